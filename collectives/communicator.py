@@ -31,7 +31,7 @@ os.register_at_fork(after_in_child=after_fork)
 
 
 class Freed:
-    """Stand in for the parts of a freed communicator, and refuse any use of them."""
+    """Placeholder for the parts of a freed communicator, which refuses any use."""
 
     def __call__(self, *_: Any) -> Any:
         raise RuntimeError("this communicator has been freed: make another one, or free it later")
@@ -42,17 +42,17 @@ class Freed:
 class Communicator:
     """A group of ranks and the collectives among them, over a duplicate of an mpi4py communicator.
 
-    Making one is collective.  With `check`, every collective first compares what the ranks ask for, and how many they
-    have called, runs of plans included (one tiny all-reduce), and raises InputError on all of them where that differs;
-    a plan does so once, when it is bound.  A rank that waits for others for `timeout_s` seconds, if not 0, ends the
-    job, once every rank has said where it is.  Without these arguments the environment variables COLLECTIVES_CHECK and
-    COLLECTIVES_TIMEOUT_S decide.
+    Construction is collective.  With `check`, every collective first verifies, by one tiny all-reduce, that all ranks
+    make the same call and have made equally many, runs of plans included; else it raises InputError on all of them.  A
+    plan is verified once, when it is bound.  A rank that has waited `timeout_s` seconds for others, if not 0, aborts
+    the job, after every rank has reported where it is.  These arguments default to the environment variables
+    COLLECTIVES_CHECK and COLLECTIVES_TIMEOUT_S.
 
-    Arrays are of any shape.  Where one of the host is not C-contiguous, as x[:, ::2], a call works on a copy of it, and
-    writes back what it changes.  A plan refuses it, and any call does on a device.
+    Arrays may have any shape.  A host array that is not C-contiguous, as x[:, ::2], is copied, and results are written
+    back to it; plans refuse such arrays, and on a device all calls do.
 
-    `segment_bytes` is the piece in which long messages travel.  Communicators that come from one by `split` move
-    each other's started plans on.
+    `segment_bytes` is the length of the segments in which long messages travel.  Communicators made from one by `split`
+    advance each other's started plans.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Communicator:
         self.segment_bytes, self.check, self.timeout_s = context.segment_bytes, context.check, context.timeout_s
         self._run: Callable[..., Any] = self._resolver.run
         self._start: Callable[..., Any] = self._resolver.start
-        self._requests: list[Any] | None = None  # of a group
+        self._requests: list[Any] | None = None  # of the open group
 
     def __repr__(self) -> str:
         num_nodes = len(self.topology.nodes)
@@ -96,7 +96,7 @@ class Communicator:
 
     @property
     def mpi(self) -> MPI.Comm:
-        """The mpi4py communicator beneath, a duplicate of the caller's."""
+        """The underlying mpi4py communicator, a duplicate of the caller's."""
         return self._mpi
 
     @property
@@ -109,7 +109,7 @@ class Communicator:
         return self._context.host_names()
 
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":
-        """Return the ranks that gave the same `color`, in the order of `key`, then rank; None for color=None."""
+        """Return a communicator of the ranks of one `color`, ordered by `key`, then rank; None for color=None."""
         with self.agreed("split"):
             if color is not None and color < 0:
                 raise ValueError(f"color {color} is below 0: use 0 or more, or None for no part")
@@ -132,8 +132,8 @@ class Communicator:
     def free(self) -> None:
         """Give the communicator back to MPI, and refuse any use of it.  Collective; its plans cannot be run after.
 
-        Memory from `empty` goes when no array uses it any more; that of devices is not reached by other ranks after,
-        not even in plans of parts that came from this one by `split`.  Those are no longer watched, either.
+        Memory from `empty` is released when no array uses it any more.  Other ranks lose access to device memory, also
+        in plans of communicators that `split` made from this one; the watchdog no longer watches those.
         """
         with Call(self._context.calls, "free"):
             self._resolver.free()
@@ -143,10 +143,10 @@ class Communicator:
         self._context = self._resolver = self._run = self._start = freed
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32", device: str = "cpu") -> Any:
-        """Return a new array, uninitialised, in memory that every rank of the node reaches.  Collective.
+        """Return a new, uninitialised array in memory that every rank of the node can access.  Collective.
 
         Ranks may ask for different lengths; each node's shared memory must hold the longest for every rank.
-        device="cuda" gives a CuPy array; where no rank can have another's, rank 0 says so, and it is an ordinary one.
+        device="cuda" gives a CuPy array: an ordinary one, as rank 0 says, if ranks cannot share device memory.
 
         Raises: InputError on every rank where there is no such device, or not so much memory.
         """
@@ -164,8 +164,8 @@ class Communicator:
         """Present several arrays of one dtype, of any shapes, as the one `x` of a collective.
 
         `all_reduce`, `broadcast`, `reduce` and scans take it, once or in a plan: they copy the arrays to a buffer, run
-        on that, copy the results back into the arrays, and return the list of them.  They refuse arrays that do not go
-        together, and lengths that differ between ranks.
+        on that, copy the results back into the arrays, and return the list of them.  They refuse incompatible arrays,
+        and lengths that differ between ranks.
 
         >>> import numpy as np, collectives
         >>> comm = collectives.world()
@@ -192,20 +192,20 @@ class Communicator:
         In place: `x` holds the result and is returned.  With `out`, `x` is left alone and `out` returned.
 
         `op` is "sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor", "minloc" or "maxloc",
-        one of those of MPI, as MPI.SUM, or of one's own: a `collectives.Op`, or what MPI.Op.Create has made.  "avg"
-        divides the sum by the number of ranks: of integers toward zero, and the sum wraps before, as NCCL does it.
-        Logical ops give 0 and 1 in the dtype of `x`; what a single rank gives stays as it is, as in MPI.  "minloc" and
-        "maxloc" are of arrays of a value and an index, as [("value", "f4"), ("index", "i4")] for MPI.FLOAT_INT: of
-        equal values the least index wins.  These two and one's own are reduced in NumPy, over messages.
+        an MPI op as MPI.SUM, or a user-defined op: a `collectives.Op`, or the result of MPI.Op.Create.  "avg" divides
+        the sum by the number of ranks: integer sums wrap, and are divided toward zero, as in NCCL.  Logical ops give 0
+        and 1 in the dtype of `x`; on a single rank `x` is unchanged, as in MPI.  "minloc" and "maxloc" take arrays of
+        pairs of a value and an index, as [("value", "f4"), ("index", "i4")] for MPI.FLOAT_INT: among equal values the
+        least index wins.  These two and user-defined ops are reduced in NumPy, over messages.
 
         16-bit floats are summed up in float32 and rounded once; messages carry the float32 sums, twice the bytes.
 
-        wire_dtype="bfloat16" sends float32 in half the bytes: each rank sums up in float32, but rounds what it sends,
-        and the result.  A sum is off by at most 2^-8 of the sum of magnitudes for each rounding of an addend: about
-        log2 p, or p of a ring or a chain.  It goes by messages, even within a node.
+        wire_dtype="bfloat16" sends float32 in half the bytes: each rank sums in float32, but rounds every message and
+        the result.  Each rounding of an addend adds an error of at most 2^-8 of the sum of magnitudes: about log2 p
+        roundings, or p in a ring or a chain.  Data travels by messages, even within a node.
 
         With `reproducible`, each element is ((x0 + x1) + x2) + ... in the order of the ranks: the same bits for every
-        length and `segment_bytes`.  Over messages the sums climb a chain, in 3(p-1) rounds to a ring's 2(p-1).
+        length and `segment_bytes`.  Over messages, sums travel along a chain: 3(p-1) rounds, not a ring's 2(p-1).
 
         >>> import numpy as np, collectives
         >>> collectives.world().all_reduce(np.ones(3))
@@ -229,9 +229,9 @@ class Communicator:
     ) -> Any:
         """Reduce every rank's `x` elementwise; rank r gets the r-th chunk of the result in `out`.
 
-        Without an `out` it is a new array, in rows like those of `x` if chunks are of whole rows, and else flat.
-        Chunks have `counts` elements, by default as equal as can be, the first ones one longer.  `x` is left
-        alone, unless `out` is this rank's chunk of `x` itself: then the rest of `x` is used as working space.
+        Without `out`, the result is a new array: of rows like those of `x` if chunks are whole rows, otherwise flat.
+        Chunks have `counts` elements, by default as equal as possible, the first ones one longer.  `x` is unchanged,
+        unless `out` is this rank's chunk of `x` itself: then the rest of `x` is used as working space.
 
         `wire_dtype` and `reproducible` are as in `all_reduce`.
         """
@@ -249,8 +249,8 @@ class Communicator:
     ) -> Any:
         """Gather all ranks' `x` on every rank, one after the other, in `out`.
 
-        Without an `out` it is a new array, in rows like those of `x`: on p ranks, x of shape (2, 3) gives (2p, 3), and
-        x[None] gives (p, 2, 3).
+        Without `out`, the result is a new array of rows like those of `x`: on p ranks, x of shape (2, 3) gives (2p, 3),
+        and x[None] gives (p, 2, 3).
 
         Rank r's `x` has `counts[r]` elements, by default the same number on all ranks.  `x` may be this rank's
         chunk of `out` itself.
@@ -268,7 +268,7 @@ class Communicator:
     ) -> Any:
         """Exchange chunks: chunk d of rank s's `x` becomes chunk s of rank d's `out`.
 
-        Without an `out` it is a new array, in rows like those of `x` if chunks are of whole rows, and else flat.
+        Without `out`, the result is a new array: of rows like those of `x` if chunks are whole rows, otherwise flat.
         Chunks are equal, or have `send_counts`; then all ranks pass them, and `recv_counts` may be left out.
         """
         return (self._run if blocking else self._start)("all_to_all", x, out, (send_counts, recv_counts, algorithm))
@@ -346,8 +346,8 @@ class Communicator:
     ) -> Any:
         """Gather all ranks' `x` on the root, one after the other, in `out`; the other ranks get None.
 
-        Without an `out` it is a new array, as in `all_gather`.  Rank r's `x` has `counts[r]` elements, by default the
-        same number on all ranks.
+        Without `out`, the result is a new array, as in `all_gather`.  Rank r's `x` has `counts[r]` elements, by default
+        the same number on all ranks.
         """
         return (self._run if blocking else self._start)("gather", x, out, (root, counts, algorithm))
 
@@ -362,9 +362,9 @@ class Communicator:
     ) -> Any:
         """Give rank r the r-th chunk of the root's `x`, in `out`.
 
-        Without an `out` it is a new array, as in `reduce_scatter`.  Chunks have `counts` elements, by default as equal
-        as can be, the first ones one longer.  Other ranks' `x` is not read; with an `out` it may be None, and then
-        chunks without `counts` must be equal.
+        Without `out`, the result is a new array, as in `reduce_scatter`.  Chunks have `counts` elements, by default as
+        equal as possible, the first ones one longer.  Other ranks' `x` is not read; with an `out` it may be None, and
+        then chunks without `counts` must be equal.
         """
         return (self._run if blocking else self._start)("scatter", x, out, (root, counts, algorithm))
 
@@ -374,11 +374,11 @@ class Communicator:
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """Begin the calls of a block together, and wait for all of them at its end.
+        """Start the calls of a block together, and wait for all of them at its end.
 
-        Inside it collectives, `send`, `recv` and `sendrecv` return requests, as with blocking=False, whose `wait()`
-        gives what comes in a new array.  So ranks may send and receive in any order; collectives they call in one
-        order, as ever.  Of groups in a group the outermost waits; one that raises waits for nothing.
+        Inside it collectives, `send`, `recv` and `sendrecv` return requests, as with blocking=False; `wait()` returns a
+        result that is a new array.  So ranks may send and receive in any order, but must call collectives in the same
+        one.  Nested groups wait at the end of the outermost; a block that raises does not wait.
 
         >>> import numpy as np, collectives
         >>> comm, x, y = collectives.world(), np.ones(2), np.zeros(2)
@@ -418,17 +418,16 @@ class Communicator:
 
         Binding is collective; the further arguments are those of the method of that name.
 
-        Raises: InputError on every rank where one rank's arguments are wrong or ranks ask for different things.
+        Raises: InputError on every rank where one rank's arguments are wrong or the ranks' calls differ.
         """
         if "op" in arguments:
             arguments["op"] = op_name(arguments["op"])
         return self._resolver.plan(collective, x, arguments)
 
     def explain(self, collective: str, nbytes: int = 0) -> str:
-        """Say which algorithm a plan takes by `auto`, why, and what the model predicts for all of them.
+        """Report which algorithm `auto` takes for a plan, why, and the model's predictions for all algorithms.
 
-        `nbytes` are of a vector from `empty`, which is what the collective is about, as in an algorithm's cost line: an
-        all-gather's `out`.
+        `nbytes` is the size of the whole vector, from `empty`, as in an algorithm's cost line: an all-gather's `out`.
         """
         spec_of(collective)
         return self._resolver.binder.explain(collective, nbytes)
@@ -438,7 +437,7 @@ class Communicator:
     def send(self, x: Any, dest: int, tag: int = 0, blocking: bool = True) -> Any:
         """Send an array to rank `dest`, which receives it with the same tag.
 
-        With blocking=False: returns a request, whose `wait()` ends it; until then `x` must stay as it is.
+        With blocking=False, returns a request; `x` must not change before its `wait()` returns.
 
         Raises: ValueError for a rank or a tag that is out of range, or an array that cannot be sent.
         """
@@ -448,17 +447,17 @@ class Communicator:
     def recv(self, x: Any = None, source: int | None = None, tag: int = 0, blocking: bool = True) -> Any:
         """Receive rank `source`'s array of that tag into `x`; returns `x`, or a request.
 
-        With source=None it is the first of that tag that comes, from any rank.  With x=None it comes in a new flat
-        NumPy array, of the length and dtype of what was sent.
+        With source=None, receives the first message of that tag from any rank.  With x=None, receives into a new flat
+        NumPy array of the sender's length and dtype.
 
-        Raises: CommunicationError where what was sent is of another length or dtype; the message is gone then, and `x`
-        is as it was.  ValueError for a rank or a tag that is out of range, or an array that cannot be written.
+        Raises: CommunicationError where the message is of another length or dtype; it is lost then, and `x` is
+        unchanged.  ValueError for a rank or a tag that is out of range, or an array that cannot be written.
         """
         waits = blocking and self._requests is None
         return self._grouped(run_message(self._context, RecvMessage, x, source, tag, waits))
 
     def sendrecv(self, x: Any, dest: int, out: Any = None, source: int | None = None, tag: int = 0) -> Any:
-        """Send `x` to rank `dest` while an array comes from rank `source` into `out`; returns that, as `recv` does."""
+        """Send `x` to rank `dest` while receiving from rank `source` into `out`, which is returned as by `recv`."""
         sent = self.send(x, dest, tag, blocking=False)
         received = self.recv(out, source, tag)
         if self._requests is None:
@@ -468,14 +467,14 @@ class Communicator:
     def probe(self, source: int | None = None, tag: int = 0, blocking: bool = True) -> int | None:
         """Return the rank whose message of that tag can be received next, by `recv` from that rank.
 
-        With blocking=False: None, if none has come.
+        With blocking=False, None if no message has arrived.
         """
         return probe(self._context, source, tag, blocking)
 
     # --- Python objects, as pickles: ranks read only what ranks of their own job have written ---
 
     def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
-        """Return the root's `value` on every rank; others' is not read.
+        """Return the root's `value` on every rank; other ranks' is not read.
 
         Raises: InputError on every rank where it cannot be pickled.
         """

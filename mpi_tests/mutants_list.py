@@ -248,8 +248,8 @@ RUNTIME = [
     ),
     mutant(
         "collectives/arrays/memory.py",
-        "zip(self.blocks, used, strict=True) if not is_used]\n        fitting",
-        "zip(self.blocks, used, strict=True) if block.free]\n        fitting",
+        "zip(self.blocks, in_use, strict=True) if not is_used]\n        fitting",
+        "zip(self.blocks, in_use, strict=True) if block.free]\n        fitting",
         ("test_direct.py", "used_again and 2-ranks", 2),
     ),
 ]
@@ -417,8 +417,8 @@ TOOLS = [
     ),
     mutant(
         "collectives/doctor.py",
-        'ended.output.count("size 2") == 2',
-        "ended.output",
+        'outcome.output.count("size 2") == 2',
+        "outcome.output",
         ("test_doctor.py", "trial_that_fails"),
     ),
     mutant(
@@ -1175,7 +1175,7 @@ DEVICES = [
         ORDER,
     ),
     # What is found out about the devices.
-    mutant(DEVICE_MEMORY, "given)\n        self.device.synchronize()", "given)", ORDER),
+    mutant(DEVICE_MEMORY, ", buffer)\n        self.device.synchronize()", ", buffer)", ORDER),
     mutant(
         DEVICE_MEMORY,
         "dtype(np.uint8), None))\n        self.device.synchronize()\n        return",
@@ -1282,7 +1282,7 @@ DEVICE_CHECKS = [
     mutant(ON_DEVICE, "| call.number * is_compared &", "| 0 &", DIFFER),
     mutant(ON_DEVICE, "        if self.channel.failure[0]:\n", "        if False:\n", DIFFER),
     mutant(ON_DEVICE, "        self.channel.recover()\n", "", DIFFER),
-    mutant(ON_DEVICE, "        if entry := left.differed():", "        if False:", UNHEARD),
+    mutant(ON_DEVICE, "        if entry := kernel_calls.differed():", "        if False:", UNHEARD),
     mutant(RESOLVE, '            self.agreement.check("free", "")', "            pass", UNHEARD),
     mutant(RESOLVE, "            self.kernels.gate()\n", "            pass\n", DIFFER),
     mutant(RESOLVE, "compared=not isinstance(mismatch, LateMismatchError)", "compared=True", DIFFER),

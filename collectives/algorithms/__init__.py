@@ -1,4 +1,4 @@
-"""The registry: which algorithms there are for each collective.  Each family's file has its own rows."""
+"""Registry of the algorithms of each collective.  Each family's file has its own rows."""
 
 from collectives.algorithms import (
     bruck,
@@ -18,7 +18,7 @@ __all__ = ["REGISTRY", "Access", "Algorithm", "Precondition", "check", "find", "
 
 FAMILIES = (
     *(ring, recursive, pairwise, bruck, tree, chain, prefix, hierarchical),
-    *(direct, leaders),  # which reach into other ranks' memory
+    *(direct, leaders),  # which access other ranks' memory
 )
 REGISTRY: tuple[Algorithm, ...] = tuple(row for family in FAMILIES for row in family.ALGORITHMS)
 
@@ -43,17 +43,17 @@ def rows(collective: str, size: int | None = None, equal: bool = True) -> list[A
 def find(collective: str, name: str) -> Algorithm:
     """Return the registry's row of that name.
 
-    Raises: ValueError where there is none, with the names there are.
+    Raises: ValueError for an unknown name, with the valid ones.
     """
     for row in REGISTRY:
         if (row.collective, row.name) == (collective, name):
             return row
-    known = ", ".join(["auto", *names(collective), "mpi"])
-    raise ValueError(f"{collective} has no algorithm {name!r}; it has {known}")
+    choices = ", ".join(["auto", *names(collective), "mpi"])
+    raise ValueError(f"{collective} has no algorithm {name!r}; it has {choices}")
 
 
 def check(row: Algorithm, size: int, equal: bool = True) -> None:
-    """Refuse what an algorithm cannot do.
+    """Refuse a call that an algorithm cannot do.
 
     Raises: ValueError with the names of those that can.
     """

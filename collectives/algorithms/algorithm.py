@@ -1,4 +1,4 @@
-"""An algorithm's row in the registry: what it does, on which ranks, and how far these must reach."""
+"""Rows of the registry: an algorithm's schedule, its preconditions, and the memory access that it needs."""
 
 from collections.abc import Callable
 from enum import IntEnum
@@ -12,7 +12,7 @@ Groups = tuple[tuple[int, ...], ...]  # the ranks of each
 
 
 class Precondition(NamedTuple):
-    """A condition: `holds(size, equal)`, where `equal` says that all chunks have one length; and in words."""
+    """A condition as a predicate `holds(size, equal)`, `equal`: all chunks have one length; and in words."""
 
     holds: Callable[[int, bool], bool]
     words: str
@@ -32,8 +32,8 @@ class Access(IntEnum):
     DIRECT = 3  # in the callers' arrays, too
 
 
-PIPELINED_BYTES = 1 << 20  # a segment of a chunk, where several phases follow each other
-STAGED_BYTES = 1 << 18  # the same where it goes by way of a staging buffer, which should stay in a core's cache
+PIPELINED_BYTES = 1 << 20  # of a chunk's segment, where several phases are pipelined
+STAGED_BYTES = 1 << 18  # of a segment in a staging buffer, which should stay in a core's cache
 
 
 class Algorithm(NamedTuple):
@@ -43,12 +43,12 @@ class Algorithm(NamedTuple):
     name: str
     schedule: Callable[..., Schedule]
     precondition: Precondition = NOTHING
-    over_nodes: bool = False  # the schedule takes the nodes
+    over_nodes: bool = False  # the schedule depends on the nodes
     access: Access = Access.MESSAGES
-    apart: bool = False  # the schedule can put its result in chunks of their own
+    apart: bool = False  # the schedule can put its result in separate chunks
     segmented: bool = False  # a direct schedule whose phases follow each other, segment by segment
     for_devices: bool = False  # "auto" takes it for arrays on devices only: where writing costs no more than reading
-    in_order: bool = False  # reduces ((rank 0 op rank 1) op rank 2) op ..., whatever the chunk
+    in_order: bool = False  # reduces ((rank 0 op rank 1) op rank 2) op ..., for every chunk
 
     def rounds_of(self, rank: int, size: int, root: int, groups: Groups) -> Schedule:
         """Return the schedule of a rank, with the arguments that it takes."""
@@ -62,6 +62,6 @@ class Algorithm(NamedTuple):
         return list(self.rounds_of(rank, size, root, groups))
 
     def num_segments(self, chunk_bytes: float) -> int:
-        """Return in how many segments ranks of the host work on chunks of so many bytes."""
+        """Return the number of segments in which a host's ranks process chunks of so many bytes."""
         segment_bytes = STAGED_BYTES if self.access == Access.STAGED else PIPELINED_BYTES
         return max(1, ceil(chunk_bytes / segment_bytes)) if self.segmented else 1

@@ -14,7 +14,7 @@ from collectives.schedule.moves import Copy, Recv, Round, Send, arc
 
 
 def all_gather(rank: int, size: int) -> Iterator[Round]:
-    """Rank r starts owning chunk r; what it has, from r on round the ring, doubles every round.
+    """Rank r starts owning chunk r; its chunks, from r on round the ring, double every round.
 
     Cost: ceil(log2 p) alpha + n(p-1)/p beta.
 
@@ -31,11 +31,11 @@ def all_gather(rank: int, size: int) -> Iterator[Round]:
 
 
 def all_to_all(rank: int, size: int) -> Iterator[Round]:
-    """Chunk d of rank s becomes chunk p+s of rank d: it travels the bits of d-s, with others that go the same way.
+    """Chunk d of rank s becomes chunk p+s of rank d: it takes a hop of 2^k for each bit k of d-s.
 
-    Slot j is for the rank j to the right; round k moves on the slots of which bit k is set.  The slots are p chunks
-    of working space after the 2p of the collective; those that move are packed where the result will be.  All
-    chunks must have one length.
+    Slot j is for the rank j to the right; round k forwards the slots that have bit k set.  The slots are p chunks of
+    working space after the 2p of the collective; the slots of a round are packed where the result will be.  All chunks
+    must have one length.
 
     Cost: ceil(log2 p) alpha + n b/p beta, b being the ones among the bits of 0 to p-1: p/2 log2 p for a power of two.
 
@@ -84,7 +84,7 @@ def copies(sources: list[range], targets: list[range]) -> Round:
 
 
 def cut(run: range, like: list[range]) -> list[range]:
-    """Return a run in pieces that are as long as those of `like`."""
+    """Split a run into pieces of the same lengths as those of `like`."""
     return [range(a, b) for a, b in pairwise(accumulate(map(len, like), initial=run.start))]
 
 

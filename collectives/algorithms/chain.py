@@ -1,4 +1,4 @@
-"""The chain: chunks flow through all ranks in turn, one behind the other.
+"""The chain: chunks are pipelined through all ranks in turn.
 
 Source: Open MPI, ompi/mca/coll/base/coll_base_bcast.c, ompi_coll_base_bcast_intra_pipeline;
 ompi/mca/coll/base/coll_base_reduce.c, ompi_coll_base_reduce_intra_pipeline.
@@ -31,7 +31,7 @@ def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 def all_reduce(rank: int, size: int) -> Iterator[Round]:
-    """Reduce along the chain from rank 0 to the last rank, and pass the sums back.  In the order of the ranks.
+    """Reduce along the chain from rank 0 to the last rank, and pass the sums back.  Reduces in rank order.
 
     Cost: 3(p-1) alpha + n(4p-5)/p beta + 2n(p-1)/p gamma.
 
@@ -52,7 +52,7 @@ def all_reduce(rank: int, size: int) -> Iterator[Round]:
 
 
 def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
-    """Reduce along the chain from rank 0 to the last rank, which sends chunk r to rank r.  In the order of the ranks.
+    """Reduce along the chain from rank 0 to the last rank, which sends chunk r to rank r.  Reduces in rank order.
 
     Cost: 2(p-1) alpha + 2n(p-1)/p (beta + gamma).
 
@@ -68,9 +68,7 @@ def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
 
 
 def reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
-    """Reduce along the chain from rank 0 to the last rank, which sends the sums to the root.
-
-    In the order of the ranks.
+    """Reduce along the chain from rank 0 to the last rank, which sends the sums to the root.  Reduces in rank order.
 
     Cost: (2p-1) alpha + n(2p-1)/p beta + 2n(p-1)/p gamma; to the last rank, one round less.
 
@@ -87,7 +85,7 @@ def reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 def climb(rank: int, size: int, step: int) -> list[Move]:
-    """Return a round on the way up: reduce what comes from below into the own, and send on what was reduced before."""
+    """Return a round on the way up: reduce the incoming chunk into the own one, and send the one reduced before."""
     reductions: list[Move] = [RecvReduce(rank - 1, run) for run in nth(step - rank + 1, size) if rank > 0]
     return [*reductions, *(Send(rank + 1, run) for run in nth(step - rank, size) if rank < size - 1)]
 

@@ -1,11 +1,11 @@
-"""Direct algorithms: the ranks of a node read each other's memory, with no message in between.
+"""Direct algorithms: the ranks of a node read each other's memory, without messages.
 
 Each is one or two phases between barriers.  *In place* the ranks read the callers' arrays themselves, with a barrier
-before, so that all are there, and one after, so that all have been read.  *Staged*, each rank first copies what the
-others will read to a staging buffer of its own; there are two, used in turn, so that one barrier a run is enough.
+before, so that all arrays are ready, and one after, so that all have been read.  *Staged*, each rank first copies the
+data for the others to a staging buffer of its own; there are two, used in turn, so that one barrier per run is enough.
 
-`apart`: the result is chunks p to 2p-1 of the working vector, otherwise chunks 0 to p-1, over the input.
-In the cost lines, gamma is for a byte read and reduced, beta for a byte copied, and alpha for a barrier.
+`apart`: the result is chunks p to 2p-1 of the working vector, otherwise chunks 0 to p-1, over the input.  In the cost
+lines, gamma is per byte read and reduced, beta per byte copied, and alpha per barrier.
 
 Source: vLLM, csrc/custom_all_reduce.cuh, cross_device_reduce_1stage and _2stage: the same among the GPUs of a node.
 """
@@ -112,7 +112,7 @@ def reduce_scatter(rank: int, size: int, apart: bool = False, staged: bool = Fal
 
 
 def all_gather(rank: int, size: int, apart: bool = False, staged: bool = False) -> Iterator[Round]:
-    """Rank r starts owning chunk r; everyone reads all the others'.
+    """Rank r starts owning chunk r; every rank reads all the others'.
 
     Cost: 2 alpha + n(p-1)/p beta; `apart`, n beta.  Staged, alpha + n beta; `apart`, n(p+1)/p beta.
 
@@ -151,7 +151,7 @@ def all_to_all(rank: int, size: int, staged: bool = False) -> Iterator[Round]:
 
 
 def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
-    """Read the root's vector, but for one chunk, which the root writes, so that all ranks move as much.
+    """Read the root's vector, except for one chunk that the root writes, so that all ranks move equally much.
 
     Cost: 2 alpha + n(p-1)/p beta.
 
@@ -247,7 +247,7 @@ def barrier(rank: int, size: int) -> Iterator[Round]:
 
 
 def phase(size: int, apart: bool, staged: bool, source: range | None, *moves: Move) -> Iterator[Round]:
-    """Return a phase on the callers' own arrays, or on staging buffers: run `source` is what the others read."""
+    """Return a phase on the callers' own arrays, or on staging buffers: the others read run `source`."""
     if not staged:
         yield from in_place(size, *moves)
         return
@@ -268,7 +268,7 @@ def everyone(size: int) -> tuple[int, ...]:
 
 
 def others(rank: int, size: int) -> list[int]:
-    """Return the other ranks, each rank beginning at another one, so that not all read from one at once."""
+    """Return the other ranks, on each rank starting at another one, so that they do not all read from one at once."""
     return [(rank + i) % size for i in range(1, size)]
 
 

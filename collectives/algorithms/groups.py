@@ -1,7 +1,7 @@
-"""Groups of ranks: nodes, and which rank of a node stands in for which of the others.
+"""Groups of ranks: nodes, and the ranks of a node that stand in for those of other nodes.
 
-What hierarchical algorithms are made of: `inside` runs a schedule in every node, `Grid.cross` an algorithm among the
-counterparts of all nodes.  A *lane* is a part of the chunks that an algorithm works on by itself.
+Building blocks of hierarchical algorithms: `inside` runs a schedule in every node, `Grid.cross` an algorithm among the
+counterparts of all nodes.  A *lane* is a subset of the chunks, on which an algorithm works independently.
 """
 
 from collections import Counter
@@ -17,16 +17,16 @@ from collectives.schedule.moves import MESSAGES, Barrier, Round, Schedule, embed
 
 Scheduler = Callable[..., Schedule]
 
-# Schedulers that read each other's memory, and so must have a node to themselves.
+# Schedulers of ranks that read each other's memory, and so must be on one node.
 DIRECT = (direct.reduce_scatter, direct.all_gather)
-# Schedulers that move a rank one chunk in a round.  Others may send it two runs, of any length.
+# Schedulers that send a rank one chunk in a round.  Others may send it two runs, of any length.
 ONE_BY_ONE = (ring.reduce_scatter, ring.all_gather, ring.all_reduce, pairwise_reduce_scatter, *DIRECT)
 
 
 class Task(NamedTuple):
-    """Ranks among which an algorithm is to run, and the runs that are its chunks.
+    """One execution of an algorithm: its ranks, and the runs that are its chunks.
 
-    No two ranks have more than one task of a `turn` in common.
+    Two ranks share at most one task of each `turn`.
     """
 
     turn: int
@@ -35,9 +35,9 @@ class Task(NamedTuple):
 
 
 class Grid:
-    """The groups as rows, as long as the largest of them: the ranks of a column are counterparts.
+    """The groups as rows of the length of the largest: the ranks of a column are counterparts.
 
-    A rank of a smaller group stands in several columns, side by side, and is at home in the first of them.
+    In smaller groups one rank serves several adjacent columns; its home column is the first.
 
     >>> Grid(((0, 1, 2), (3, 4))).rows
     [[0, 1, 2], [3, 3, 4]]
@@ -59,19 +59,19 @@ class Grid:
         return next(row for row in self.rows if rank in row)
 
     def stand_ins(self, rank: int, owner: Sequence[int]) -> list[int]:
-        """Return the rank of `rank`'s group that stands in for each chunk's owner: the owner itself, if it is there."""
+        """Return, for each chunk, the stand-in for its owner in `rank`'s group: the owner itself, if it is there."""
         row = self.row_of(rank)
         return [row[self.home[other]] for other in owner]
 
-    def sets(self, place: int, held: dict[int, list[int]]) -> list[list[int]]:
-        """Return what each rank of a column holds that belongs there."""
-        return [held.get(rank, []) if self.home[rank] == place else [] for rank in self.columns[place]]
+    def sets(self, place: int, chunks_of: dict[int, list[int]]) -> list[list[int]]:
+        """Return the chunks of each rank of a column; none for a rank whose home is another column."""
+        return [chunks_of.get(rank, []) if self.home[rank] == place else [] for rank in self.columns[place]]
 
     def cross(self, rank: int, owner: Sequence[int], algorithm: Scheduler) -> Iterator[Round]:
-        """Run an algorithm in every column, on the chunks that are owned there; the owner's row says whose they are."""
-        held, tasks = by_owner(owner), []
+        """Run an algorithm in every column, on the chunks of the owners at home there, each for its owner's row."""
+        chunks_of, tasks = by_owner(owner), []
         for place, column in enumerate(self.columns):
-            sets = self.sets(place, held)
+            sets = self.sets(place, chunks_of)
             lanes = lanes_of_pieces(sets) if algorithm in ONE_BY_ONE else lanes_in_order(sets)
             turns = [nth * self.in_common + place % self.in_common for nth in range(len(lanes))]
             tasks += [Task(turn, column, runs) for turn, runs in zip(turns, lanes, strict=True)]
@@ -83,7 +83,7 @@ def singles(ranks: Iterable[int]) -> Groups:
 
 
 def whole(groups: Groups | None, size: int) -> Groups:
-    """Return the nodes, or all ranks as one group where there are none of several ranks."""
+    """Return the nodes, or all ranks as one group where every node has a single rank."""
     groups = groups or (tuple(range(size)),)
     assert sorted(chain(*groups)) == list(range(size)), f"{groups} are not ranks 0 to {size - 1}, each once"
     return groups if max(map(len, groups)) > 1 else (tuple(chain(*groups)),)
@@ -91,10 +91,10 @@ def whole(groups: Groups | None, size: int) -> Groups:
 
 def by_owner(owner: Sequence[int]) -> dict[int, list[int]]:
     """Return the chunks that each rank owns."""
-    held: dict[int, list[int]] = {}
+    chunks_of: dict[int, list[int]] = {}
     for chunk, rank in enumerate(owner):
-        held.setdefault(rank, []).append(chunk)
-    return held
+        chunks_of.setdefault(rank, []).append(chunk)
+    return chunks_of
 
 
 def group_of(rank: int, groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ def group_of(rank: int, groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def inside(rank: int, groups: Groups, schedule: Callable[[int, tuple[int, ...]], Schedule]) -> Iterator[Round]:
-    """Yield the schedule of the rank's own group, and as many empty rounds as the others' takes longer."""
+    """Yield the schedule of the rank's own group, padded with empty rounds to the length of the others'."""
     own = group_of(rank, groups)
     rounds = list(schedule(rank, own))
     others = {len(group): group for group in groups if len(group) != len(own)}
@@ -112,7 +112,7 @@ def inside(rank: int, groups: Groups, schedule: Callable[[int, tuple[int, ...]],
 
 
 def abreast(rank: int, tasks: Iterable[Task], algorithm: Scheduler) -> Iterator[Round]:
-    """Run an algorithm for many tasks, as many turns at once as two ranks may exchange messages in a round."""
+    """Run an algorithm for many tasks: as many turns at once as a round allows messages between two ranks."""
     tasks = list(tasks)
     size = len(tasks[0].ranks)
     length = len(list(algorithm(0, size)))
@@ -127,7 +127,7 @@ def abreast(rank: int, tasks: Iterable[Task], algorithm: Scheduler) -> Iterator[
 
 
 def consecutive(numbers: Sequence[int]) -> list[range]:
-    """Return numbers as runs, in their order.
+    """Group numbers into runs of consecutive ones, in their order.
 
     >>> consecutive([4, 5, 0, 1])
     [range(4, 6), range(0, 2)]
@@ -138,7 +138,7 @@ def consecutive(numbers: Sequence[int]) -> list[range]:
 
 
 def laid(begin: int, lengths: Iterable[int]) -> list[range]:
-    """Return runs of these lengths, one after the other."""
+    """Return adjacent runs of these lengths, the first from chunk `begin` on."""
     return [range(a, b) for a, b in pairwise(accumulate(lengths, initial=begin))]
 
 
@@ -174,7 +174,7 @@ class Topology:
 
     @classmethod
     def from_ids(cls, ids: Sequence[int]) -> "Topology":
-        """Make one from any number that ranks of a node have in common.
+        """Make a topology from numbers that are the same on the ranks of a node.
 
         >>> Topology.from_ids([7, 7, 3, 3]).nodes
         ((0, 1), (2, 3))

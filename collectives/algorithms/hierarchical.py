@@ -1,15 +1,15 @@
-"""Hierarchies: most of the data moves inside the nodes, and a rank talks to its counterparts across them.
+"""Hierarchical algorithms: most data moves inside the nodes; across them a rank exchanges with its counterparts.
 
-What texts on training call hierarchical gradient descent.  `groups` are the nodes, of any lengths and ranks; by
-default, all ranks are one.  Uneven nodes do the same with fewer ranks: each of theirs stands in for several ranks of
-the largest node, and so moves more.
+Reducing gradients in this way is called hierarchical gradient descent.  `groups` are the nodes, of any sizes and ranks,
+by default one node of all ranks.  In a smaller node each rank stands in for several ranks of the largest one, and so
+moves more data.
 
-`hierarchical_direct` is the same with direct algorithms inside the nodes, and messages between them: a rank that has
-its node to itself only sends messages.  In the cost lines, for k nodes of l ranks, mu is for a barrier in a node.
+`hierarchical_direct` is the same with direct algorithms inside the nodes, and messages between them: a rank alone in
+its node only exchanges messages.  In the cost lines, for k nodes of l ranks, mu is the cost of a barrier in a node.
 
-In the all-to-all a rank sends each counterpart one message, with all that its node has for it: for k nodes of l
-ranks, k-1 messages of l chunks across, where a flat exchange has l(k-1) of one chunk, and every rank as many.  The
-other textbook form, to collect on one rank all that is for another node, is `leaders`.
+In the all-to-all a rank sends each counterpart one message with all chunks of its node for it: with k nodes of l ranks,
+every rank sends k-1 messages of l chunks across, instead of l(k-1) of one chunk in a flat exchange.  The other textbook
+form, in which one rank collects all chunks for another node, is `leaders`.
 
 Source: Träff, "Decomposing collectives for exploiting multi-lane communication", 2019, arXiv 1910.13373; Horovod,
 horovod/common/ops/nccl_operations.cc, NCCLHierarchicalAllreduce; MPICH, src/mpi/coll/bcast/bcast_intra_smp.c;
@@ -89,9 +89,9 @@ def reduce_scatter(
     within: Scheduler = ring.reduce_scatter,
     across: Scheduler = ring.reduce_scatter,
 ) -> Iterator[Round]:
-    """Rank r ends owning chunk r: r's stand-in in each node reduces it inside, then r reduces those sums.
+    """Rank r ends owning chunk r: its stand-in in each node reduces it inside, then r reduces those sums.
 
-    A rank stands in for k ranks, whose chunks do not follow each other: it takes several messages to send them.
+    A rank stands in for k ranks, whose chunks are not consecutive and so take several messages.
 
     Cost: with rings, if ranks follow each other in nodes, (ceil(k/8) (l-1) + k-1) alpha + n(p-1)/p (beta + gamma);
     direct inside, 2 mu + (k-1) alpha + n(k-1)/p beta + (n + n(k-1)/p) gamma.
@@ -115,7 +115,7 @@ def all_gather(
     within: Scheduler = ring.all_gather,
     across: Scheduler = ring.all_gather,
 ) -> Iterator[Round]:
-    """Rank r starts owning chunk r: its counterparts get it across, and pass it on inside their nodes.
+    """Rank r starts owning chunk r: r sends it to its counterparts, which pass it on inside their nodes.
 
     Cost: with rings, if ranks follow each other in nodes, (ceil(k/8) (l-1) + k-1) alpha + n(p-1)/p beta;
     direct inside, 2 mu + (k-1) alpha + (n(k-1)/p + n(l-1)/l) beta.
@@ -135,7 +135,7 @@ def all_gather(
 def among_stand_ins(
     grid: Grid, owner: Sequence[int], algorithm: Scheduler
 ) -> Callable[[int, tuple[int, ...]], Schedule]:
-    """Return what runs an algorithm in a node, on the chunks that each of its ranks stands in for the owner of."""
+    """Return a scheduler of an algorithm in a node, where each rank works for the owners for which it stands in."""
     return lambda rank, node: Grid(singles(node)).cross(rank, grid.stand_ins(rank, owner), algorithm)
 
 
@@ -178,12 +178,12 @@ def all_to_all(
 ) -> Iterator[Round]:
     """Chunk d of rank s becomes chunk p+s of rank d: inside to d's stand-in, then across.
 
-    What is under way is packed in working space after the 2p chunks of the collective: all chunks must have one
-    length.  Algorithms that pack in turn, as Bruck's, need even nodes; `direct.all_to_all` inside reads from the
-    others' `x` what each has for a rank's counterparts.
+    Chunks in transit are packed in working space after the 2p chunks of the collective: all chunks must have one
+    length.  Algorithms that pack in turn, as Bruck's, need even nodes; `direct.all_to_all` inside reads each one's
+    chunks for a rank's counterparts from its `x`.
 
-    Cost: (l+k-2) alpha + n((l-1)/l + (k-1)/k) beta; direct inside, 2 mu + (k-1) alpha + 3n beta, of which n is for
-    putting it in the order of the dests.
+    Cost: (l+k-2) alpha + n((l-1)/l + (k-1)/k) beta; direct inside, 2 mu + (k-1) alpha + 3n beta, of which n beta is for
+    reordering by dests.
 
     >>> from functools import partial
     >>> from collectives.schedule.moves import render
@@ -222,49 +222,49 @@ def all_to_all(
 
 
 class Areas(NamedTuple):
-    """The first chunks of a rank's working spaces, in its vector."""
+    """First chunks of the working spaces in a rank's vector."""
 
-    packed: int  # for what is to leave
-    arrived: int  # for what has come
-    more: int  # for the chunks that an algorithm needs besides those in and out
+    packed: int  # outgoing data
+    arrived: int  # incoming data
+    more: int  # scratch chunks of the algorithm
 
 
 def load(rank: int, groups: Groups, owner: Sequence[int]) -> list[Datum]:
-    """List what a rank has when groups have exchanged what they had: all for the chunks that it owns."""
+    """List the data of a rank after its groups have exchanged: all that are for the chunks that it owns."""
     dests = by_owner(owner)[rank]
     return [datum for group in groups for datum in product(dests, sorted(group))]
 
 
-def rearranged(data: list[Datum], begin: int, wanted: list[Datum], target: int) -> Round:
+def rearranged(data: list[Datum], begin: int, order: list[Datum], target: int) -> Round:
     """Return the copies that bring data from one order into another."""
     at = {datum: place for place, datum in enumerate(data, begin)}
-    runs = consecutive([at[datum] for datum in wanted])
+    runs = consecutive([at[datum] for datum in order])
     return copies(runs, laid(target, map(len, runs)))
 
 
 def exchange(
     rank: int, groups: Groups, owner: Sequence[int], begin: int, landing: int, areas: Areas, algorithm: Scheduler
 ) -> Iterator[Round]:
-    """Give rank `owner[d]` all that the groups have for rank d: its `load`, from chunk `landing` on.
+    """Give rank `owner[d]` all data of the groups for rank d, its `load`, from chunk `landing` on.
 
-    What a rank has begins at chunk `begin`: its own vector, or what its group has exchanged before.
+    A rank's data begin at chunk `begin`: its own vector, or the result of an exchange in its group.
     """
-    grid, held = Grid(groups), by_owner(owner)
+    grid, chunks_of = Grid(groups), by_owner(owner)
     own = group_of(rank, groups)
     places = [place for place, other in enumerate(grid.row_of(rank)) if other == rank]
-    blocks = [list(product(dests, sorted(own))) for p in places for dests in grid.sets(p, held)]
+    blocks = [list(product(dests, sorted(own))) for p in places for dests in grid.sets(p, chunks_of)]
     data = load(rank, singles(own), grid.stand_ins(rank, owner))
     leaving = [datum for block in blocks for datum in block]
-    if data != leaving or max(map(len, groups)) > 1:  # else what leaves lies in the vector as it should
+    if data != leaving or max(map(len, groups)) > 1:  # else outgoing data are in order in the vector
         yield rearranged(data, begin, leaving, areas.packed)
         begin = areas.packed
     outs = laid(begin, map(len, blocks))
-    ins = laid(landing, [len(held[rank]) * len(group) for group in groups])
+    ins = laid(landing, [len(chunks_of[rank]) * len(group) for group in groups])
     yield from abreast(rank, [*ports(grid, places, outs, ins, areas.more)], algorithm)
 
 
 def collected(rank: int, node: Sequence[int], dests: list[int], landing: int) -> Iterator[Round]:
-    """Read what the ranks of a node have for some dests, in the order of their `load`."""
+    """Read the data of a node's ranks for some dests, in the order of their `load`."""
     outs = consecutive(dests)
     ins = laid(landing, [len(run) for _ in node for run in outs])
     pairs = zip(product(node, outs), ins, strict=True)
@@ -275,7 +275,7 @@ def collected(rank: int, node: Sequence[int], dests: list[int], landing: int) ->
 
 
 def ports(grid: Grid, places: list[int], outs: list[range], ins: list[range], more: int) -> Iterator[Task]:
-    """Yield a rank's all-to-all in each of its columns: what leaves, what comes home, and working space."""
+    """Yield a rank's all-to-all in each of its columns: outgoing runs, incoming runs, and working space."""
     size = len(ins)
     scratch = laid(more, [len(outs[0])] * size)
     for place, column in enumerate(grid.columns):

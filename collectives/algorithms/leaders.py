@@ -1,8 +1,8 @@
-"""One rank of each node, its leader, talks to the other nodes; the others reach it through shared memory.
+"""One rank of each node, its leader, exchanges messages with other nodes, and accesses the memory of its own.
 
-Fewer ranks send fewer messages, which is what short vectors cost: a leader moves the data of its whole node, so that
-long ones take longer than by `hierarchical_direct`.  In the cost lines, for k nodes of l ranks, mu is for a barrier
-in a node.
+Fewer ranks send fewer messages, which dominate the time for short vectors; but a leader moves the data of its whole
+node, so that long ones take longer than with `hierarchical_direct`.  In the cost lines, for k nodes of l ranks, mu is
+the cost of a barrier in a node.
 
 Source: MPICH, src/mpi/coll/allreduce/allreduce_intra_smp.c; Träff and Rougier, "MPI Collectives and Datatypes for
 Hierarchical All-to-all Communication", EuroMPI 2014.
@@ -18,7 +18,7 @@ from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv,
 
 
 def all_reduce(rank: int, size: int, groups: Groups | None = None) -> Iterator[Round]:
-    """Leaders reduce what their groups have, all-reduce that among themselves, and write the result to their groups.
+    """Reduce each group's vectors on its leader, all-reduce among leaders, and write the result to the groups.
 
     Cost: 2 mu + log2 k (alpha + n beta + n gamma) + (l-1)n beta + ln gamma, for a power of two of groups.
 
@@ -43,10 +43,10 @@ def all_reduce(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
 
 
 def all_to_all(rank: int, size: int, groups: Groups | None = None) -> Iterator[Round]:
-    """Chunk d of rank s becomes chunk p+s of rank d: leaders read all of their groups, and write what came for them.
+    """Chunk d of rank s becomes chunk p+s of rank d: leaders read their groups' data, and write incoming data.
 
-    What is under way is packed in working space after the 2p chunks of the collective: all chunks must have one
-    length.  A leader packs its group's chunks by their dests' groups, dests and sources, as they are to lie there.
+    Chunks in transit are packed in working space after the 2p chunks of the collective: all chunks must have one
+    length.  A leader packs its group's chunks in the receivers' order: by their dests' groups, dests and sources.
 
     Cost: 2 mu + alpha + (3-1/k)ln beta, of which 2ln is for reading and writing the group's memory; where k is a power
     of two, and all groups have one length, 2 mu + log2 k alpha + (2 + log2 k / 2)ln beta.
@@ -69,7 +69,7 @@ def all_to_all(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
 
 
 def exchange(team: tuple[int, ...], teams: list[tuple[int, ...]], size: int) -> Iterator[Round]:
-    """Return what the leader of a team does between the barriers."""
+    """Return the rounds of a team's leader between the barriers."""
     if is_cube(teams):
         return exchange_in_cube(team, teams, size)
     return exchange_with_each(team, teams, size)
@@ -81,16 +81,16 @@ def is_cube(teams: list[tuple[int, ...]]) -> bool:
 
 
 def exchange_in_cube(team: tuple[int, ...], teams: list[tuple[int, ...]], size: int) -> Iterator[Round]:
-    """Forward what crosses each dimension of the cube to the leader there: log2 k messages for each leader.
+    """Exchange with the leader across each dimension of the cube: log2 k messages for each leader.
 
-    Slot s first holds what goes to the team `s` away, and last what has come from there: all that differs in a bit is
-    exchanged in that bit's round.  It is sent from one of two areas, and received into the other.
+    Slot s first holds the data for the team `s` away, and last those from it: a bit's round exchanges the slots that
+    have it set.  Slots are sent from one of two areas, and received into the other.
     """
     own, num_teams, block = teams.index(team), len(teams), len(team) ** 2
     slots = laid(2 * size, [block] * 2 * num_teams)
     toward = [teams[own ^ slot] for slot in range(num_teams)]
     yield pack(team, toward, 2 * size)
-    place = list(range(num_teams))  # of each slot: which run
+    place = list(range(num_teams))  # the run of each slot
     for bit in range(num_teams.bit_length() - 1):
         crossing = [slot for slot in range(num_teams) if slot >> bit & 1]
         leader = toward[1 << bit][0]
@@ -106,7 +106,7 @@ def span(slots: list[range], run: range) -> range:
 
 
 def exchange_with_each(team: tuple[int, ...], teams: list[tuple[int, ...]], size: int) -> Iterator[Round]:
-    """Send each of the other leaders what is for its team: k-1 messages for each leader, all at once."""
+    """Send each of the other leaders the data for its team: k-1 messages for each leader, all at once."""
     own = teams.index(team)
     leaving = laid(2 * size, [len(team) * len(other) for other in teams])
     arriving = laid(leaving[-1].stop, [len(team) * len(other) * (other != team) for other in teams])
@@ -119,7 +119,7 @@ def exchange_with_each(team: tuple[int, ...], teams: list[tuple[int, ...]], size
 
 
 def pack(team: tuple[int, ...], teams: list[tuple[int, ...]], begin: int) -> Round:
-    """Return the round in which a leader reads what its team has for these teams, in their order."""
+    """Return the round in which a leader reads its team's data for these teams, in their order."""
     return tuple(
         Copy(part, target) if source == team[0] else Get(source, part, target)
         for source, part, target in packing(team, teams, begin)
@@ -127,7 +127,7 @@ def pack(team: tuple[int, ...], teams: list[tuple[int, ...]], begin: int) -> Rou
 
 
 def unpack(team: tuple[int, ...], teams: list[tuple[int, ...]], runs: list[range], size: int) -> Round:
-    """Return the round in which a leader writes what has come from these teams to where its own team wants it."""
+    """Return the round in which a leader writes the data from these teams to their places in its own team."""
     return tuple(
         Copy(part, target) if dest == team[0] else Put(dest, part, target)
         for other, run in zip(teams, runs, strict=True)
@@ -137,7 +137,7 @@ def unpack(team: tuple[int, ...], teams: list[tuple[int, ...]], runs: list[range
 
 
 def packing(team: tuple[int, ...], teams: list[tuple[int, ...]], begin: int) -> Iterator[tuple[int, range, range]]:
-    """Return whose runs go where, from chunk `begin` on: by their dests' teams, dests, and sources."""
+    """Yield source, run and packed chunks, from chunk `begin` on: by the dests' teams, dests, and sources."""
     if len(team) == 1:
         dests = consecutive([dest for other in teams for dest in other])
         yield from zip(team * len(dests), dests, laid(begin, map(len, dests)), strict=True)
@@ -148,7 +148,7 @@ def packing(team: tuple[int, ...], teams: list[tuple[int, ...]], begin: int) -> 
 
 
 def placed(run: range, chunks: list[int]) -> Iterator[tuple[range, range]]:
-    """Yield the parts of a run that go to chunks which follow each other, and those chunks."""
+    """Yield the parts of a run that go to consecutive chunks, and those chunks."""
     targets = consecutive(chunks)
     return zip(laid(run.start, map(len, targets)), targets, strict=True)
 

@@ -33,7 +33,7 @@ def inbox(source: int, size: int) -> range:
 
 
 def reduce_scatter(rank: int, size: int) -> Iterator[Round]:
-    """Rank r ends owning chunk r, to which each rank's own is added as it comes: what is sent is the input.
+    """Rank r ends owning chunk r, to which each rank's is added as it arrives: only input is sent.
 
     Cost: (p-1) alpha + n(p-1)/p (beta + gamma).
 

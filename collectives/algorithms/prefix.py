@@ -1,4 +1,4 @@
-"""Prefix reductions: rank r gets what ranks 0 to r have, reduced; an exclusive scan, what ranks 0 to r-1 have.
+"""Prefix reductions: rank r gets the reduction over ranks 0 to r; in an exclusive scan, over ranks 0 to r-1.
 
 An exclusive scan begins by handing every vector to the rank above, and is then a scan on ranks 1 to p-1.
 
@@ -15,7 +15,7 @@ from collectives.schedule.moves import Barrier, Copy, GetReduce, Recv, RecvReduc
 
 
 def linear(rank: int, size: int) -> Iterator[Round]:
-    """Reduce along the chain from rank 0, chunk by chunk; each rank keeps its sums.  In the order of the ranks.
+    """Reduce along the chain from rank 0, chunk by chunk; each rank keeps its sums.  Reduces in rank order.
 
     Cost: 2(p-1) alpha + 2n(p-1)/p (beta + gamma).
 

@@ -55,7 +55,7 @@ def with_extras(
     run_before: Callable[[int, int], range],
     run_after: Callable[[int, int], range],
 ) -> Iterator[Round]:
-    """Yield a power of two's schedule on any number of ranks, with what an extra gives, and what is returned to it."""
+    """Yield a power of two's schedule on any number of ranks: extras give their data first, and get the result last."""
     power, extras, group, own = proxies(size)
     if extras:
         yield hand_over(rank, extras, take, run_before(rank, size), run_before(rank - 1, size))

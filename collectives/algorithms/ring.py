@@ -1,4 +1,4 @@
-"""The ring: every rank talks to its two neighbours only, each chunk goes round once.
+"""The ring: every rank exchanges with its two neighbours only, and each chunk goes round once.
 
 Bandwidth-optimal: a rank sends (p-1)/p of the vector a pass, whatever p.  For large vectors.
 
@@ -14,7 +14,7 @@ from collectives.schedule.moves import Recv, RecvReduce, Round, Schedule, Send, 
 
 
 def ring_pass(rank: int, size: int, first: int, take: type[Recv] | type[RecvReduce]) -> Iterator[Round]:
-    """Send chunk `first` to the right, then p-2 times forward what came from the left."""
+    """Send chunk `first` to the right, then p-2 times forward the chunk received from the left."""
     right, left = (rank + 1) % size, (rank - 1) % size
     for step in range(size - 1):
         yield Send(right, chunk(first - step, size)), take(left, chunk(first - step - 1, size))
@@ -64,7 +64,7 @@ def all_reduce(rank: int, size: int) -> Iterator[Round]:
 
 
 def neighbor_all_gather(rank: int, size: int) -> Iterator[Round]:
-    """Neighbour exchange: by turns with the neighbour on one side and on the other, pass on what came last.
+    """Neighbour exchange: alternately with either neighbour, forward the chunks received last.
 
     Rank r starts owning chunk r; every rank ends with all, in half the rounds of a ring.  `size` is even, or 1.
 

@@ -107,7 +107,7 @@ def gather(rank: int, size: int, root: int = 0) -> Schedule:
 
 
 def scatter_all_gather(rank: int, size: int, root: int = 0) -> Iterator[Round]:
-    """Broadcast as a scatter, then a ring's all-gather, which spares the root what it has.  For large vectors.
+    """Broadcast as a scatter, then a ring's all-gather, without receives of the root.  For large vectors.
 
     Cost: (ceil(log2 p) + p-1) alpha + 2n(p-1)/p beta.
 
@@ -124,7 +124,7 @@ def scatter_all_gather(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 class Tree(NamedTuple):
-    """A tree over places 0 to p-1, in order but for its root 0; place i is rank turn * i + shift, round the ring."""
+    """A tree over places 0 to p-1, in in-order except for its root 0; place i is rank (turn * i + shift) mod p."""
 
     size: int
     turn: int
@@ -151,7 +151,7 @@ class Tree(NamedTuple):
         return 2 * ((place & -place).bit_length() - 1) + (place > self.parent(place) > 0)
 
     def links(self, rank: int) -> Iterator["TreeEdge"]:
-        """Yield what a rank does on the way up: first with each child, then with its parent."""
+        """Yield a rank's edges on the way up: first those to its children, then that to its parent."""
         place = self.place(rank)
         yield from (
             TreeEdge(RecvReduce, self.rank(child), self.start(child), self.chunks) for child in self.children(place)

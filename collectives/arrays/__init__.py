@@ -1,1 +1,1 @@
-"""Where arrays live: NumPy, CuPy, torch, and memory that ranks share."""
+"""Arrays and their memory: NumPy, CuPy, torch, and memory that ranks share."""

@@ -1,8 +1,8 @@
-"""CUDA devices, by CuPy.
+"""CUDA devices through CuPy.
 
-Streams and events are given to CUDA as it knows them, so that other libraries' are as good as CuPy's.  Each call is
-made with the array's device current: the default stream is that of the current one, and a thread that has set none
-would make a context on device 0.  No stream becomes current: CuPy's `with stream` forgets one set by `use` before.
+Streams and events are passed to CUDA as raw handles, so that other libraries' work as CuPy's do.  Each call runs with
+the array's device current: the default stream belongs to the current device, and a thread that has set none would
+create a context on device 0.  No stream becomes current: CuPy's `with stream` forgets one set by `use` before.
 
 Source: NVIDIA, CUDA Runtime API, "Device Management", cudaIpcGetMemHandle: a handle is of a whole allocation, from its
 base; cudaIpcOpenMemHandle: it is to be closed before the owner frees the memory, which else is undefined;
@@ -28,9 +28,9 @@ NOT_READY = 600  # cudaErrorNotReady
 class Cuda(Device):
     """CuPy arrays of one device.  MPI is given pinned host memory, unless it is known to read device memory.
 
-    Other processes of the node can be given its memory and events, by handles.  What `allocate` returns is freed with
-    the object, and must not be while another process has it open.  A shared event is recorded again and again, by
-    `mark`.  Each of these may be refused, with an OSError, a RuntimeError or a MemoryError.
+    Its memory and events can be shared with other processes of the node by handles.  Memory from `allocate` is freed
+    with the object, which must not happen while another process has it open.  A shared event is recorded repeatedly, by
+    `mark`.  Each of these may fail with an OSError, a RuntimeError or a MemoryError.
     """
 
     name = "cuda"
@@ -61,7 +61,7 @@ class Cuda(Device):
             with self.on_device():
                 cuda_kernels.cast(target, source, self.stream)
         elif target.nbytes:
-            way = self.runtime.memcpyDefault  # by the addresses: of the host, this device or another
+            way = self.runtime.memcpyDefault  # direction by the addresses: host, this device or another
             with self.on_device():
                 self.runtime.memcpyAsync(pointer(target), pointer(source), target.nbytes, way, self.stream.ptr)
 
@@ -98,7 +98,7 @@ class Cuda(Device):
             self.runtime.streamWaitEvent(self.current_stream(), event.ptr)
 
     def current_stream(self) -> int:
-        """Return the caller's stream, as CUDA knows it."""
+        """Return the handle of the caller's stream."""
         return self.xp.cuda.get_current_stream(self.index).ptr
 
     def synchronize(self) -> None:
@@ -108,11 +108,11 @@ class Cuda(Device):
     def is_done(self, event: Any) -> bool:
         with self.on_device():
             status = self.runtime.eventQuery(event.ptr)
-        return status != NOT_READY  # other errors are for who calls CUDA next
+        return status != NOT_READY  # other errors surface in the next CUDA call
 
     def allocate(self, nbytes: int) -> Any:
         with self.on_device():
-            return self.xp.cuda.Memory(nbytes)  # no pool's: a handle is of a whole allocation
+            return self.xp.cuda.Memory(nbytes)  # not from a pool: a handle is of a whole allocation
 
     def export_memory(self, address: int) -> bytes:
         with self.on_device():
@@ -155,12 +155,12 @@ class Cuda(Device):
             self.runtime.streamWaitEvent(self.stream.ptr, event.ptr)
 
     def identity(self) -> int:
-        """Return a number of this very device, which no other of the machine has."""
+        """Return a number that identifies this device on the machine."""
         return zlib.crc32(self.xp.cuda.Device(self.index).pci_bus_id.encode())
 
 
 class TorchCuda(Cuda):
-    """The same for tensors, whose caller's stream is torch's current one."""
+    """A CUDA device of torch tensors: the caller's stream is torch's current one."""
 
     def current_stream(self) -> int:
         import torch
@@ -169,7 +169,7 @@ class TorchCuda(Cuda):
 
 
 class OpenedEvent:
-    """Another process's event, given back with the object."""
+    """Another process's event, closed with the object."""
 
     def __init__(self, ptr: int, runtime: Any):
         self.ptr, self.runtime = ptr, runtime
@@ -180,7 +180,7 @@ class OpenedEvent:
 
 @cache
 def stream(index: int) -> Any:
-    """Return the stream of collectives, whichever library's arrays they are of."""
+    """Return the stream of collectives, the same for all libraries' arrays."""
     import cupy
 
     with cupy.cuda.Device(index):

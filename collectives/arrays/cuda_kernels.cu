@@ -1,8 +1,8 @@
-// out = sources[0] op sources[1] op ..., elementwise: also a cast, where there is one source of another dtype.
+// out = sources[0] op sources[1] op ..., elementwise: also a cast, with one source of another dtype.
 //
 // NVRTC compiles it without any header, and the tests as C++ for the CPU.  Each operation is rounded as on the host: none
-// are contracted (--fmad=false), and those of float are in PTX, because CuPy appends -ftz=true, by which all others take
-// subnormal numbers for zeros.  16-bit floats are computed with in float32, and rounded once.
+// are contracted (--fmad=false), and those of float are in PTX, because CuPy appends -ftz=true, by which all others
+// flush subnormal numbers to zero.  16-bit floats are computed in float32, and rounded once.
 
 struct Task {  // as collectives/arrays/cuda_kernels.py lays it out
     unsigned long long sources[64];
@@ -16,7 +16,7 @@ struct Float16 { unsigned short bits; };
 struct Bfloat16 { unsigned short bits; };
 template <typename T> struct Complex { T real, imag; };
 
-// What the host does by an operator.
+// The host's operators as functions.
 
 template <typename T> __device__ T add(T a, T b) { return a + b; }
 template <typename T> __device__ T subtract(T a, T b) { return a - b; }
@@ -25,7 +25,7 @@ template <typename T> __device__ T divide(T a, T b) { return a / b; }
 template <typename T> __device__ bool is_less(T a, T b) { return a < b; }
 template <typename T> __device__ bool is_nan(T x) { return x != x; }
 
-#ifdef __CUDACC__  // where it isn't, the tests bring the conversions
+#ifdef __CUDACC__  // without it, the tests define the conversions
 __device__ float add(float a, float b) {
     float c;
     asm("add.rn.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
@@ -79,7 +79,7 @@ __device__ unsigned short double_to_half(double x) {
 }
 #endif
 
-// What is computed with: integers of at least 32 bits, which wrap when they are cut again.
+// The type to compute in: integers of at least 32 bits, which wrap when they are narrowed again.
 
 template <typename T> __device__ T wide(T x) { return x; }
 __device__ float wide(Float16 x) { return half_to_float(x.bits); }
@@ -103,7 +103,7 @@ template <> struct To<Float16> {
     static __device__ Float16 of(double x) { return {double_to_half(x)}; }
 };
 template <> struct To<Bfloat16> {
-    static __device__ Bfloat16 of(float x) {  // to nearest, to even between two
+    static __device__ Bfloat16 of(float x) {  // to nearest, ties to even
         unsigned bits = __float_as_uint(x);
         if (is_nan(x)) return {static_cast<unsigned short>(bits >> 16 | 0x40)};  // stays a NaN
         return {static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
@@ -138,7 +138,7 @@ struct Prod : Plain {
         };
     }
 };
-struct Min : Plain {  // of a number and a NaN the NaN
+struct Min : Plain {  // a NaN wins over a number
     template <typename T> static __device__ T of(T a, T b) { return is_less(a, b) || is_nan(a) ? a : b; }
 };
 struct Max : Plain {
@@ -163,7 +163,7 @@ struct Lxor : Plain {
     template <typename T> static __device__ T of(T a, T b) { return (a != 0) ^ (b != 0); }
 };
 
-// Some neighbours, which are loaded and stored by 16 bytes, and need not stay in a cache: each is used once.
+// Adjacent elements, loaded and stored by 16 bytes, without keeping them in a cache: each is used once.
 
 template <typename T, int N> union Block {
     uint4 quads[N * sizeof(T) / sizeof(uint4)];
@@ -189,7 +189,7 @@ template <typename T> union Block<T, 1> {
 template <typename Op, typename In, typename Out, int SOURCES> struct Reduction {
     using Wide = decltype(wide(In()));
 
-    // Reduce SOURCES sources into `sums`, as their first or to what is there.  All are loaded before any is used.
+    // Reduce SOURCES sources, and `sums` unless FIRST, into `sums`.  All are loaded before any is used.
     template <int N, int BLOCKS, bool FIRST>
     static __device__ void take(
         Wide (&sums)[BLOCKS][N], const Task& task, int first, unsigned long long at, unsigned long long step
@@ -237,7 +237,7 @@ template <typename Op, typename In, typename Out, int SOURCES>
 __device__ void reduce_part(const Task& task, unsigned long long thread, unsigned long long threads) {
     using Each = Reduction<Op, In, Out, SOURCES>;
     const int N = sizeof(uint4) / (sizeof(In) < sizeof(Out) ? sizeof(In) : sizeof(Out));
-    const int BLOCKS = SOURCES <= 2 ? 4 : SOURCES <= 4 ? 2 : 1;  // so that about 8 loads are under way
+    const int BLOCKS = SOURCES <= 2 ? 4 : SOURCES <= 4 ? 2 : 1;  // about 8 loads in flight
     unsigned long long block = thread;
 #pragma unroll 1
     for (; block + (BLOCKS - 1) * threads < task.blocks; block += BLOCKS * threads)

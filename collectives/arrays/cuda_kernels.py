@@ -1,10 +1,10 @@
 """Reductions and casts of arrays in a GPU's memory, by kernels of our own (cuda_kernels.cu), launched through CuPy.
 
-One kernel does all: out = sources[0] op sources[1] op ..., divided in the end, and rounded to the dtype of `out`.  Each
+One kernel computes out = sources[0] op sources[1] op ..., divides at the end, and rounds to the dtype of `out`.  Each
 source is read once and `out` written once.  Sources may lie in peers' memory, mapped by CUDA IPC.
 
-They run on the current device and, if none is passed, on the current stream.  CuPy compiles an instance for a dtype, op
-and number of sources when that is first asked for, once a node, and keeps it on disk.
+They run on the current device and, unless a stream is passed, on the current one.  CuPy compiles an instance for a
+dtype, op and number of sources on first use, once per node, and keeps it on disk.
 """
 
 import fcntl
@@ -25,10 +25,10 @@ from collectives.job import environment
 SOURCE = Path(__file__).with_suffix(".cu")
 OPTIONS = ("--std=c++17", "--fmad=false")
 MAX_SOURCES = 64  # of one launch
-MAX_AT_ONCE = 8  # from which one thread loads before it reduces
-VECTOR_BYTES = 16  # what one load takes, from an address that it divides
+MAX_AT_ONCE = 8  # sources that a thread loads before it reduces
+VECTOR_BYTES = 16  # of one load, from an aligned address
 BLOCK_THREADS = 256
-BLOCKS_PER_MULTIPROCESSOR = 4  # half of what one holds: 128 KiB under way, and room for what computes beside
+BLOCKS_PER_MULTIPROCESSOR = 4  # half of the maximum: 128 KiB in flight, and room for concurrent kernels
 
 TASK = np.dtype(
     [
@@ -44,7 +44,7 @@ SIGNED = {1: "signed char", 2: "short", 4: "int", 8: "long long"}
 
 
 class KernelChoice(NamedTuple):
-    """What a kernel is an instance for, how many numbers it takes, and of how many bytes each is: out's, each source's.
+    """A kernel's template arguments, its number of elements, and `sizes`: the bytes of one of out, and of each source.
 
     It loads from `at_once` sources at a time.
     """
@@ -62,7 +62,7 @@ class KernelChoice(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A kernel with all that it needs, to be run often."""
+    """A kernel bound to its arguments, to be launched often."""
 
     kernel: Any
     num_blocks: int
@@ -105,7 +105,7 @@ def bind_reduction(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) 
 
 
 def task_of(choice: KernelChoice, outs: Sequence[int], sources: Sequence[int], divisor: int) -> tuple[np.ndarray, int]:
-    """Return a kernel's task in memory at these addresses, and the number of threads that have something to do."""
+    """Return a kernel's task in memory at these addresses, and the number of threads that have work."""
     sizes = choice.sizes[:1] * len(outs) + choice.sizes[1:]
     head, blocks, tail = split(choice.num_elements, sizes, [*outs, *sources])
     task = np.zeros((), TASK)
@@ -131,7 +131,7 @@ def plan(op: str, into: np.dtype, source: np.dtype, count: int, num_sources: int
 
 
 def number(dtype: np.dtype, op: str) -> str:
-    """Name a dtype in C++.  Signed integers are unsigned where that makes no difference but that they wrap."""
+    """Name a dtype in C++.  Signed integers become unsigned where only wrapping differs."""
     if str(dtype) in FLOATS:
         return FLOATS[str(dtype)]
     if dtype in views.COMPLEX:
@@ -141,7 +141,7 @@ def number(dtype: np.dtype, op: str) -> str:
 
 
 def split(count: int, sizes: Sequence[int], pointers: Sequence[int]) -> tuple[int, int, int]:
-    """Count elements before one that is aligned in all arrays, blocks from there on, and elements after these.
+    """Count the elements before the first that is aligned in all arrays, vector blocks from there on, and the rest.
 
     Where no element is aligned in all, all come before.
 
@@ -156,7 +156,7 @@ def split(count: int, sizes: Sequence[int], pointers: Sequence[int]) -> tuple[in
 
 
 def num_blocks(work: int, device: int) -> int:
-    """Return the number of blocks for `work` threads, up to where each thread may as well take several pieces."""
+    """Return the number of blocks for `work` threads, up to a limit from which each thread takes several pieces."""
     most = environment.device_blocks() or num_multiprocessors(device) * BLOCKS_PER_MULTIPROCESSOR
     return min(-(-work // BLOCK_THREADS), most)
 
@@ -183,8 +183,8 @@ def kernel(name: str, device: int, *more: Path) -> Any:
 def once_per_node(name: str) -> Iterator[None]:
     """Let one process of the user compile an instance: the others then find it in CuPy's cache.
 
-    All instances share one file, of which each locks a byte of its own: a file that one process removed, while another
-    waits for it, would lock out nobody.
+    All instances share one file, of which each locks a byte of its own: a lock file that is removed while another
+    process waits for it would exclude nobody.
     """
     with open(f"{tempfile.gettempdir()}/collectives-{os.getuid()}.lock", "w") as file:
         fcntl.lockf(file, fcntl.LOCK_EX, 1, crc32(name.encode()))

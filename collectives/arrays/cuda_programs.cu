@@ -1,11 +1,11 @@
-// A direct schedule as one kernel: its phases, and barriers of all ranks between them, without the host.
+// A direct schedule as one kernel: its phases, separated by barriers of all ranks, without the host.
 //
-// It follows cuda_kernels.cu.  Ranks count a channel's barriers, from the first run to the last.  A rank's blocks count in
-// its own memory how many have come; the last one writes the barrier's number into each rank's memory, where the blocks
-// of that rank wait for it.  All blocks must be on the device at once: there are few of them.
+// It follows cuda_kernels.cu.  Ranks count a channel's barriers, from the first run to the last.  A rank's blocks count
+// their arrivals in its own memory; the last one writes the barrier's number to each rank's memory, where the blocks of
+// that rank wait for it.  All blocks must be resident on the device at the same time: there are few of them.
 //
-// Beside the number stands which run it is: where ranks have come to a run's first barrier from different ones, all of
-// them end there, and so do a rank's later runs on the channel, until its host has said otherwise.
+// The number comes with the key of the run: if ranks reach a run's first barrier from different ones, all of them end
+// there, and so do a rank's later runs on the channel, until its host resets the mismatch.
 //
 // Source: NVIDIA, Parallel Thread Execution ISA, "Memory Consistency Model"; vLLM, csrc/custom_all_reduce.cuh.
 
@@ -17,26 +17,26 @@ struct Step {  // as collectives/arrays/cuda_programs.py lays it out
 };
 
 struct Flag {
-    unsigned long long key;  // of the run, 0 where the rank runs nothing
+    unsigned long long key;  // of the run, 0 if the rank runs no call
     unsigned number, unused;
 };
 
-enum ChannelState { BLOCKS, BARRIERS, DIFFERED };  // that have come to the barrier at hand; so far; whether ranks have
+enum ChannelState { BLOCKS, BARRIERS, DIFFERED };  // at the current barrier; passed so far; 1 after a mismatch
 
 struct Channel {
     unsigned* state;
     unsigned long long* failure;  // in the host's memory: the number of the run in which ranks have differed
     unsigned long long num_ranks;
-    const Flag* arrivals;  // of each rank at the latest barrier of even number, then at that of odd number
-    Flag* signals[64];     // where this rank's stands, in the memory of each
+    const Flag* arrivals;  // of each rank at the latest even barrier, then at the latest odd one
+    Flag* signals[64];     // this rank's flags, in the memory of each rank
 };
 
 struct Program {
     const Step* steps;                // of both turns, one after the other
     unsigned long long num_steps;     // of a turn
-    unsigned long long num_turns;     // 1 where both are the same
+    unsigned long long num_turns;     // 1 if both are the same
     unsigned long long num_barriers;  // of a turn
-    unsigned* runs;                   // that are over
+    unsigned* runs;                   // completed so far
     unsigned long long key, number;   // of this run
     Channel channel;
 };
@@ -60,7 +60,7 @@ __device__ unsigned long long load_relaxed(const unsigned long long* from) {
 }
 #endif
 
-// Wait until all blocks of all ranks have come to the barrier of that number.
+// Wait until all blocks of all ranks have reached the barrier of that number.
 __device__ void barrier(const Channel& channel, unsigned number, unsigned long long key) {
     const unsigned long long first = number % 2 * channel.num_ranks;
     __syncthreads();
@@ -81,7 +81,7 @@ __device__ void barrier(const Channel& channel, unsigned number, unsigned long l
     __syncthreads();
 }
 
-// Whether all ranks have come to the barrier of that number from the same run.
+// Return whether all ranks have reached the barrier of that number from the same run.
 __device__ bool agree(const Channel& channel, unsigned number, unsigned long long key) {
     bool same = true;
     for (int rank = 0; rank < channel.num_ranks; rank++)

@@ -21,7 +21,7 @@ MOST_RANKS = MAX_SOURCES
 BARRIER, COPY, REDUCE = range(3)
 
 STEP = np.dtype([("task", TASK), ("kind", "u8")])
-FLAG_BYTES = 16  # of a rank, at barriers of even number, and again at those of odd number
+FLAG_BYTES = 16  # per rank, for even barriers and again for odd ones
 PLACES, SIZES = ("state", "failure", "num_ranks", "arrivals"), ("num_steps", "num_turns", "num_barriers")
 CHANNEL = np.dtype([*((name, "u8") for name in PLACES), ("signals", "u8", MOST_RANKS)])
 PROGRAM = np.dtype([*((name, "u8") for name in ("steps", *SIZES, "runs", "key", "number")), ("channel", CHANNEL)])
@@ -29,10 +29,10 @@ STATE_LENGTH, DIFFERED = 3, 2
 
 
 class CudaChannel:
-    """Where devices wait for each other, in one program after another.
+    """Flags by which devices wait for each other, in one program after another.
 
-    `arrivals` is where the ranks show that they have arrived, 0 to begin with; `signals` is where this rank shows it,
-    for each of the ranks.
+    `arrivals` is the address of this rank's flags, initially 0, in which all ranks signal their arrival; `signals` are
+    the addresses at which this rank signals its own, one for each rank.
     """
 
     def __init__(self, device: Any, arrivals: int, signals: Sequence[int]):
@@ -40,14 +40,14 @@ class CudaChannel:
         with device.on_device():
             self.state = device.xp.zeros(STATE_LENGTH, np.uint32)
             device.xp.cuda.get_current_stream().synchronize()
-        self.failure = device.host(8).view(np.uint64)  # which run has found that ranks run different ones, if one has
+        self.failure = device.host(8).view(np.uint64)  # number of the run that detected a mismatch, if any
         self.failure[0] = 0
         where = [*signals, *[0] * (MOST_RANKS - len(signals))]
         self.record = np.array((self.state.data.ptr, self.failure.ctypes.data, len(signals), arrivals, where), CHANNEL)
-        self.last: tuple[int, Any] | None = None  # of the run before: its stream, and the event after it
+        self.last: tuple[int, Any] | None = None  # stream of the previous run, and the event after it
 
     def recover(self) -> None:
-        """Let programs run again after one that has found ranks to differ, when all have ended."""
+        """Let programs run again after a mismatch, once all have ended."""
         flag = self.state.data.ptr + DIFFERED * self.state.itemsize
         with self.device.on_device():
             self.device.runtime.memsetAsync(flag, 0, self.state.itemsize, self.device.stream.ptr)
@@ -58,8 +58,8 @@ class CudaChannel:
 class CudaProgram:
     """A rank's steps of one turn or two, launched as one kernel.
 
-    Its runs meet others' on `channel`; those that a graph captures have one of their own, as who launches it may do so
-    at any time.
+    Its runs wait for other ranks' on `channel`; runs captured by a graph have one of their own, as a graph may be
+    launched at any time.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class CudaProgram:
         num_barriers = sum(not step.outs for step in turns[0])
         sizes = len(turns[0]), len(turns), num_barriers
         self.program = np.array((self.steps.data.ptr, *sizes, self.runs.data.ptr, 0, 0, channel.record), PROGRAM)
-        at_once = cuda_kernels.num_multiprocessors(device.index)  # those that wait for each other
+        at_once = cuda_kernels.num_multiprocessors(device.index)  # blocks that can wait for each other
         most = min(environment.device_blocks() or MOST_BLOCKS, at_once)
         self.num_blocks = max(1, min(-(-work // BLOCK_THREADS), most))
 
     def launch(self, stream: int, key: int, number: int) -> None:
-        """Run after what is on a stream by now, and after the channel's run before, if ranks run that of one key."""
+        """Launch after the work on a stream by now and the channel's previous run; ranks must have the same key."""
         program = self.program
         with self.device.on_device():
             captured = self.runtime.streamIsCapturing(stream)
@@ -97,7 +97,7 @@ class CudaProgram:
                 self.runtime.streamWaitEvent(stream, channel.last[1].ptr)
             program["key"], program["number"], program["channel"] = key, number, channel.record
             self.kernel((self.num_blocks,), (BLOCK_THREADS,), (program,), stream=SimpleNamespace(ptr=stream))
-            if not captured:  # a graph's runs are ordered by who launches it
+            if not captured:  # the launches of a graph order its runs
                 self.runtime.eventRecord(self.event.ptr, stream)
                 self.runtime.streamWaitEvent(self.device.stream.ptr, self.event.ptr)
                 channel.last = stream, self.event
@@ -112,18 +112,18 @@ def choice_of(step: DeviceStep, op: str, dtype: np.dtype, divisor: int) -> Kerne
 def steps_of(
     turns: Sequence[Sequence[DeviceStep]], choices: Sequence[Sequence[KernelChoice]], divisor: int
 ) -> tuple[np.ndarray, int]:
-    """Return the steps of all turns as the kernel reads them, and the most threads that one has work for."""
-    written = np.zeros(sum(map(len, turns)), STEP)
+    """Return the steps of all turns as the kernel reads them, and the most threads that one step occupies."""
+    steps = np.zeros(sum(map(len, turns)), STEP)
     pairs = [pair for turn in zip(turns, choices, strict=True) for pair in zip(*turn, strict=True)]
     most = 0
     for place, (step, choice) in enumerate(pairs):
         if not step.outs:
-            written[place]["kind"] = BARRIER
+            steps[place]["kind"] = BARRIER
             continue
         task, work = cuda_kernels.task_of(choice, step.outs, step.sources, divisor)
-        written[place] = task, COPY if len(step.sources) == 1 else REDUCE
+        steps[place] = task, COPY if len(step.sources) == 1 else REDUCE
         most = max(most, work)
-    return written, most
+    return steps, most
 
 
 def name_of(choices: Sequence[Sequence[KernelChoice]]) -> str:

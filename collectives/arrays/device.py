@@ -1,4 +1,4 @@
-"""Where arrays live: the few operations in which memories differ, behind one interface.
+"""Host and device memory behind one interface: the few operations in which they differ.
 
 `Host` is NumPy's memory, `collectives.arrays.cuda.Cuda` a GPU's.
 Everything above works on flat arrays, slices of them, and these operations.
@@ -18,21 +18,21 @@ TURNS = 2  # staging buffers, and the events that go with them, are used in turn
 
 
 class Event(Protocol):
-    """A place in the order of a device's work."""
+    """A point in the order of a device's work."""
 
     def synchronize(self) -> None:
         """Wait until the work before it is done."""
 
 
 class Device:
-    """A memory, and the operations on it.
+    """A kind of memory, and the operations on it.
 
     `copy`, `reduce`, `reduce_all` and `divide` may return before they are done: they run in order on the device's
-    stream.  Whatever the host, MPI or another process is to read, and whatever they may overwrite, waits for an event.
+    stream.  Before the host, MPI or another process reads or overwrites an array, an event must have completed.
     """
 
-    name: str  # of its kind
-    place: str  # of this one
+    name: str  # of the kind of memory
+    place: str  # name of this device
     xp: Any  # the array namespace: numpy or cupy
     is_async = False  # whether operations return early
     mpi_reads = True  # whether MPI may be given pointers into this memory
@@ -42,7 +42,7 @@ class Device:
         return self.xp.empty(shape, dtype)
 
     def borrow(self, address: int, count: int, dtype: np.dtype) -> Any:
-        """Return memory of this process as a flat array that does not keep it: who uses it knows that it is there."""
+        """Return memory of this process as a flat array that does not own it; the caller keeps it alive."""
         if not count:
             return np.empty(0, dtype)
         memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
@@ -55,7 +55,7 @@ class Device:
     def copy(self, target: Any, source: Any) -> None:
         """Copy between two flat arrays of one length, each here or in `host` memory.
 
-        Two that are both here may be of two dtypes of floats: numbers are rounded to nearest.
+        If both are here they may have different float dtypes: numbers are rounded to nearest.
         """
         if target.dtype == source.dtype:
             np.copyto(target, source)
@@ -71,7 +71,7 @@ class Device:
             out[...] = function(low.astype(np.float32), high.astype(np.float32)).astype(out.dtype)
         elif not has_kernel(op):
             out[...] = function(low, high)
-        elif op == "prod" and out.dtype in COMPLEX:  # NumPy's own rounds as the CPU can: here, each operation once
+        elif op == "prod" and out.dtype in COMPLEX:  # NumPy's rounding depends on the CPU: here, each operation once
             real = low.real * high.real - low.imag * high.imag
             out.imag = low.real * high.imag + low.imag * high.real
             out.real = real
@@ -79,7 +79,7 @@ class Device:
             function(low, high, out=out)
 
     def bind_reduction(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> Callable[[], None]:
-        """Bind `reduce_all` once, to be done often."""
+        """Bind the arguments of `reduce_all`, to run it often."""
         return partial(self.reduce_all, op, out, sources, divisor)
 
     @np.errstate(all="ignore")
@@ -102,7 +102,7 @@ class Device:
         if x.dtype in HALVES:
             x[...] = (x.astype(np.float32) / np.float32(divisor)).astype(x.dtype)
         elif x.dtype in INTEGERS:
-            wide = x.astype(f"{x.dtype.kind}8", copy=False)  # which any divisor fits into
+            wide = x.astype(f"{x.dtype.kind}8", copy=False)  # wide enough for any divisor
             by = wide.dtype.type(divisor)
             x[...] = (wide - self.xp.fmod(wide, by)) // by
         else:
@@ -110,7 +110,7 @@ class Device:
             parts /= parts.dtype.type(divisor)
 
     def begin(self) -> None:
-        """Order what follows on the device's stream after the caller's current stream."""
+        """Order later work on the device's stream after the caller's current stream."""
 
     def record(self) -> Event:
         """Return an event after all that is on the device's stream by now."""
@@ -128,7 +128,7 @@ class Device:
 
 
 class Done:
-    """The event of a device that works at once."""
+    """The event of a synchronous device."""
 
     def synchronize(self) -> None:
         pass
@@ -138,14 +138,14 @@ DONE = Done()
 
 
 class Host(Device):
-    """NumPy arrays."""
+    """Host memory, as NumPy arrays."""
 
     name = place = "cpu"
     xp = np
 
 
 class DeviceStep(NamedTuple):
-    """A part of a device's program, by addresses: all of `outs` = sources[0] op sources[1] op ...
+    """A step of a device's program, by addresses: all of `outs` = sources[0] op sources[1] op ...
 
     Without outs, a barrier of the ranks.  From one source it is a copy.
     """

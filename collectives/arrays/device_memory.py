@@ -1,8 +1,8 @@
 """Symmetric memory on devices: each rank's own allocation, which the other ranks of the node have opened.
 
-Whether that can be done is found out by doing it: containers and devices differ in what they allow.  Arrays from
-elsewhere are not opened: their owner may free them at any time, and pools of other libraries have memory that has no
-handle.  They go by way of stages.
+A trial shows whether ranks can open it: containers and devices differ in what they allow.  Other arrays are not opened:
+their owner may free them at any time, and memory from other libraries' pools may have no handle.  They go through
+staging buffers.
 
 Source: NVIDIA, CUDA Runtime API, "Device Management", cudaIpcOpenMemHandle and cudaIpcCloseMemHandle.
 """
@@ -22,32 +22,32 @@ from collectives.job.errors import InputError
 from collectives.job.launch import at_exit
 
 SLAB_BYTES = 1 << 23  # blocks of up to a sixteenth of it share a window
-ALLOCATION_BYTES = 1 << 21  # CUDA gives out memory in pieces of so much, of which each has one handle
+ALLOCATION_BYTES = 1 << 21  # granularity of CUDA's allocations, each of which has one handle
 HANDLE_BYTES = 64
-MOST_RANKS = 64  # whose devices wait for each other
+MOST_RANKS = 64  # the most whose devices may wait for each other
 PROBE = np.dtype(np.int64)
-REFUSALS = (OSError, RuntimeError, MemoryError)  # what CuPy raises for CUDA's errors
+REFUSALS = (OSError, RuntimeError, MemoryError)  # CuPy's exceptions for CUDA errors
 
 
 class Signals(NamedTuple):
-    """The events that are recorded in turn: this rank's own, and those of each rank of the node."""
+    """Events that are recorded in turn: this rank's own, and those of each rank of the node."""
 
     own: list[Any]
     of: dict[int, list[Any]]
 
 
 class Mapping(NamedTuple):
-    """The memory behind a window: the own, and the addresses at which that of others is opened."""
+    """The memory of a window: this rank's own, and the addresses of the other ranks' in this process."""
 
     own: Any
     opened: list[int]
 
 
 class DeviceMemory(SymmetricMemory):
-    """The memory that the ranks of a communicator allocate together on their devices, each its own.
+    """Memory that the ranks of a communicator allocate together, each on its own device.
 
-    `gather_rows` gives every rank's integers by rank.  Where a rank cannot have it, `usable` is false on all, and
-    `failure` says why on that one.
+    `gather_rows` gives every rank's integers by rank.  If it is not available on a rank, `usable` is false on all, and
+    `failure` gives the reason on that rank.
     """
 
     lease = Lease
@@ -77,7 +77,7 @@ class DeviceMemory(SymmetricMemory):
             self.has_barriers = self.may_wait()
 
     def allocate(self, nbytes: int) -> Lease:
-        """Allocate as on the host; what was given back before is no more read by anybody then."""
+        """Allocate as on the host; no rank still reads memory that was released before."""
         self.device.synchronize()
         return super().allocate(nbytes)
 
@@ -88,7 +88,7 @@ class DeviceMemory(SymmetricMemory):
     def make_window(self, key: int, nbytes: int) -> Window:
         """Make a window for every rank of the node.  Collective.
 
-        Raises: InputError on every rank where one is refused memory or a handle; `failure` then says what it was.
+        Raises: InputError on every rank where one is refused memory or a handle; `failure` then gives the reason.
         """
         nbytes = -(-nbytes // ALLOCATION_BYTES) * ALLOCATION_BYTES
         own, handle, failure = None, b"", ""
@@ -112,23 +112,23 @@ class DeviceMemory(SymmetricMemory):
         return bool(self.agree_max([bool(failure)])[0])
 
     def open_all(self, handle: bytes, open_one: Callable[[bytes], Any], failure: str) -> tuple[dict[int, Any], str]:
-        """Open the handles of the node's other ranks, by world rank; and say what went wrong.  Collective."""
+        """Open the handles of the node's other ranks; return the results by world rank, and an error.  Collective."""
         rows = self.gather_rows([len(handle), *np.frombuffer(handle.ljust(HANDLE_BYTES, b"\0"), np.int64).tolist()])
-        found = {}
+        remote_objects = {}
         for rank, world in zip(self.ranks, self.world_ranks, strict=True):
             length, *words = rows[rank].tolist()
             if length and rank != self.ranks[self.me] and not failure:
                 try:
-                    found[world] = open_one(np.array(words, np.int64).tobytes()[:length])
+                    remote_objects[world] = open_one(np.array(words, np.int64).tobytes()[:length])
                 except REFUSALS as error:
                     failure = one_line(error)
-        return found, failure
+        return remote_objects, failure
 
     def close_windows(self, windows: list[Window]) -> None:
         self.close_all([window.handle for window in windows])
 
     def close_all(self, mappings: Sequence[Mapping]) -> None:
-        """Close what is opened, on every rank, before any frees its own.  Collective."""
+        """Close the other ranks' memory on every rank, before any frees its own.  Collective."""
         self.device.synchronize()
         for mapping in mappings:
             for address in mapping.opened:
@@ -136,14 +136,14 @@ class DeviceMemory(SymmetricMemory):
         self.agree_max([0])
 
     def free(self) -> None:
-        """Close what is opened of others; the own memory goes when no array uses it any more.  Collective."""
+        """Close the other ranks' memory; this rank's is freed when no array uses it any more.  Collective."""
         windows = {block.window.key for block in self.blocks}
         self.blocks, self.usable = [], False
         self.close_windows([self.windows.remove(key) for key in windows])
         self.node_comm.Free()
 
     def probe(self) -> bool:
-        """Return whether each rank of each node reads what the others have written.  Collective."""
+        """Return whether each rank of each node reads the others' writes.  Collective."""
         try:
             window = self.make_window(0, ALLOCATION_BYTES)
         except InputError:
@@ -165,16 +165,16 @@ class DeviceMemory(SymmetricMemory):
         return 0x5EED0000 + place
 
     def write(self, address: int, number: int) -> None:
-        given = self.device.host(PROBE.itemsize)
-        given.view(PROBE)[0] = number
-        self.device.copy(self.device.at(address, PROBE.itemsize, np.dtype(np.uint8), None), given)
+        buffer = self.device.host(PROBE.itemsize)
+        buffer.view(PROBE)[0] = number
+        self.device.copy(self.device.at(address, PROBE.itemsize, np.dtype(np.uint8), None), buffer)
         self.device.synchronize()
 
     def read(self, address: int) -> int:
-        got = self.device.host(PROBE.itemsize)
-        self.device.copy(got, self.device.at(address, PROBE.itemsize, np.dtype(np.uint8), None))
+        buffer = self.device.host(PROBE.itemsize)
+        self.device.copy(buffer, self.device.at(address, PROBE.itemsize, np.dtype(np.uint8), None))
         self.device.synchronize()
-        return int(got.view(PROBE)[0])
+        return int(buffer.view(PROBE)[0])
 
     def may_wait(self) -> bool:
         """Return whether the node's devices may wait for each other: none runs another rank's work.  Collective."""
@@ -185,7 +185,7 @@ class DeviceMemory(SymmetricMemory):
         return not self.agree_max([shared or len(self.ranks) > MOST_RANKS])[0]
 
     def make_signals(self) -> Signals | None:
-        """Make events that the node's ranks wait for; None where a rank is refused some.  Collective."""
+        """Make events that the node's ranks wait for; None if a rank cannot make some.  Collective."""
         own, handles, failure = [], [b""] * TURNS, ""
         try:
             own = [self.device.shared_event() for _ in range(TURNS)]
@@ -194,20 +194,20 @@ class DeviceMemory(SymmetricMemory):
             failure = one_line(error)
         events: dict[int, list[Any]] = {world: [] for world in self.world_ranks}
         for handle in handles:
-            found, failure = self.open_all(handle, self.device.open_event, failure)
-            for world, event in found.items():
+            remote_events, failure = self.open_all(handle, self.device.open_event, failure)
+            for world, event in remote_events.items():
                 events[world].append(event)
         return None if self.on_any(failure) else Signals(own, events)
 
 
 def leave(memory: Callable[[], DeviceMemory | None]) -> None:
-    """Close what is opened, at the end of the process: nobody frees what others' work still reads.  Collective."""
-    if (left := memory()) and left.usable:
-        left.close_windows(list({block.window.key: block.window for block in left.blocks}.values()))
+    """Close the other ranks' memory at the end of the process, so that none frees memory still read.  Collective."""
+    if (device_memory := memory()) and device_memory.usable:
+        device_memory.close_windows(list({block.window.key: block.window for block in device_memory.blocks}.values()))
 
 
 def attempt(work: Callable[[], None]) -> str:
-    """Return what went wrong, if anything."""
+    """Return the error of `work` in one line, "" for none."""
     try:
         work()
     except REFUSALS as error:

@@ -1,4 +1,4 @@
-"""Symmetric memory: arrays that every rank of a node reaches, in files that they map.
+"""Symmetric memory: arrays that every rank of a node can access, in files that they map.
 
 `collectives.arrays.device_memory` has the same on devices.  Other arrays are read through the system, where it lets one
 process read another's memory: `reads_processes`.
@@ -24,7 +24,7 @@ PAGE_BYTES = 4096
 PROBE = 0x1234ABCD
 probe = np.array([PROBE], np.int64)  # a number that other processes try to read
 SLAB_BYTES = 1 << 20  # blocks of up to a sixteenth of it share a window
-KEPT_BYTES = 1 << 26  # of a rank's memory that is not in use: more goes when new memory is needed
+KEPT_BYTES = 1 << 26  # unused memory that a rank keeps: more is released when new memory is needed
 
 
 @dataclass
@@ -35,12 +35,12 @@ class Window:
     address: int
     nbytes: int
     bases: dict[int, int]
-    handle: Any  # what keeps it
+    handle: Any  # keeps the memory alive
 
 
 @dataclass(eq=False)
 class Block:
-    """A part of a window, given out as memory and taken back when nobody on any rank uses it."""
+    """A part of a window, leased as memory and reused when no rank uses it any more."""
 
     window: Window
     offset: int
@@ -79,7 +79,7 @@ class WindowOffset(NamedTuple):
 
 @dataclass
 class Windows:
-    """All windows of this process, whichever communicator made them."""
+    """All windows of this process, of all communicators."""
 
     by_key: dict[int, Window] = field(default_factory=dict)
     num_made: int = 0
@@ -118,7 +118,7 @@ class Windows:
 
 
 class SymmetricMemory:
-    """The memory that the ranks of a communicator allocate together, each node's in windows of its own.
+    """Memory that the ranks of a communicator allocate together, each node's in windows of its own.
 
     `agree_max` is the elementwise maximum over the ranks of a list of integers.
     """
@@ -146,10 +146,10 @@ class SymmetricMemory:
 
         Raises: InputError on every rank where a node has not enough shared memory.
         """
-        used = [not block.free for block in self.blocks]
-        need, key, *used = self.agree_max([nbytes, self.next_key(), *used])
+        in_use = [not block.free for block in self.blocks]
+        need, key, *in_use = self.agree_max([nbytes, self.next_key(), *in_use])
         need = size_class(need, self.slab_bytes // 16)
-        unused = [block for block, is_used in zip(self.blocks, used, strict=True) if not is_used]
+        unused = [block for block, is_used in zip(self.blocks, in_use, strict=True) if not is_used]
         fitting = [block for block in unused if need <= block.nbytes <= 2 * need]
         if not fitting:
             fitting = self.make_room(key, need, unused)
@@ -161,7 +161,7 @@ class SymmetricMemory:
         return (self.world_ranks[0] << 32 | self.windows.num_made) + 1 if self.is_first else 0
 
     def make_room(self, key: int, need: int, unused: list[Block]) -> list[Block]:
-        """Make new blocks; remove what is unused if it is much, or memory is short."""
+        """Make new blocks; release unused ones if they are many bytes, or memory is short."""
         if sum(block.nbytes for block in unused) <= KEPT_BYTES:
             try:
                 return self.make_blocks(key, need)
@@ -169,7 +169,7 @@ class SymmetricMemory:
                 if not unused:
                     raise
         self.release(unused)
-        unused.clear()  # which keeps the memory
+        unused.clear()  # as it refers to the memory
         return self.make_blocks(key, need)
 
     def make_blocks(self, key: int, nbytes: int) -> list[Block]:
@@ -182,7 +182,7 @@ class SymmetricMemory:
     def make_window(self, key: int, nbytes: int) -> Window:
         """Map memory for every rank of the node, one part after the other.  Collective.
 
-        It is a file without a name, which goes with the last process that has it mapped: nothing need be freed.
+        It is a file without a name, which vanishes with the last process that maps it: nothing need be freed.
 
         Raises: InputError on every rank where one is refused it.
         """
@@ -201,19 +201,19 @@ class SymmetricMemory:
         return Window(key, bases[self.world_ranks[self.node_comm.rank]], nbytes, bases, mapping)
 
     def first_failure(self, failure: str) -> str:
-        """Return which rank is the first that has one, and what it is.  Collective."""
+        """Return the first rank with a failure, and its failure.  Collective."""
         failures = self.comm.allgather(failure)
         return next(f"rank {rank}: {words}" for rank, words in enumerate(failures) if words)
 
     def close_windows(self, windows: list[Window]) -> None:
-        """Give back what a window has beside its memory.  Collective."""
+        """Release the resources of windows other than their memory.  Collective."""
 
     def check_space(self, nbytes: int) -> None:
-        """Refuse, on all ranks, what a node's shared memory cannot hold: using it would be the end of the process."""
+        """Refuse, on all ranks, memory that exceeds a node's shared memory: its use would end the process."""
         need = nbytes * self.node_comm.size
         there = os.statvfs(shared_folder())
-        left = there.f_bavail * there.f_frsize
-        (lacking,) = self.agree_max([need - left])
+        free_bytes = there.f_bavail * there.f_frsize
+        (lacking,) = self.agree_max([need - free_bytes])
         if lacking > 0:
             raise InputError(
                 f"a node's shared memory lacks {-(-lacking // 2**20)} MiB for this: enlarge {shared_folder()}, "
@@ -221,7 +221,7 @@ class SymmetricMemory:
             )
 
     def release(self, unused: list[Block]) -> None:
-        """Give back the windows of which no block is in use.  Collective in the node."""
+        """Release the windows of which no block is in use.  Collective in the node."""
         in_use = {block.window.key for block in self.blocks if block not in unused}
         keys = dict.fromkeys(block.window.key for block in unused if block.window.key not in in_use)
         self.blocks = [block for block in self.blocks if block.window.key not in keys]
@@ -229,14 +229,14 @@ class SymmetricMemory:
             self.close_windows([self.windows.remove(key) for key in keys])
 
     def free(self) -> None:
-        """Give back what no array uses any more.  Collective."""
-        used = self.agree_max([0, *(not block.free for block in self.blocks)])[1:]
-        self.release([block for block, is_used in zip(self.blocks, used, strict=True) if not is_used])
+        """Release the memory that no array uses any more.  Collective."""
+        in_use = self.agree_max([0, *(not block.free for block in self.blocks)])[1:]
+        self.release([block for block, is_used in zip(self.blocks, in_use, strict=True) if not is_used])
         self.node_comm.Free()
 
 
 def size_class(nbytes: int, small: int) -> int:
-    """Round up a number of bytes: what is small as a power of 2, more in steps of an eighth, very much in pages.
+    """Round up a number of bytes: to a power of 2 if small, then to steps of an eighth, if very large to pages.
 
     >>> size_class(5000, 1 << 16), size_class(800_000, 1 << 16), size_class(804_000, 1 << 16)
     (8192, 851968, 851968)
@@ -249,7 +249,7 @@ def size_class(nbytes: int, small: int) -> int:
 
 
 def shared_folder() -> str:
-    """Return the folder whose files are memory; where the system has none, one for files that go."""
+    """Return the folder of files in memory; where the system has none, that of temporary files."""
     return "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
 
 
@@ -288,7 +288,7 @@ class IoVector(ctypes.Structure):
 
 
 def probe_address() -> list[int]:
-    """Return where another process finds a number that it knows."""
+    """Return the address of a number that other processes try to read."""
     return [os.getpid(), probe.ctypes.data]
 
 
@@ -305,5 +305,5 @@ def read_process(pid: int, address: int) -> int | None:
         return None
     call.restype = ctypes.c_ssize_t
     local, remote = IoVector(here.ctypes.data, 8), IoVector(address, 8)
-    done = call(pid, ctypes.byref(local), ctypes.c_ulong(1), ctypes.byref(remote), ctypes.c_ulong(1), ctypes.c_ulong(0))
-    return int(here[0]) if done == 8 else None
+    args = pid, ctypes.byref(local), ctypes.c_ulong(1), ctypes.byref(remote), ctypes.c_ulong(1), ctypes.c_ulong(0)
+    return int(here[0]) if call(*args) == 8 else None

@@ -1,4 +1,4 @@
-"""Ops in NumPy: those of the table, and a program's own."""
+"""Reduction ops in NumPy: those of the table, and user-defined ones."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Function = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Op:
-    """An op of one's own: what `function` makes of two flat NumPy arrays of one length, element by element.
+    """A user-defined op: `function` combines two flat NumPy arrays of one length, element by element.
 
     It must be associative, and give the same on all ranks.  16-bit floats come as float32.  Where it is not
-    commutative, the operands stand in the order of the ranks.  Two are the same where their functions are.
+    commutative, the operands stand in the order of the ranks.  Ops with the same function are equal.
 
     >>> print(Op(np.hypot))
     Op(hypot, commutative=True)
@@ -35,13 +35,13 @@ class Op:
         return f"Op({name or type(self.function).__name__}{place}, commutative={self.commutative})"
 
     def check(self, dtype: np.dtype) -> None:
-        """Try it on two ones.
+        """Try the op on two arrays of ones.
 
-        Raises: ValueError where it fails, or returns what is not as many numbers of that dtype.
+        Raises: ValueError where it fails, or its result has another length or dtype.
         """
         try:
             result = np.asarray(self.function(np.ones(2, dtype), np.ones(2, dtype)))
-        except Exception as error:  # whatever it is, all ranks are to hear of it
+        except Exception as error:  # all ranks must be told of any error
             raise ValueError(f"op {self} of {dtype} fails: {type(error).__name__}: {error}") from None
         if result.shape != (2,) or not np.can_cast(result.dtype, dtype, "same_kind"):
             what = f"{result.dtype} of shape {result.shape}"
@@ -49,14 +49,14 @@ class Op:
 
 
 def function_of(op: str | Op, xp: Any) -> Function:
-    """Return what reduces two arrays of a library."""
+    """Return the function that reduces two arrays of a library."""
     if isinstance(op, Op):
         return op.function
     return LOCATING.get(op) or getattr(xp, OPS[op].ufunc)
 
 
 def has_kernel(op: str | Op) -> bool:
-    """Return whether programs, of the host and of devices, reduce by it; messages are reduced by any."""
+    """Return whether host and device programs can reduce with it; over messages, any op is reduced."""
     return not isinstance(op, Op) and bool(OPS[op].kernel)
 
 

@@ -1,4 +1,4 @@
-"""The one place that knows NumPy from CuPy from torch: flat views of their arrays, dtypes and ops."""
+"""Flat views of NumPy, CuPy and torch arrays, dtypes and ops: only this module tells the libraries apart."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ DTYPES = FLOATS | INTEGERS | COMPLEX | {np.dtype(bool)}
 
 @cache
 def host() -> "Host":
-    from collectives.arrays.device import host  # which reads the tables above
+    from collectives.arrays.device import host  # it reads the tables above
 
     return host()
 
@@ -40,7 +40,7 @@ def cuda(index: int, library: str = "cupy") -> "Device":
 def device(name: str) -> "Device":
     """Return the device of that name: "cpu", "cuda" (the current one) or "cuda:1".
 
-    Raises: ValueError for a name or a device that there isn't.
+    Raises: ValueError for an unknown name or a device that does not exist.
     """
     kind, _, index = name.partition(":")
     if name == "cpu":
@@ -138,7 +138,7 @@ def flat(x: Any) -> "tuple[Device, Any]":
 
     `x` is a NumPy array, a CuPy array, a torch tensor, or of another library with DLPack.
 
-    Raises: ValueError for what is none of these, not C-contiguous, or of a dtype that cannot be sent.
+    Raises: ValueError for other objects, arrays that are not C-contiguous, and dtypes that cannot be sent.
     """
     if isinstance(x, np.ma.MaskedArray):
         raise ValueError(
@@ -162,9 +162,9 @@ def flat(x: Any) -> "tuple[Device, Any]":
 
 
 def from_dlpack(x: Any) -> Any:
-    """Return the NumPy or CuPy array of the memory of another library's, as of JAX, whose arrays are read only.
+    """Return a NumPy or CuPy array of the memory of another library's array, as JAX's, which are read-only.
 
-    Raises: ValueError for memory of other devices, and what the library does not hand out.
+    Raises: ValueError for memory of other devices, and arrays that the library does not export.
     """
     kind, number = x.__dlpack_device__()
     if kind == DLPACK_CPU:
@@ -178,7 +178,7 @@ def from_dlpack(x: Any) -> Any:
 
 
 def is_a(x: Any, library: str, name: str) -> bool:
-    """Return whether `x` is of a type of a library, which is not imported to find out."""
+    """Return whether `x` is of a type of a library, without importing it."""
     module = sys.modules.get(library)
     return module is not None and isinstance(x, getattr(module, name))
 
@@ -253,7 +253,7 @@ def as_bytes(x: Any) -> Any:
 def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
     """Return a shape as NumPy takes it: an integer, or one for each dimension.
 
-    Raises: ValueError for what is no shape.
+    Raises: ValueError for anything else.
     """
     try:
         lengths = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)

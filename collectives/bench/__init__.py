@@ -1,1 +1,1 @@
-"""Measures the collectives: `mpirun -n 4 python -m collectives.bench --help`."""
+"""Benchmark of the collectives: `mpirun -n 4 python -m collectives.bench --help`."""

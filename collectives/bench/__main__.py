@@ -1,12 +1,12 @@
-"""Measure collectives, as nccl-tests does, and how near they come to what a model predicts and the machine allows.
+"""Measure collectives, as nccl-tests does, and compare them with a model's prediction and the machine's limit.
 
 mpirun -n 4 python -m collectives.bench all_reduce all_gather -b 1K -e 16M --peers gloo --json results.json
 mpirun -n 2 python -m collectives.bench all_reduce -A all --html report.html
 mpirun -n 4 python -m collectives.bench --tune tuning.json
 mpirun -n 4 python -m collectives.bench all_reduce -A ring -b 1M --space-time ring.png
 
-Sizes are of the whole vector: what all_reduce, reduce_scatter and all_to_all take, what all_gather gives.  A bound is
-the time for copying, or sending between nodes, as much at the rates that are measured first.
+Sizes are of the whole vector: the input of all_reduce, reduce_scatter and all_to_all, the result of all_gather.  A
+bound is the time for copying, or sending between nodes, as much at the rates that are measured first.
 """
 
 import argparse
@@ -27,14 +27,14 @@ from collectives.schedule.spec import COLLECTIVES, OPS, Chunks
 
 QUICK = ["auto", "mpi"]
 ALL = "all"
-# In nccl-tests' spelling, where that is another.
+# nccl-tests' names, where they differ.
 NCCL_DTYPES = {"half": "float16", "float": "float32", "double": "float64"}
 RUNS, FACTORS, BANDWIDTHS = Range(1, 10**6), Range(2, 2**30), Range(0, 10**9, unit="GB/s")
 GROUPS = Range(1, 1000)
 
 
 class ForeignFlag(NamedTuple):
-    """A flag of nccl-tests for what is not here: the value at which nothing is asked, if any, and what to do."""
+    """A flag of nccl-tests for a feature that is missing here: its neutral value, if any, and the remedy."""
 
     short: str
     name: str
@@ -62,13 +62,13 @@ FOREIGN = (
 def main() -> int:
     import collectives
 
-    comm = collectives.world()  # ahead of what imports MPI
+    comm = collectives.world()  # before any import of MPI
     from collectives.bench import run
 
     with comm.agreed():
         flags = parse(comm.size)
         if comm.rank == 0:
-            refuse_unwritable(flags)  # before minutes are spent
+            refuse_unwritable(flags)  # before minutes of measuring
     return run.run(comm, flags)
 
 
@@ -93,7 +93,7 @@ def parser() -> Parser:
     add("--device", default="cpu", help="cpu or cuda (cpu)")
     add("--memory", choices=[*MEMORIES, "both"], help="arrays from comm.empty, or others (symmetric)")
     add("--peers", type=peers, default=[], metavar="NAMES", help="to time as well: mpi,gloo,nccl")
-    add("--wide", action="store_true", help="print noise, and the share of what the model and the machine allow, too")
+    add("--wide", action="store_true", help="also print noise, and the share of the model's and the machine's speed")
     add("--min-bw", type=BANDWIDTHS.number, metavar="GB/s", help="fail if the average bus bandwidth is below")
     add("--json", type=Path, metavar="FILE", help="write everything, every iteration included, after each size")
     add("--html", type=Path, metavar="FILE", help="write charts and tables, with the machine and the command")
@@ -105,7 +105,7 @@ def parser() -> Parser:
 
 
 def collective(text: str) -> str:
-    """Parse a collective's name, in nccl-tests' spelling, too.
+    """Parse a collective's name, also in nccl-tests' spelling.
 
     >>> collective("allreduce"), collective("alltoall"), collective("all_gather")
     ('all_reduce', 'all_to_all', 'all_gather')
@@ -118,7 +118,7 @@ def collective(text: str) -> str:
 
 
 def dtype(text: str) -> np.dtype:
-    """Parse a dtype's name, in nccl-tests' spelling, too, where `float` is of 32 bits.
+    """Parse a dtype's name, also in nccl-tests' spelling, where `float` has 32 bits.
 
     >>> dtype("float"), dtype("double"), dtype("int8")
     (dtype('float32'), dtype('float64'), dtype('int8'))
@@ -136,7 +136,7 @@ def blocking(text: str) -> bool:
 
 
 def average(text: str) -> str:
-    """Parse which rank's time counts, as nccl-tests numbers them.
+    """Parse the choice of the rank whose time counts, in nccl-tests' numbering.
 
     >>> average("1"), average("3")
     ('mean of ranks', 'slowest rank')
@@ -156,9 +156,9 @@ def peers(text: str) -> list[str]:
 
 
 def parse(size: int) -> argparse.Namespace:
-    """Parse the flags, for so many ranks, and add what follows from them: workloads, names of contestants, sizes.
+    """Parse the flags, for so many ranks, and add the workloads, names of contestants and sizes that follow.
 
-    Raises: ValueError for what makes no sense, with the remedy.
+    Raises: ValueError for invalid flags, with the remedy.
     """
     flags = parser().parse_args()
     names = flags.names or [ALL if flags.tune else "all_reduce"]
@@ -176,7 +176,7 @@ def parse(size: int) -> argparse.Namespace:
 
 
 def check(flags: argparse.Namespace, size: int) -> None:
-    """Refuse flags that do not go together."""
+    """Refuse incompatible flags."""
     if flags.space_time:
         flags.end = flags.begin
     if flags.begin > flags.end:
@@ -197,18 +197,18 @@ def check_algorithms(flags: argparse.Namespace, size: int) -> None:
 
 
 def names_of(collective: str, size: int, flags: argparse.Namespace) -> list[str]:
-    """List what is timed: algorithms that there are on so many ranks, then peers."""
-    ours, wanted = algorithms.names(collective, size), {*flags.algorithms, *flags.peers}
-    if ALL in wanted:
-        wanted |= {*ours} if flags.tune else {*ours, "mpi"}
-    return [name for name in dict.fromkeys(("auto", *ours, *PEERS)) if name in wanted]
+    """List the contestants: algorithms that can run on so many ranks, then peers."""
+    ours, selection = algorithms.names(collective, size), {*flags.algorithms, *flags.peers}
+    if ALL in selection:
+        selection |= {*ours} if flags.tune else {*ours, "mpi"}
+    return [name for name in dict.fromkeys(("auto", *ours, *PEERS)) if name in selection]
 
 
 def workloads(flags: argparse.Namespace) -> list[Workload]:
-    """List what is measured, in order."""
+    """List the workloads to be measured, in order."""
     views.device(flags.device)
     flags.memory = flags.memory or ("both" if flags.tune else "symmetric")
-    memories, chosen = MEMORIES if flags.memory == "both" else (flags.memory,), []
+    memories, selection = MEMORIES if flags.memory == "both" else (flags.memory,), []
     for name, memory in product(flags.collectives, memories):
         spec = COLLECTIVES[name]
         if spec.reduces:
@@ -216,8 +216,8 @@ def workloads(flags: argparse.Namespace) -> list[Workload]:
         op, root = flags.op if spec.reduces else "sum", flags.root if spec.rooted else 0
         without_arrays = Workload(name, "ordinary")
         with_arrays = Workload(name, memory, flags.device, flags.dtype, op, root)
-        chosen.append(without_arrays if spec.gives is Chunks.NONE else with_arrays)
-    return list(dict.fromkeys(chosen))
+        selection.append(without_arrays if spec.gives is Chunks.NONE else with_arrays)
+    return list(dict.fromkeys(selection))
 
 
 def refuse_unwritable(flags: argparse.Namespace) -> None:

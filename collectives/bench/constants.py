@@ -17,11 +17,11 @@ from collectives.runtime.messages import SEGMENT_BYTES
 from collectives.runtime.plan import Plan
 from collectives.schedule.cost import NETWORK, Link, Network
 
-VECTOR_BYTES = 16 << 20  # that are reduced, copied or sent in a node: more than cores cache
+VECTOR_BYTES = 16 << 20  # reduced, copied or sent in a node: more than caches hold
 SHORT_BYTES = 8
 FAR_BYTES = 4 << 20  # of a long message to another node
-PING_PONGS, BARRIERS = 10, 10  # that are timed as one
-LEAST_S = 1e-15  # for a byte, where noise says less than nothing
+PING_PONGS, BARRIERS = 10, 10  # timed as one
+LEAST_S = 1e-15  # for a byte, where noise makes a difference negative
 
 Action = Callable[[], Any]
 Timer = Callable[[Action], float]
@@ -30,7 +30,7 @@ Timer = Callable[[Action], float]
 def samples(
     comm: Communicator, actions: Sequence[Action], repeats: int, warmups: int, rank_time: str = "slowest rank"
 ) -> np.ndarray:
-    """Measure seconds by repeat and action, those of all ranks reduced to one as `RANK_TIMES` has it.  Collective.
+    """Measure seconds by repeat and action, reduced over the ranks as `RANK_TIMES` defines.  Collective.
 
     Actions take turns, so that a change of the machine's speed hits all alike, each after a barrier.
     """
@@ -55,7 +55,7 @@ def medians(comm: Communicator, actions: Sequence[Action], repeats: int, warmups
 def measure(comm: Communicator, repeats: int, warmups: int) -> Network:
     """Measure the machine's speeds, and keep them for later jobs on these hosts.  Collective; the same on all ranks.
 
-    Rank 0 says so where they can't be believed, and so are not kept.
+    If they are implausible, rank 0 says so, and they are not kept.
     """
     network = speeds(comm, repeats, warmups)
     where = save(comm, network)
@@ -65,13 +65,13 @@ def measure(comm: Communicator, repeats: int, warmups: int) -> Network:
 
 
 def save(comm: Communicator, network: Network) -> str:
-    """Write the speeds on rank 0, and return where, or why not.  Collective."""
+    """Write the speeds on rank 0, and return the path, or why they are not written.  Collective."""
     place = links.place(comm.host_names(), comm.topology.nodes, library_name(MPI))
     return links.save(links.CachedLinks(place, network)) if comm.rank == 0 else ""
 
 
 def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:
-    """Measure what these ranks can show; the rest are defaults, as one node cannot show links between nodes.
+    """Measure the speeds that these ranks can show; others are defaults, as links between nodes on one node.
 
     Collective; every rank gets the same.
     """
@@ -98,7 +98,7 @@ def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:
 
 
 def between_nodes(comm: Communicator, timer: Timer, nodes: Sequence[Sequence[int]]) -> tuple[Link, Link | None]:
-    """Measure one pair of ranks of each two nodes; and as many as there are, for what each costs the others."""
+    """Measure one pair of ranks of each two nodes, then all pairs at once, for the cost of sharing a link."""
     all_pairs = [list(zip(*two, strict=False)) for two in zip(nodes[::2], nodes[1::2], strict=False)]
     alone = link_of_pairs(comm, timer, [pairs[0] for pairs in all_pairs], FAR_BYTES)
     most = min(map(len, all_pairs))
@@ -112,7 +112,7 @@ def between_nodes(comm: Communicator, timer: Timer, nodes: Sequence[Sequence[int
 def link_of_pairs(comm: Communicator, timer: Timer, pairs: Sequence[Sequence[int]], long_bytes: int) -> Link:
     """Measure messages between the ranks of each pair, all pairs at once, while the others do nothing.
 
-    A short one goes back and forth.  Long ones go both ways at once, as in collectives.
+    A short message goes back and forth.  Long ones go both ways at once, as in collectives.
     """
     number = {rank: nth for nth, pair in enumerate(pairs) for rank in pair}
     pair = comm.split(number.get(comm.rank), key=0)
@@ -138,7 +138,7 @@ def link(short_s: float, long_s: float, long_bytes: int) -> Link:
 
 
 def time_plans(plans: Sequence[Plan], timer: Timer, times: int) -> float:
-    """Measure the seconds to run the plans once, of so many times that are timed as one; and free them."""
+    """Measure the seconds to run the plans once, from so many runs timed as one; then free them."""
 
     def run() -> None:
         for _ in range(times):
@@ -183,9 +183,9 @@ def barrier_s(comm: Communicator, timer: Timer) -> float:
 
 
 def bound_s(collective: str, nbytes: int, nodes: Sequence[Sequence[int]], network: Network) -> float | None:
-    """Compute the seconds that no algorithm can beat, at the rates measured; None where nothing must move.
+    """Compute the seconds that no algorithm can beat, at the rates measured; None if no data must move.
 
-    In a node that is copying memory, all ranks at once; of several nodes, what must pass the busiest one's wire.
+    In one node it is the time of copying memory, all ranks at once; of several nodes, that of the busiest one's wire.
     """
     size = sum(map(len, nodes))
     if size == 1 or not nbytes:
@@ -197,7 +197,7 @@ def bound_s(collective: str, nbytes: int, nodes: Sequence[Sequence[int]], networ
 
 
 def vectors_copied(collective: str, size: int) -> float:
-    """Compute how often each rank copies the vector, where the copying is shared alike.
+    """Compute how often each rank copies the vector, if all ranks copy equally much.
 
     A copy reads and writes: to read p vectors and write one is (p + 1) / 2 copies.
 

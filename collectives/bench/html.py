@@ -21,7 +21,7 @@ from collectives.job.settings import Parser
 from collectives.schedule import draw
 from collectives.schedule.cost import Link, Network
 
-CASE = ("collective", "memory", "device", "dtype", "op", "root", "in_place")  # what a section is of
+CASE = ("collective", "memory", "device", "dtype", "op", "root", "in_place")  # the same within a section
 PARTS = {"schema", "command", "started", "environment", "ranks", "nodes", "links", "results"}
 FIELDS = {*CASE, "name", "algorithm", "bytes", "samples_us", "min_us", "median_us", "p99_us", "model_us", "busbw_gbps"}
 TIMES = ("min", "quartile 1", "median", "quartile 3", "p99", "model", "limit")
@@ -32,10 +32,10 @@ COLUMNS = (
 BANDS = [["min, µs", "quartile 3, µs"], ["quartile 1, µs", "quartile 3, µs"]]
 LEGEND = (
     "; bands reach from the first to the third quartile, and fainter ones down to the minimum. Thin dotted lines are "
-    "what the cost model predicts; the limit is what copying, or sending between nodes, takes for as many bytes. The "
+    "the cost model's predictions; the limit is the time of copying, or sending between nodes, as many bytes. The "
     "bar on top has the fastest."
 )
-INK = 7  # the limit's color; contestants have those before
+INK = 7  # the limit's color; contestants have the preceding ones
 
 
 class Measured(NamedTuple):
@@ -50,7 +50,7 @@ def main() -> int:
     """Write a page from the documents of one run or two."""
     parser = Parser("python -m collectives.bench.html", __doc__)
     parser.add_argument("results", nargs="+", type=Path, metavar="JSON", help="one or two files of bench --json")
-    parser.add_argument("--html", type=Path, required=True, metavar="FILE", help="where the page goes")
+    parser.add_argument("--html", type=Path, required=True, metavar="FILE", help="path of the page")
     try:
         flags = parser.parse_args()
         if len(flags.results) > 2:
@@ -88,12 +88,12 @@ def read(path: Path) -> Document:
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}: pass a file that collectives.bench --json has written") from None
     except (ValueError, TypeError, AttributeError):
-        pass  # as it is said below
+        pass  # refused below
     raise ValueError(f"{path}: no results of collectives.bench: pass a file that its --json has written")
 
 
 def report(runs: dict[str, Document]) -> str:
-    """Write the page of one run or two, which have names."""
+    """Write the page of one run or two, with their names."""
     cases: dict[tuple, list[Measured]] = {}
     for name, document in runs.items():
         for row in document["results"]:
@@ -106,7 +106,7 @@ def report(runs: dict[str, Document]) -> str:
 
 
 def machine(number: int, name: str, document: Document) -> Section:
-    """Say on what machine, by which command and when a run was measured."""
+    """Show the machine, the command and the date of a run."""
     links: dict[str, Any] = dict(document["links"])
     links |= {key: Link(**value) for key, value in links.items() if isinstance(value, dict)}
     ranks = iter(range(document["ranks"]))
@@ -122,7 +122,7 @@ def machine(number: int, name: str, document: Document) -> Section:
 
 
 def section(number: int, case: tuple, rows: Sequence[Measured], runs: Sequence[str]) -> Section:
-    """Draw and list what was measured of one collective, on arrays of one kind."""
+    """Draw and list the results of one collective, on arrays of one kind."""
     collective, memory, device, dtype, op, root, in_place = case
     where = f"{memory} memory" if device == "cpu" else device
     more = [dtype, *([op] if op else []), *([] if root is None else [f"root {root}"])]
@@ -186,7 +186,7 @@ def charts_of(
 def lines_of(
     run: str, runs: Sequence[str], names: Sequence[str], looks: dict[str, dict[str, int]]
 ) -> Iterator[dict[str, Any]]:
-    """Describe the lines of what a run has measured."""
+    """Describe the lines of a run's measurements."""
     suffix = f" ({run})" if len(runs) > 1 else ""
     for name in names:
         rows = {"where": {**where(runs, run), "name": name}, "column": "median, µs", "bands": BANDS}
@@ -196,7 +196,7 @@ def lines_of(
 def predictions(
     names: Sequence[str], any_name: str, looks: dict[str, dict[str, int]], of_run: dict[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """Describe the lines of what the model says of some algorithms, and of the limit."""
+    """Describe the lines of the model's predictions for some algorithms, and of the limit."""
     for name in names:
         rows = {"where": {**of_run, "name": name}, "column": "model, µs"}
         yield {"name": f"model of {name}", **rows, "color": looks[name]["color"], "dash": 2, "thin": True}
@@ -209,7 +209,7 @@ def where(runs: Sequence[str], run: str) -> dict[str, str]:
 
 
 def comparison(number: int, rows: Sequence[Measured], runs: Sequence[str]) -> Table:
-    """List the medians of two runs side by side, and how often the second takes the first's time."""
+    """List the medians of two runs side by side, and the ratio of the second's time to the first's."""
     times = {(run, row["bytes"], row["name"]): row["median_us"] for run, _, row in rows}
     lines = []
     for size, name in dict.fromkeys((size, name) for _, size, name in times):

@@ -1,4 +1,4 @@
-"""What our collectives are compared with: the MPI library's own, and those of gloo and NCCL, through torch."""
+"""Peers to compare with: the MPI library's own collectives, and those of gloo and NCCL, through torch."""
 
 import atexit
 import os
@@ -27,7 +27,7 @@ TIMEOUT = timedelta(seconds=60)
 def peer_call(comm: Communicator, trial: Trial, name: str) -> Callable[[], Any]:
     """Bind a peer's call to a trial's arrays.  Collective.
 
-    Raises: InputError on every rank for what the peer does not do.
+    Raises: InputError on every rank for calls that the peer does not support.
     """
     arguments = trial.collective, trial.x, trial.out, trial.workload.op, trial.root
     with comm.agreed(name):
@@ -36,7 +36,7 @@ def peer_call(comm: Communicator, trial: Trial, name: str) -> Callable[[], Any]:
         call = torch_call(*arguments)
         trial.fill()
         try:
-            call()  # which refuses dtypes that it can't move
+            call()  # fails for dtypes that it can't move
         except (RuntimeError, TypeError) as error:
             raise ValueError(str(error).splitlines()[0]) from None
     return call
@@ -55,7 +55,7 @@ def mpi_call(mpi: MPI.Comm, collective: str, x: Any, out: Any, op: str = "sum", 
 
 
 def inside(part: Any, whole: Any) -> bool:
-    """Say whether an array lies in another, which is longer."""
+    """Return whether an array is a part of another, longer one."""
     if part is None or whole is None or part.nbytes >= whole.nbytes:
         return False
     return 0 <= views.pointer(part) - views.pointer(whole) < whole.nbytes
@@ -93,7 +93,7 @@ def torch_call(collective: str, x: Any, out: Any, op: str = "sum", root: int = 0
 
 
 def renamed(collective: str) -> Callable[..., Any]:
-    """Find torch's function: newer releases warn of the name that older ones know."""
+    """Find torch's function, whose older name newer releases warn of."""
     from torch import distributed
 
     older = {"reduce_scatter": "reduce_scatter_tensor", "all_gather": "all_gather_into_tensor"}
@@ -109,7 +109,7 @@ def take_device(comm: Communicator, device: str) -> None:
 
 
 def start(comm: Communicator, flags: Namespace) -> dict[str, str]:
-    """Start the peers that are there, and say why others are not.  Collective."""
+    """Start the peers that are available, and say why others are not.  Collective."""
     missing = {}
     for name in [peer for peer in flags.peers if peer != "mpi"]:
         try:
@@ -144,7 +144,7 @@ def start_torch(mpi: MPI.Comm, backend: str, alone: bool) -> None:
     end_job = sys.excepthook
     distributed.init_process_group(backend, init_method=address, rank=mpi.rank, world_size=mpi.size, timeout=TIMEOUT)
     atexit.register(distributed.destroy_process_group)
-    sys.excepthook = end_job  # torch's holds back what this one prints, until after it has ended the job
+    sys.excepthook = end_job  # torch's delays this one's output until after the end of the job
 
 
 def free_port() -> int:

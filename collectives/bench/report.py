@@ -1,4 +1,4 @@
-"""What a run shows and leaves: a table as nccl-tests prints it, a JSON document, and a tuning file."""
+"""Output of a run: a table as nccl-tests prints it, a JSON document, and a tuning file."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ class TableColumn(NamedTuple):
 
 
 def number(microseconds: float | None) -> str:
-    """Format a time, without digits that say nothing.
+    """Format a time, with its significant digits only.
 
     >>> number(1.234), number(12345.6), number(None)
     ('1.2', '12346', '-')
@@ -42,7 +42,7 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0f}"
 
 
-# nccl-tests' in 80 columns, but for the type, which the heading has; and what a model, the machine and noise say.
+# nccl-tests' columns in 80 characters, without the type, which is in the heading; plus model, limit and noise.
 COLUMNS = (
     TableColumn("size", "(B)", "{:>9}", lambda row: row["bytes"]),
     TableColumn("count", "(elem)", "{:>8}", lambda row: row["count"]),
@@ -63,7 +63,7 @@ COLUMNS = (
 
 
 def bus_factor(collective: str, size: int) -> float:
-    """Compute what nccl-tests multiplies bytes of vector a second by, for the bytes that a rank's link carries.
+    """Compute nccl-tests' factor from a vector's bytes per second to those of a rank's link.
 
     >>> [bus_factor(name, 4) for name in ("all_reduce", "all_gather", "broadcast")]
     [1.5, 0.75, 1.0]
@@ -74,14 +74,14 @@ def bus_factor(collective: str, size: int) -> float:
 
 
 def average_gbps(rows: Sequence[Row]) -> float:
-    """Average our algorithms, if any were run, else their peers; not barriers, which have no bytes."""
+    """Average the bandwidth of our algorithms, if any were run, else of peers; barriers are skipped: no bytes."""
     ours = [row["busbw_gbps"] for row in rows if row["name"] not in PEERS and row["bytes"]]
     rates = ours or [row["busbw_gbps"] for row in rows if row["bytes"]]
     return sum(rates) / len(rates) if rates else 0.0
 
 
 def fastest(rows: Sequence[Row]) -> str:
-    """Name the fastest algorithm of ours, the registry's first of those that noise may tell apart; empty for none."""
+    """Name our fastest algorithm: among those within noise of it, the registry's first; empty for none."""
     ours = {row["name"]: row["median_us"] for row in rows if row["name"] not in ("auto", *PEERS)}
     return next((name for name in ours if ours[name] <= (1 + NOISE) * min(ours.values())), "")
 
@@ -103,7 +103,7 @@ def gbps(seconds_per_byte: float) -> str:
 
 
 def heading(row: Row, times: str, is_wide: bool) -> list[str]:
-    """Format what stands above the rows of one collective, place of the result and kind of memory."""
+    """Format the heading above the rows of one collective, place of the result and kind of memory."""
     where = f"{row['memory']} memory" if row["device"] == "cpu" else row["device"]
     place = "in place" if row["in_place"] else "out of place"
     what = f"{row['collective']} of {row['dtype']}, {place}, {where}" if row["bytes"] else row["collective"]
@@ -130,7 +130,7 @@ def footer(rows: Sequence[Row]) -> str:
 
 
 def conditions(comm: Communicator, started: str, network: Network, device: str, times: str) -> Document:
-    """Collect what a document says ahead of its results.  Collective; every rank gets the same."""
+    """Collect the conditions that a document begins with.  Collective; every rank gets the same."""
     return {
         "schema": SCHEMA,
         "command": sys.orig_argv,
@@ -154,7 +154,7 @@ def to_json(document: Document) -> str:
 def tuning(
     comm: Communicator, around: dict[str, Any], network: Network, source: str, sizes: Sequence[Sequence[Row]]
 ) -> Tuning:
-    """Choose what `auto` is to follow, from the rows of each size."""
+    """Choose the algorithms that `auto` is to take, from the rows of each size."""
     winners: dict[Case, list[tuple[int, str]]] = defaultdict(list)
     for rows in sizes:
         if best := fastest(rows):

@@ -36,11 +36,11 @@ from collectives.schedule.spec import COLLECTIVES, Chunks
 LINK_REPEATS = 10
 WIDTH = 80  # of a terminal
 CHECKED_ARRAYS = 6  # in and out of place, and to fill and compare them
-DIRECT = -1  # for the number of a round: a program of several, in shared memory
+DIRECT = -1  # instead of a round's number: a program of several rounds, in shared memory
 
 
 class Measurement(NamedTuple):
-    """What is measured at a time, by all contestants."""
+    """A unit of measurement, in which all contestants take part."""
 
     workload: Workload
     in_place: bool
@@ -53,7 +53,7 @@ class Contestant(NamedTuple):
     name: str
     algorithm: str
     trial: Trial
-    call: constants.Action  # which a device may still be at when it returns
+    call: constants.Action  # on a device it may still run after it returns
     free: Callable[[], None]
 
     @property
@@ -62,7 +62,7 @@ class Contestant(NamedTuple):
 
 
 def run(comm: Communicator, flags: Namespace) -> int:
-    """Measure, print and write what the flags say; return the exit status.  Collective."""
+    """Measure, print and write as the flags demand; return the exit status.  Collective."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
     if comm.rank:
         sys.stdout = open(os.devnull, "w")  # other ranks are silent  # noqa: SIM115
@@ -129,8 +129,8 @@ def measurements(comm: Communicator, flags: Namespace) -> Iterator[Measurement]:
 def results(
     comm: Communicator, flags: Namespace, planned: Sequence[Measurement], network: Network, missing: Any
 ) -> Iterator[list[Row]]:
-    """Make one measurement after the other, and say which peers can't.  Collective."""
-    say = cache(show)  # each line once
+    """Make one measurement after the other, and name the peers that can't take part.  Collective."""
+    say = cache(show)  # prints each line once
     for each in planned:
         trial = Trial(comm, each.workload, each.num_elements, each.in_place)
         names = [name for name in flags.names[trial.collective] if name not in missing]
@@ -139,7 +139,7 @@ def results(
 
 
 def measure(comm: Communicator, contestants: Sequence[Contestant], flags: Namespace, network: Network) -> list[Row]:
-    """Time the contestants of one measurement, in turns, and check what they give.  Collective."""
+    """Time the contestants of one measurement, in turns, and check their results.  Collective."""
     times = samples_s(comm, contestants, flags)
     wrong = num_wrong(comm, contestants, flags.check)
     for one in contestants:
@@ -147,7 +147,7 @@ def measure(comm: Communicator, contestants: Sequence[Contestant], flags: Namesp
     rows = []
     for i, one in enumerate(contestants):
         workload, nbytes, bound_s = one.trial.workload, one.trial.nbytes, None
-        if workload.device == "cpu":  # of devices the rates of the host say nothing
+        if workload.device == "cpu":  # the host's rates do not apply to devices
             bound_s = constants.bound_s(workload.collective, nbytes, comm.topology.nodes, network)
         rows.append(row_of(one, times[:, i], model_s(comm, one, network), bound_s, wrong[i] if flags.check else None))
     return rows
@@ -165,7 +165,7 @@ def samples_s(comm: Communicator, contestants: Sequence[Contestant], flags: Name
 
 
 def timed_as(flags: Namespace) -> str:
-    """Say what the times are of, as in "medians of 20 calls, slowest rank"."""
+    """Describe the times, as in "medians of 20 calls, slowest rank"."""
     calls = "calls" if flags.agg_iters == 1 else f"groups of {flags.agg_iters} calls"
     words = f"medians of {flags.iters} {calls}" if flags.blocking else f"means of {flags.iters} {calls} in a row"
     return f"{words}, {flags.average}"
@@ -180,7 +180,7 @@ def repeated(call: constants.Action, times: int) -> constants.Action:
 
 
 def grouped(comm: Communicator, one: Contestant, times: int) -> constants.Action:
-    """Return so many calls that begin together; a peer's come one after the other."""
+    """Return so many calls that start together; a peer's run one after the other."""
     if one.name in PEERS:
         return repeated(one.call, times)
     trial = one.trial
@@ -198,7 +198,7 @@ def grouped(comm: Communicator, one: Contestant, times: int) -> constants.Action
 def row_of(
     one: Contestant, samples_s: np.ndarray, model_s: float | None, bound_s: float | None, wrong: int | None
 ) -> Row:
-    """Say what a contestant took, from the slowest rank's seconds in each iteration."""
+    """Compute a contestant's row from the slowest rank's seconds in each iteration."""
     trial, (collective, memory, device, dtype, op, root) = one.trial, one.trial.workload
     median_s = float(np.median(samples_s))
     algbw_gbps = 1e-9 * trial.nbytes / median_s
@@ -235,7 +235,7 @@ def able(
 ) -> Contestant | None:
     """Bind the contestant of a name; under `all`, or for a peer, it may not work in this place.
 
-    Collective.  Raises: InputError where an algorithm was asked for by name.
+    Collective.  Raises: InputError for an algorithm that was requested by name.
     """
     try:
         return contestant(comm, trial, name)
@@ -281,7 +281,7 @@ def num_wrong(comm: Communicator, contestants: Sequence[Contestant], times: int)
 
 
 def model_s(comm: Communicator, one: Contestant, network: Network) -> float | None:
-    """Predict by the cost model; None of peers and devices."""
+    """Predict by the cost model; None for peers and devices."""
     workload = one.trial.workload
     if one.algorithm in PEERS or workload.device != "cpu":
         return None
@@ -290,7 +290,7 @@ def model_s(comm: Communicator, one: Contestant, network: Network) -> float | No
 
 
 def write(comm: Communicator, flags: Namespace, document: Document, network: Network, sizes: list[list[Row]]) -> None:
-    """Write the files that were asked for, each in one go.  Collective."""
+    """Write the requested files, each in one go.  Collective."""
     with comm.agreed():
         if comm.rank:
             return
@@ -320,7 +320,7 @@ class TimedStep:
 
 
 def draw_space_time(comm: Communicator, flags: Namespace, network: Network) -> None:
-    """Draw the run of median length beside what is planned.  Collective."""
+    """Draw the run of median length beside the planned one.  Collective."""
     (workload,) = flags.workloads
     trial = Trial(comm, workload, element_counts(workload, comm.size, flags.sizes)[0])
     plan = comm.plan(trial.collective, trial.x, algorithm=flags.names[trial.collective][0], **trial.arguments)
@@ -359,7 +359,7 @@ def median_run(comm: Communicator, plan: Plan, trial: Trial, repeats: int) -> tu
 
 
 def run_diagram(row: Algorithm, title: str, comm: Communicator, root: int, spans: Sequence[Any]) -> Diagram:
-    """Diagram what was measured, with the messages that the schedule has in each round."""
+    """Diagram a measured run, with the messages of the schedule in each round."""
     rounds = [(rank, *span) for rank, of_rank in enumerate(spans) for span in of_rank]
     bars = [Bar(rank, begin, end, "work" if number == DIRECT else "wait") for rank, number, begin, end in rounds]
     at = {(rank, number): (begin, end) for rank, number, begin, end in rounds if number != DIRECT}

@@ -1,8 +1,8 @@
-"""What a collective gets in a benchmark, and the result that it must give, exactly.
+"""The input of a collective in a benchmark, and its exact result.
 
 Reductions are exact in any order, for every dtype and op, on any number of ranks: in each element a few ranks give a
-small whole number, or for a product 1 or 2, and the others what changes nothing, so that no partial result is beyond
-64, which int8 holds, and bfloat16 exactly.  Where bits are combined, a rank has one of 6, or lacks it.
+small integer, or for a product 1 or 2, and the others the neutral element, so that no partial result exceeds 64, which
+int8 holds, and bfloat16 exactly.  For bitwise ops, a rank has one of 6 bits, or lacks it.
 """
 
 import functools
@@ -20,13 +20,13 @@ from collectives.schedule.spec import COLLECTIVES, OF_BITS, OF_TRUTHS, OPS, At, 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
-PEERS = ("mpi", "gloo", "nccl")  # names in an algorithm's place: others' collectives
-# Which time of all ranks counts, in the order of nccl-tests' --average: an op, or rank 0's own.
+PEERS = ("mpi", "gloo", "nccl")  # names used like an algorithm's: other libraries' collectives
+# The reduction of times over ranks, in the order of nccl-tests' --average: an op, or rank 0's own time.
 RANK_TIMES = {"rank 0": None, "mean of ranks": "avg", "fastest rank": "min", "slowest rank": "max"}
 GIVERS, PERIOD = 6, 7  # a product's 2^6, and unlike the lengths of chunks, so that one in another's place shows
-MOVED = 113  # different numbers where nothing is reduced
+MOVED = 113  # different numbers for collectives that do not reduce
 NUM_BITS, EVERY_BIT = 6, 2**6 - 1
-NEVER = 120  # is in no result
+NEVER = 120  # does not occur in results
 
 
 class Workload(NamedTuple):
@@ -41,7 +41,7 @@ class Workload(NamedTuple):
 
 
 def places(collective: str) -> tuple[bool, ...]:
-    """Say whether a collective works in place: out of place first, where it does both."""
+    """List whether a collective works in place: out of place first, if it does both."""
     spec = COLLECTIVES[collective]
     both = "out" in spec.takes and not spec.exchanges and (spec.in_place or not spec.rooted)
     return (False, True) if both else (spec.in_place,)
@@ -73,7 +73,7 @@ class Trial:
         self.workload, self.collective, self.count = workload, workload.collective, count
         self.rank, self.size, self.root = comm.rank, comm.size, workload.root
         self.spec = COLLECTIVES[self.collective]
-        self.gives, self.gets = (held.on(self.rank, self.size, self.root) for held in (self.spec.gives, self.spec.gets))
+        self.gives, self.gets = (side.on(self.rank, self.size, self.root) for side in (self.spec.gives, self.spec.gets))
         self.in_place = self.spec.in_place if in_place is None else in_place
         self.dtype, self.nbytes = workload.dtype, count * workload.dtype.itemsize
         self.device = views.device(workload.device)
@@ -110,12 +110,12 @@ class Trial:
         return self.place(range(self.rank, self.rank + 1))
 
     def place(self, chunks: range) -> slice:
-        """Return where consecutive chunks are in a vector."""
+        """Return the slice of consecutive chunks in a vector."""
         cut = shares(self.count, self.size)
         return slice(cut[chunks.start].start, cut[chunks.stop - 1].stop)
 
     def input(self) -> Any:
-        """Compute what this rank gives; None for no array."""
+        """Compute this rank's input; None for no array."""
         if self.x is None:
             return None
         if not self.gives:
@@ -129,7 +129,7 @@ class Trial:
         return payload(count, self.dtype, rank)
 
     def expected(self) -> Any:
-        """Compute what this rank must get; None for no array."""
+        """Compute this rank's exact result; None for no array."""
         if not self.gets:
             return self.input() if self.spec.in_place else None
         sources = [self.spec.sources(At(self.rank, chunk, self.size, self.root)) for chunk in self.gets]
@@ -139,12 +139,12 @@ class Trial:
         chunks = []
         for chunk, (source,) in zip(self.gets, sources, strict=True):
             sent = self.rank if self.spec.exchanges else chunk
-            given = self.input_of(source)
-            chunks.append(given if self.spec.gives is Chunks.OWN else given[self.place(range(sent, sent + 1))])
+            vector = self.input_of(source)
+            chunks.append(vector if self.spec.gives is Chunks.OWN else vector[self.place(range(sent, sent + 1))])
         return np.concatenate(chunks)
 
     def fill(self) -> None:
-        """Write this rank's input, and what can't be the result where that will be."""
+        """Write this rank's input, and impossible values in the place of the result."""
         values = [] if self.x is None else [(self.x, self.input())]
         if self.out is not None and self.out is not self.x:
             values.insert(0, (self.out, np.full(len(self.out), NEVER).astype(self.dtype)))
@@ -155,7 +155,7 @@ class Trial:
         self.device.synchronize()
 
     def num_wrong(self) -> int:
-        """Count the elements of the result that are not what they must be."""
+        """Count the wrong elements of the result."""
         if self.out is None:
             return 0
         result = np.empty(len(self.out), self.dtype)
@@ -166,7 +166,7 @@ class Trial:
 
 
 def operand(count: int, dtype: np.dtype, rank: int, size: int, op: str) -> np.ndarray:
-    """Compute what a rank gives to a reduction.
+    """Compute a rank's operand of a reduction.
 
     >>> operand(9, np.dtype("int8"), rank=1, size=2, op="sum")
     array([1, 2, 3, 4, 5, 6, 0, 1, 2], dtype=int8)
@@ -190,7 +190,7 @@ def reduction(count: int, dtype: np.dtype, size: int, op: str, ranks: Sequence[i
 
 
 def payload(count: int, dtype: np.dtype, rank: int) -> np.ndarray:
-    """Compute what a rank gives where nothing is reduced.
+    """Compute a rank's input for collectives that do not reduce.
 
     >>> payload(4, np.dtype("float32"), rank=0), payload(4, np.dtype("float32"), rank=1)
     (array([0., 1., 2., 3.], dtype=float32), array([31., 32., 33., 34.], dtype=float32))
@@ -214,7 +214,7 @@ def operand_period(dtype: np.dtype, rank: int, size: int, op: str) -> np.ndarray
         numbers = 1 + numbers % 2
     elif dtype == np.dtype(bool):
         numbers %= 2
-    elif op in TRUTHS:  # of which any number but 0 is one
+    elif op in TRUTHS:  # any number but 0 is true
         numbers = 3 * TRUTHS[op](numbers)
     elif OPS[op].refused is OF_BITS:
         numbers = 1 << numbers % NUM_BITS

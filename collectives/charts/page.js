@@ -1,5 +1,5 @@
 "use strict";
-// Draws each figure from the table it names, at the width that there is, and sorts tables by their headings.
+// Draws each figure from the table it names, at the available width, and sorts tables by their headings.
 
 const PALETTE = 11, TICK = 5, LABEL_HEIGHT = 14;
 const color = (number) => `var(--c${number % PALETTE})`;
@@ -43,7 +43,7 @@ function sortBy(head) {
   head.setAttribute("aria-sort", down ? "descending" : "ascending");
   const order = (a, b) => {
     const x = valueOf(a.cells[i]), y = valueOf(b.cells[i]);
-    if (x === null || y === null) return (x === null) - (y === null); // what is missing comes last
+    if (x === null || y === null) return (x === null) - (y === null); // missing values come last
     return (typeof x === "number" ? x - y : x.localeCompare(y)) * (down ? -1 : 1);
   };
   body.append(...[...body.rows].sort(order));
@@ -161,7 +161,7 @@ const MARKERS = [
 const DASHES = ["", "6 4", "2 3"];
 
 function pointsOf(line, rows, spec) {
-  // A rate is what a time is drawn as: so many bytes a microsecond, times a factor, in GB/s.
+  // A time is drawn as a rate: bytes per microsecond, times a factor, in GB/s.
   const value = (row, name) => row[name] === null || row[name] === undefined ? null
     : spec.y.rate ? (line.rate * row[spec.x.column]) / row[name] * 1e-3 : row[name];
   return rows
@@ -317,7 +317,7 @@ function drawBars(figure, spec) {
   keys(figure, parts.map((part) => [part.column, color(part.color)]));
 }
 
-// --- lanes: what each rank does when ---
+// --- lanes: each rank's work over time ---
 
 function drawLanes(figure, spec) {
   const rows = rowsOf(spec.table).filter((row) => row.timeline === spec.timeline), each = 30;

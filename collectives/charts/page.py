@@ -1,7 +1,7 @@
 """One HTML file of sections: text, charts, and the tables that the charts are drawn from.
 
-The file has its style and its script within, and fetches nothing.  A chart is described by a dict, which page.js draws
-at the width that there is: what is drawn stands in a table, which is also what a reader has without a picture.
+The file contains its style and its script, and fetches nothing.  A chart is described by a dict, which page.js draws at
+the available width; its data stand in a table, for readers without pictures, too.
 """
 
 import json
@@ -36,9 +36,9 @@ class Table(NamedTuple):
 
     def without(self, names: Collection[str]) -> "Table":
         """Leave columns out."""
-        kept = [i for i, column in enumerate(self.columns) if column.name not in names]
-        rows = [[row[i] for i in kept] for row in self.rows]
-        return self._replace(columns=[self.columns[i] for i in kept], rows=rows)
+        indices = [i for i, column in enumerate(self.columns) if column.name not in names]
+        rows = [[row[i] for i in indices] for row in self.rows]
+        return self._replace(columns=[self.columns[i] for i in indices], rows=rows)
 
     @property
     def empty(self) -> set[str]:
@@ -99,7 +99,7 @@ def table_html(table: Table) -> str:
 
 
 def cell(value: Any, column: Column) -> str:
-    """Write a cell; what is shown otherwise than as a number has that in an attribute.
+    """Write a cell; a size, shown in words, has its number in an attribute.
 
     >>> cell(65536, Column("size", "bytes")), cell(0.1 + 0.2, Column("time")), cell("<a>", Column("name"))
     ('<td data-v=65536>64 KiB', '<td>0.3', '<td class=text>&lt;a&gt;')

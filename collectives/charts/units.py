@@ -1,4 +1,4 @@
-"""Sizes as a reader expects them."""
+"""Formatting of sizes for readers."""
 
 
 def shown(nbytes: float) -> str:

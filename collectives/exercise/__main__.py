@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None, exercises: Sequence[Exercise] |
 def parser() -> Parser:
     parser = Parser(COMMAND, __doc__)
     parser.add_argument("exercise", nargs="?", metavar="NAME", help="the exercise; without it, all are listed")
-    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="what to judge, or where to write the stub")
+    parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="file to judge, or stub to write")
     parser.add_argument("--stub", action="store_true", help="write a file to begin with (my_NAME.py)")
     return parser
 

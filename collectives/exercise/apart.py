@@ -1,4 +1,4 @@
-"""Judge a file in a process of its own, which the file's code may end, or keep for ever."""
+"""Judge a file in a separate process, which the file's code may end or block."""
 
 import signal
 import sys
@@ -38,7 +38,7 @@ def judge_apart(exercise: Exercise, path: Path) -> Judgement:
 
 
 def answer(exercise: Exercise, path: Path, sender: Connection) -> None:
-    """Send the judgement, or why there is none; what a program imports from its own folder is found."""
+    """Send the judgement, or why there is none; the file's own folder is on the path for its imports."""
     sys.path.insert(0, str(path.absolute().parent))
     try:
         result: Judgement | FileError = exercise.judge(path)
@@ -48,7 +48,7 @@ def answer(exercise: Exercise, path: Path, sender: Connection) -> None:
 
 
 def ending(exit_code: int) -> str:
-    """Say how the process ended without an answer.
+    """Describe how the process ended without an answer.
 
     >>> ending(0), ending(-11)
     ('ends the process that judges it, with status 0', 'ends the process that judges it, by SIGSEGV')

@@ -12,7 +12,7 @@ ON_COLLECTIVES: tuple[Exercise, ...] = (
     MessageExercise(
         "ring",
         "all-gather round a ring",
-        "Send the own chunk to the rank on the right; then, round by round, pass on what came from the left.",
+        "Send the own chunk to the rank on the right; then, round by round, pass on the chunk from the left.",
         "all_gather",
         ring.all_gather,
         "the ring",
@@ -46,7 +46,7 @@ ON_COLLECTIVES: tuple[Exercise, ...] = (
     MessageExercise(
         "reduce",
         "reduce up a binomial tree",
-        "A broadcast, backwards: in every round, half of the ranks that still take part send what they have summed up "
+        "A broadcast, backwards: in every round, half of the ranks that still take part send their partial sums "
         "to the other half.",
         "reduce",
         tree.reduce,
@@ -55,7 +55,7 @@ ON_COLLECTIVES: tuple[Exercise, ...] = (
     MessageExercise(
         "doubling",
         "all-reduce by recursive doubling",
-        "In round k, exchange the whole vector with the rank whose number differs in bit k, and add what comes.",
+        "In round k, exchange the whole vector with the rank whose number differs in bit k, and add the one received.",
         "all_reduce",
         recursive.all_reduce,
         "recursive doubling",

@@ -1,4 +1,4 @@
-"""What an exercise is: a task, a file to begin with, and a judge of what a student makes of it."""
+"""An exercise: a task, a file to begin with, and a judge of the student's file."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ WIDTH = 100
 
 
 class MistakeError(Exception):
-    """A schedule that is wrong: the rank, the number of the step that shows it, why, and a picture of the schedule."""
+    """A wrong schedule: the rank, the number of the step that shows it, the reason, and a picture of the schedule."""
 
     def __init__(self, rank: int, step: int, why: str, picture: str = ""):
         super().__init__(why)
@@ -21,7 +21,7 @@ class MistakeError(Exception):
 
 
 class Instance(NamedTuple):
-    """What a schedule is tried on: the arguments that follow a rank's number."""
+    """An instance that a schedule is tried on: the arguments after the rank."""
 
     num_ranks: int
     arguments: tuple[Any, ...]
@@ -45,7 +45,7 @@ class Measure(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """The verdict, and what explains it."""
+    """The verdict and its explanation."""
 
     is_right: bool
     text: str
@@ -56,26 +56,26 @@ class Exercise(ABC):
 
     name: str
     title: str
-    idea: str  # what the student should know of the algorithm
+    idea: str  # background on the algorithm for the student
     function: str
     parameters: str
-    steps: str  # what the function yields, for the stub
+    steps: str  # type that the function yields, for the stub
     imports: str  # the stub's
     textbook: str  # the name of the schedule to compare with
     instances: Sequence[Instance]
-    tried: str  # in words
+    tried: str  # description in words
     priced: Instance
     measures: Sequence[Measure]
 
     @abstractmethod
     def contract(self) -> str:
-        """Return what holds before and after, with an example."""
+        """Return the contract, before and after, with an example."""
 
     @abstractmethod
     def step(self, value: Any) -> Any:
-        """Return what the function yields as a step.
+        """Convert a value that the function yields to a step.
 
-        Raises: ValueError for what is none.
+        Raises: ValueError for a value that is not one.
         """
 
     @abstractmethod
@@ -120,7 +120,7 @@ class Exercise(ABC):
     def judge(self, path: Path) -> Judgement:
         """Judge a student's file.
 
-        Raises: FileError for what can't be judged.
+        Raises: FileError for a file that can't be judged.
         """
         student = Student(path, self.function, self.parameters)
         for instance in self.instances:
@@ -149,7 +149,7 @@ class Exercise(ABC):
         return lines, schedules
 
     def _price(self, schedules: list[list[Any]]) -> str:
-        """Return the verdict on a schedule that is right: its cost beside the textbook's."""
+        """Return the verdict on a correct schedule: its cost beside the textbook's."""
         rows = list(zip(self.measures, self.costs(schedules), self.costs(self.book()), strict=True))
         above = [f"{m.sentence(own)} where {self.textbook} {m.verb} {book:g}" for m, own, book in rows if own > book]
         verdict = f"right on {self.tried}" + (f", but {'; '.join(above)}" if above else "")

@@ -1,4 +1,4 @@
-"""Why a chunk does not hold what it should at the end: whose contribution is missing or too many, and since when."""
+"""The cause of a chunk's wrong value at the end: the contribution that is missing or extra, and since when."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ Place = tuple[int, int]  # a rank, and a chunk of its vector
 
 
 class Cause(NamedTuple):
-    """What makes a chunk wrong: the rank and the round to look at, and the reason in words."""
+    """The cause of a wrong chunk: the rank and the round to look at, and the reason in words."""
 
     round: int
     rank: int
@@ -21,7 +21,7 @@ class Cause(NamedTuple):
 
 
 def check_results(spec: Collective, world: World, changes: Sequence[Change]) -> None:
-    """Hold what every rank ends with against what it should hold.
+    """Compare every rank's final vector with the expected one.
 
     Of several wrong chunks, name the first to go wrong among those that are not merely received from another one.
 
@@ -54,7 +54,7 @@ def check_results(spec: Collective, world: World, changes: Sequence[Change]) -> 
 
 
 def contents(spec: Collective, value: Value | None, goal: Value) -> str:
-    """Say what a chunk holds, where it should hold `goal`."""
+    """Describe the value of a chunk that should hold `goal`."""
     if value is None:
         return "nothing"
     plural = "s" * (len(value.counts) > 1)
@@ -80,7 +80,7 @@ def listed(words: Iterable[str]) -> str:
 
 
 def cause(spec: Collective, world: World, place: Place, goal: Value, changes: Sequence[Change]) -> Cause:
-    """Return what makes a chunk wrong: another chunk came, a contribution came twice, was lost, or never came."""
+    """Return the cause of a wrong chunk: another chunk came, or a contribution came twice, was lost, or never came."""
     value = world.vectors[place[0]].get(place[1])
     own = [change for change in changes if (change.rank, change.chunk) == place]
     if value and (not spec.reduces or value.chunk != goal.chunk):
@@ -93,7 +93,7 @@ def cause(spec: Collective, world: World, place: Place, goal: Value, changes: Se
 
 
 def too_many(other: int, goal: Value, changes: Sequence[Change]) -> Cause:
-    """Return where a rank's contribution is first added again, on whatever rank."""
+    """Return the place where a rank's contribution is first added again, on any rank."""
     most = goal.counts[other]
     first = next(c for c in changes if c.after.chunk == goal.chunk and c.after.counts.get(other, 0) > most)
     reason = f"in round {first.round}, rank {first.rank} adds rank {other}'s a second time, with what {origin(first)}"
@@ -101,13 +101,13 @@ def too_many(other: int, goal: Value, changes: Sequence[Change]) -> Cause:
 
 
 def too_few(missing: Sequence[int], world: World, place: Place, goal: Value, changes: Sequence[Change]) -> Cause:
-    """Return where a contribution was lost, was left out by the rank that sent the rest, or stopped."""
+    """Return the place where a contribution was lost, was dropped by the rank that sent the rest, or stopped."""
     own = [change for change in changes if (change.rank, change.chunk) == place]
     for other in missing:
-        lost = loss(other, own) or sent_without(other, world, goal, changes)
-        if lost:
-            until = f"rank {other}'s was on rank {lost.rank} until round {lost.round}"
-            return Cause(lost.round, lost.rank, f"{until}, when what {origin(lost)} replaced it")
+        overwrite = loss(other, own) or sent_without(other, world, goal, changes)
+        if overwrite:
+            until = f"rank {other}'s was on rank {overwrite.rank} until round {overwrite.round}"
+            return Cause(overwrite.round, overwrite.rank, f"{until}, when what {origin(overwrite)} replaced it")
     is_one = len(missing) == 1
     whose = f"rank {missing[0]}'s" if is_one else f"those of ranks {listed(map(str, missing))}"
     if own and isinstance(own[-1].move, Recv):
@@ -118,16 +118,16 @@ def too_few(missing: Sequence[int], world: World, place: Place, goal: Value, cha
 
 
 def loss(other: int, changes: Sequence[Change]) -> Change | None:
-    """Return the first change of a chunk that replaces what has a rank's contribution by what has not."""
+    """Return the first change of a chunk that replaces a value with a rank's contribution by one without it."""
     losses = (c for c in changes if c.before and other in c.before.counts and other not in c.after.counts)
     return next(losses, None)
 
 
 def sent_without(other: int, world: World, goal: Value, changes: Sequence[Change]) -> Change | None:
     """Return the loss of a rank's contribution on that rank itself, if it sends the chunk on without."""
-    lost = loss(other, [c for c in changes if (c.rank, c.chunk) == (other, goal.chunk)])
-    later = world.programs[other][lost.round + 1 :] if lost else []
-    return lost if any(isinstance(m, Send) and goal.chunk in m.run for moves in later for m in moves) else None
+    overwrite = loss(other, [c for c in changes if (c.rank, c.chunk) == (other, goal.chunk)])
+    later = world.programs[other][overwrite.round + 1 :] if overwrite else []
+    return overwrite if any(isinstance(m, Send) and goal.chunk in m.run for moves in later for m in moves) else None
 
 
 def origin(change: Change) -> str:
@@ -136,7 +136,7 @@ def origin(change: Change) -> str:
 
 
 def reach(other: int, goal: Value, changes: Sequence[Change]) -> str:
-    """Say how far a rank's contribution to a chunk gets."""
+    """Describe how far a rank's contribution to a chunk gets."""
     first: dict[int, int] = {}  # the round in which each rank has it
     for change in changes:
         if change.after.chunk == goal.chunk and other in change.after.counts and change.rank != other:

@@ -1,4 +1,4 @@
-"""All ranks' rounds run by the prover in step, with what each round makes of each chunk."""
+"""All ranks' rounds run by the prover in lockstep, with the changes of chunks in each round."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from collectives.schedule.proof import ContractError, Value, World
 
 
 class Change(NamedTuple):
-    """What a move of a round makes of a rank's chunk."""
+    """The change of a rank's chunk by a move of a round."""
 
     round: int
     rank: int
@@ -21,7 +21,7 @@ class Change(NamedTuple):
 def follow(world: World) -> list[Change]:
     """Run the rounds of all ranks, in each of which every message has both its ends.
 
-    Raises: MistakeError for what no round may do.
+    Raises: MistakeError for forbidden moves.
     """
     changes: list[Change] = []
     for index in range(len(world.programs[0])):
@@ -38,7 +38,7 @@ def follow(world: World) -> list[Change]:
 
 
 def check_held(world: World, rank: int, index: int) -> None:
-    """Refuse to send, or copy, what a rank does not have."""
+    """Refuse to send, or copy, chunks that a rank does not have."""
     for move in world.programs[rank][index]:
         run = move.run if isinstance(move, Send) else move.source if isinstance(move, Copy) else range(0)
         for chunk in run:

@@ -1,4 +1,4 @@
-"""Exercises whose schedules are rounds of messages: what they are tried on, their proof and their price."""
+"""Exercises whose schedules are rounds of messages: their instances, their proof and their price."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class MessageExercise(Exercise):
     collective: str
     algorithm: Callable[..., Schedule]
     textbook: str
-    powers: bool = False  # of two only
+    powers: bool = False  # powers of two only
     nodes: bool = False
 
     imports = "from collectives.schedule.moves import Copy, Recv, RecvReduce, Send, chunk"
@@ -109,7 +109,7 @@ def in_nodes(nodes: Groups) -> Instance:
 
 
 def cells(vector: Vector) -> list[str]:
-    """Write what a rank holds: a letter for each rank that is in it, with the chunk's number; a dot for nothing."""
+    """Write a rank's chunks: a letter for each contributing rank, with the chunk's number; a dot for nothing."""
     values = [vector.get(chunk) for chunk in range(1 + max(vector, default=-1))]
     return [symbols(value) if value else "." for value in values]
 

@@ -1,4 +1,4 @@
-"""What a round of messages must be: moves between ranks that there are, each message with both its ends."""
+"""Rules for a round of messages: moves between existing ranks, each message with both its ends."""
 
 import operator
 from collections import Counter, defaultdict
@@ -14,9 +14,9 @@ ROUND = "a round is a tuple of moves, as in yield (Send(to, run),)"
 
 
 def as_round(value: Any) -> Round:
-    """Return what a student yields as a round.
+    """Convert a value that a student yields to a round.
 
-    Raises: ValueError for what is none.
+    Raises: ValueError for anything else.
     """
     if isinstance(value, Move):
         raise ValueError(f"yields {type(value).__name__}(...) by itself: {ROUND}")
@@ -26,13 +26,13 @@ def as_round(value: Any) -> Round:
 
 
 def as_move(value: Any) -> Move:
-    """Return what a student puts into a round as a move, with ranks as Python's integers.
+    """Convert an item of a student's round to a move, with ranks as Python's integers.
 
-    Raises: ValueError for what is none.
+    Raises: ValueError for anything else.
     """
     if not isinstance(value, MOVES):
-        known = ", ".join(kind.__name__ for kind in MOVES)
-        raise ValueError(f"{shortened(value)} is not a move of this exercise: use {known}")
+        names = ", ".join(kind.__name__ for kind in MOVES)
+        raise ValueError(f"{shortened(value)} is not a move of this exercise: use {names}")
     ranks: dict[str, Any] = {}
     for name, part in value._asdict().items():
         if name == "run" or isinstance(value, Copy):
@@ -56,7 +56,7 @@ def peer_of(move: Move) -> int | None:
 
 
 def check_moves(rank: int, index: int, moves: Round, size: int, num_chunks: int) -> None:
-    """Refuse ranks and chunks that there are not, messages to oneself, and copies to runs of another length."""
+    """Refuse ranks and chunks that do not exist, messages to oneself, and copies to runs of another length."""
     for move in moves:
         would = f"in round {index}, rank {rank} would {show(move)}"
         peer = peer_of(move)
@@ -73,7 +73,7 @@ def check_moves(rank: int, index: int, moves: Round, size: int, num_chunks: int)
 
 
 def check_messages(index: int, schedules: Sequence[Sequence[Round]]) -> None:
-    """Pair the ends of a round's messages.  One end alone waits for ever; two of different lengths do not fit."""
+    """Pair the ends of a round's messages.  A single end waits for ever; two ends of different lengths do not match."""
     ends: dict[tuple[int, int], tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
     for rank, rounds in enumerate(schedules):
         for move in rounds[index]:
@@ -93,7 +93,7 @@ def check_messages(index: int, schedules: Sequence[Sequence[Round]]) -> None:
 def deadlock(
     index: int, source: int, dest: int, send: Move | None, receive: Move | None, schedules: Sequence[Sequence[Round]]
 ) -> MistakeError:
-    """Say which end of a message is alone, and where the other one is, if it is in another round."""
+    """Describe the end of a message without the other, and the place of that one, if it is in another round."""
     rank, peer, move = (source, dest, send) if send else (dest, source, receive)
     assert move
     lacks = f"rank {dest} receives nothing more" if send else f"rank {source} sends nothing more"

@@ -1,4 +1,4 @@
-"""What rounds of messages cost, in counts that no machine's speed is needed for."""
+"""The cost of rounds of messages in counts, which do not depend on a machine's speed."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ BETWEEN = Measure("sends", "MiB out of a node")
 def prices(programs: Programs, nodes: Nodes) -> list[float]:
     """Count rounds, messages and MiB of chunks of 1 MiB, in each round those of the busiest rank, and its peers.
 
-    With nodes, count what leaves the busiest one, too.
+    With nodes, count the data that leave the busiest one, too.
     """
     size, num_messages, num_chunks = len(programs), 0, 0
     peers: list[set[int]] = [set() for _ in range(size)]

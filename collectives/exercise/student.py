@@ -1,6 +1,6 @@
-"""A student's file: load it, call its function, and collect what that yields, with the lines.
+"""A student's file: load it, call its function, and collect the values that it yields, with their lines.
 
-What is wrong with the file as a program, rather than as a schedule, raises a `FileError`: it can't be judged.
+A fault of the file as a program, rather than as a schedule, raises a `FileError`: it can't be judged.
 """
 
 import inspect
@@ -15,7 +15,7 @@ from types import GeneratorType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 LIMIT_S = 10.0  # for a call of the student's code, imports included; a schedule takes milliseconds
-END_S = 20.0  # of computing, or after the limit, until a signal ends the process, whatever the code catches
+END_S = 20.0  # of computing, or after the limit, until a signal ends the process, even if the code catches exceptions
 MOST_ROUNDS = 1000
 MODULE = "exercise_file"
 
@@ -53,7 +53,7 @@ class Student:
             self.line = self.function.__code__.co_firstlineno
 
     def yields(self, *arguments: Any) -> list[Yielded]:
-        """Call the function and collect what it yields, or the items of the list that it returns.
+        """Call the function and collect the values that it yields, or the items of the list that it returns.
 
         Raises: FileError where that fails, takes too long or never ends.
         """
@@ -83,7 +83,7 @@ class Student:
             raise self.error(f"syntax error: {why}", line) from error
 
     def _run(self, call: Callable[[], T]) -> T:
-        """Run the student's code, and raise what it raises as a `FileError`."""
+        """Run the student's code, and convert its exceptions to a `FileError`."""
         try:
             with time_limit(LIMIT_S):
                 return call()
@@ -114,7 +114,7 @@ def current_line(iterator: Any, path: Path) -> int:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise OutOfTimeError in what runs longer, in the main thread; end the process if it goes on all the same."""
+    """Raise OutOfTimeError in code that runs longer, in the main thread; end the process if it continues."""
 
     def stop(number: int, frame: Any) -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -2,4 +2,4 @@
 
 from collectives.job.launch import import_mpi
 
-import_mpi()  # before the modules here do, by which MPI would start
+import_mpi()  # before the modules here import mpi4py, which would start MPI

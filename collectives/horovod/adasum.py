@@ -1,6 +1,7 @@
-"""Adasum: gradients that agree are averaged, and those at right angles are added up.
+"""Adasum: parallel gradients are averaged, and orthogonal ones are added.
 
-Two are combined to (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b; more than two pairwise, in a balanced tree of ranks.
+Two gradients are combined to (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b; more than two pairwise, in a balanced tree of
+ranks.
 
 Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020, equation 2 and section 4.2.
 """
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def adasum_(comm: Communicator, x: Tensor) -> Tensor:
-    """Combine every rank's `x` in place; all get the same bits.  The number of ranks is a power of two.
+    """Combine every rank's `x` in place; all ranks get the same bits.  The number of ranks is a power of two.
 
     Cost: log2(p) (alpha + n beta).
     """
@@ -34,7 +35,7 @@ def adasum_(comm: Communicator, x: Tensor) -> Tensor:
 
 
 def adaptive_sum(a: Tensor, b: Tensor) -> Tensor:
-    """Return the adaptive sum of two, computed in float64."""
+    """Return the adaptive sum of two vectors, computed in float64."""
     wide = a.double(), b.double()
     dot = (wide[0] * wide[1]).sum()
     return sum(((1 - dot / (2 * square)) * x if (square := x.square().sum()) else x for x in wide), torch.zeros(()))

@@ -13,11 +13,11 @@ from collectives.horovod.process_sets import size
 class SyncBatchNorm(_BatchNorm):
     """Normalize `(batch, channels, ...)` by the mean and variance of all ranks' batches, whose sizes may differ.
 
-    On one rank, and where a layer evaluates by its running statistics, it is `torch.nn.BatchNorm`.  Otherwise all
-    ranks call the layer, forwards and backwards.
+    On one rank, and in evaluation by running statistics, it is `torch.nn.BatchNorm`.  Otherwise all ranks call the
+    layer, forwards and backwards.
 
     Cost: two all-reduces of `channels` numbers forwards, two backwards: deviations are taken from the mean of all
-    ranks, because a variance from sums of squares loses its digits where the mean is large.
+    ranks, because a variance from sums of squares loses precision where the mean is large.
     Source: Ioffe and Szegedy, "Batch Normalization", 2015, section 3, over a batch that the ranks hold together.
     """
 

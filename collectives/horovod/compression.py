@@ -1,4 +1,4 @@
-"""What gradients are sent as.  A compressor of one's own has the same two methods."""
+"""Compressors of gradients on the wire.  A user-defined one has the same two methods."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 
 
 class NoneCompressor:
-    """Sends them as they are."""
+    """No compression."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """Return what is sent, and what `decompress` needs besides."""
+        """Return the tensor to send, and the context that `decompress` needs."""
         return tensor, None
 
     @staticmethod
@@ -21,7 +21,7 @@ class NoneCompressor:
 
 
 class FP16Compressor:
-    """Sends floats in 16 bits; they are summed up in float32."""
+    """Compression of floats to 16 bits; they are summed in float32."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:

@@ -1,10 +1,10 @@
 """Horovod's calls on tensors.
 
-Calls of the same name go together, in whichever order ranks make them; calls without a name are numbered, each kind
-apart.  An asynchronous call begins once every rank waits for a call, or polls one: while this process computes, only
-gradients of an optimizer are under way.
+Calls of the same name are matched, in any order on the ranks; calls without a name are numbered, separately for each
+kind.  An asynchronous call begins once every rank waits for a call, or polls one: while this process computes, only
+gradients of an optimizer are reduced.
 
-A call that ends with an underscore works in place.  Of the others, those that are not asynchronous are differentiable.
+A call whose name ends with an underscore works in place.  The others, unless asynchronous, are differentiable.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Average, Sum, Adasum, Min, Max, Product = OPS = "avg", "sum", "adasum", "min", "
 
 
 def refusal_of(op: str, tensors: Tensors, size: int) -> str:
-    """Return why an op cannot be, or nothing."""
+    """Return why an op is refused, or nothing."""
     if op not in OPS:
         return f"op={op!r} is unknown: use hvd.Average, Sum, Adasum, Min, Max or Product"
     if op == Adasum and size & (size - 1):
@@ -97,7 +97,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> NamedCall:
-    """Begin to reduce tensors, of whose results each rank gets some rows; the first ranks one more, if need be."""
+    """Begin to reduce tensors, of whose results each rank gets some rows; the first ranks one more, if necessary."""
     failure = "Adasum: use hvd.Average or Sum" if op == Adasum else refusal_of(op, (), 1)
     agree = {"op": op, "prescale": float(prescale_factor), "postscale": float(postscale_factor)}
     return submit(process_set, tensor_calls.reducescatter, tensors, name, failure, agree=agree)
@@ -112,7 +112,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
-    """Return this rank's rows of reduced tensors.  Gradients are gathered, and times the number of ranks for a sum."""
+    """Return this rank's rows of reduced tensors.  Gradients are gathered, times the number of ranks for a sum."""
 
     def do(xs: Tensors) -> list[Tensor]:
         return synchronize(grouped_reducescatter_async(xs, name, op, process_set, prescale_factor, postscale_factor))
@@ -143,7 +143,7 @@ def grouped_allgather_async(
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
-    """Return all ranks' rows, in the order of the ranks.  The gradient is the mean over the ranks."""
+    """Return all ranks' rows, in rank order.  The gradient is the mean over the ranks."""
 
     def do(xs: Tensors) -> list[Tensor]:
         return synchronize(grouped_allgather_async(xs, name, process_set))
@@ -204,9 +204,9 @@ def broadcast(
 def alltoall_async(
     tensor: Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> NamedCall:
-    """Begin to give rank r the r-th rows of `tensor`: `splits[r]` of them, or as many as the others.
+    """Begin to give rank r the r-th rows of `tensor`: `splits[r]` of them, or equally many.
 
-    The result is a pair: the rows that have come, and how many from each rank.
+    The result is a pair: the received rows, and their number from each rank.
     """
     size = process_set.matched.comm.size
     num_rows = len(tensor) if isinstance(tensor, Tensor) and tensor.dim() else 0
@@ -221,7 +221,7 @@ def alltoall_async(
 def alltoall(
     tensor: Tensor, splits: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return the rows that have come; with `splits`, and how many from each rank.  Gradients go back the same way."""
+    """Return the received rows; with `splits`, also their number from each rank.  Gradients go back the same way."""
     received: list[Tensor] = []
 
     def do(xs: Tensors) -> list[Tensor]:
@@ -244,6 +244,6 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join(device: int = -1) -> int:
     """Take part in the other ranks' sums and averages with zeros, until all have joined; return the last that did.
 
-    `device` is not read: zeros lie where the others' tensors do.
+    `device` is not read: zeros are on the device of the others' tensors.
     """
     return global_process_set.matched.join()

@@ -1,4 +1,4 @@
-"""Calls on tensors as they are made, waited for, and differentiated."""
+"""Calls on tensors: submission, waiting, and differentiation."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def submit(
     agree: dict[str, Any] | None = None,
     **local: Any,
 ) -> NamedCall:
-    """Make a call that runs `run(comm, tensors, **agree, **local)`.
+    """Submit a call that runs `run(comm, tensors, **agree, **local)`.
 
-    Ranks must agree in `agree`, and in the tensors' dtypes and shapes, but for the first `num_free` dims.
+    Ranks must agree in `agree`, and in the tensors' dtypes and shapes, except for the first `num_free` dims.
     """
     calls, kind = process_set.matched, run.__name__
     wrong = next((x for x in tensors if not isinstance(x, Tensor) or x.layout is not torch.strided), None)
@@ -44,14 +44,14 @@ def submit(
 def synchronize(handle: NamedCall) -> Any:
     """Return the result of an asynchronous call.
 
-    Raises: HorovodInternalError on every rank where the call is wrong on one, or ranks do not ask for the same.
+    Raises: HorovodInternalError on every rank if the call is invalid on one, or the ranks' calls differ.
     """
     assert handle.calls is not None
     return handle.calls.wait(handle)
 
 
 def poll(handle: NamedCall) -> bool:
-    """Return whether an asynchronous call is over; have it done, if the other ranks wait or poll, too."""
+    """Return whether an asynchronous call is complete; run it, if the other ranks wait or poll, too."""
     assert handle.calls is not None
     return handle.calls.poll(handle)
 
@@ -70,7 +70,7 @@ class Differentiable(torch.autograd.Function):
 
 
 def alone(grouped: Callable) -> Callable[..., Any]:
-    """Make a call on a list of tensors one on a tensor."""
+    """Convert a call on a list of tensors to one on a tensor."""
 
     @wraps(grouped)
     def single(tensor: Tensor, *arguments: Any, **named: Any) -> Any:

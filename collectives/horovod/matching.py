@@ -1,8 +1,8 @@
 """Calls matched by their names: ranks may make them in different orders.
 
-A call that is made waits.  When a rank waits for one, it meets the others: they compare which calls they have waiting,
-and run those that all of them have, in the order of the lowest rank.  So an asynchronous call begins when every rank
-waits for a call or polls one, be it this one or another; gradients go by `reducer.py`, while the backward pass goes on.
+A submitted call is pending.  A rank that waits for one exchanges its pending calls with the other ranks, and all run
+those that every rank has, in the order of the lowest rank.  So an asynchronous call begins when every rank waits for a
+call or polls one, this one or another; `reducer.py` reduces gradients during the backward pass.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
 NONAME = "noname."
-DEFAULTS = ("None", "1.0")  # of what ranks agree in
+DEFAULTS = ("None", "1.0")  # of arguments in which ranks agree
 JOINABLE_KINDS = ("allreduce", "step", "barrier")
-JOINABLE_OPS = ("sum", "avg", "adasum")  # of which zeros may be a part
+JOINABLE_OPS = ("sum", "avg", "adasum")  # for which zeros are a valid contribution
 
 
 class HorovodInternalError(InputError, RuntimeError):
-    """A call that cannot be done, raised on every rank that waits for it."""
+    """A failed call, raised on every rank that waits for it."""
 
 
 class TensorFacts(NamedTuple):
-    """What ranks must agree in, of a tensor."""
+    """The facts of a tensor in which ranks must agree."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -52,17 +52,17 @@ class TensorFacts(NamedTuple):
 
 
 class LoneInternalError(HorovodInternalError, LoneInputError):
-    """The same where other ranks do not hear of it, by a join or in a process set: it ends the job."""
+    """A failed call of which other ranks do not know, by a join or in a process set: it ends the job."""
 
 
 class Description(NamedTuple):
-    """What the ranks of a call must agree in."""
+    """The facts of a call in which ranks must agree."""
 
     kind: str
     name: str
     tensors: tuple[TensorFacts, ...] = ()
     agree: tuple[tuple[str, Any], ...] = ()
-    failure: str = ""  # why it cannot be done
+    failure: str = ""  # why it is refused
 
     @property
     def key(self) -> str:
@@ -74,14 +74,14 @@ class Description(NamedTuple):
         return f"{self.kind} {self.name!r}{tensors and f' of {tensors}'}{agree}"
 
     def beside(self, other: Description) -> str:
-        """Say what it is, of several tensors the first that differs from another's."""
+        """Describe the call, of several tensors the first that differs from another's."""
         pairs = zip(self.tensors, other.tensors, strict=False)
         differing = next((own for own, theirs in pairs if own != theirs), None)
         return str(self if differing is None else self._replace(tensors=(differing,)))
 
 
 class NamedCall:
-    """A call, which is its own handle: `run` does it once every rank has made it."""
+    """A call, which is its own handle: `run` executes it once every rank has made it."""
 
     def __init__(self, description: Description, run: Callable[[], Any]):
         self.description, self.run = description, run
@@ -91,7 +91,7 @@ class NamedCall:
         self.calls: MatchedCalls | None = None
 
     def end(self, failure: str, is_lone: bool) -> None:
-        """Run it, unless there is a failure; `is_lone` says that not all ranks of the job hear of it."""
+        """Run it, unless there is a failure; `is_lone`: not all ranks of the job know of the failure."""
         try:
             if failure:
                 raise InputError(failure)
@@ -102,17 +102,17 @@ class NamedCall:
 
 
 class Position(NamedTuple):
-    """What a rank says when it meets the others."""
+    """A rank's message to the others when calls are matched."""
 
     waiting: dict[str, Description]  # by key
-    awaited: Description | None  # the call without which it does not go on
+    awaited: Description | None  # the call that it waits for
     is_joined: bool
 
 
 class MatchedCalls:
-    """The calls among the ranks of `comm`.
+    """The pending calls among the ranks of `comm`.
 
-    `join_in` does the part of a rank that has joined in a call of others; `is_part` says that the job has more ranks.
+    `join_in` contributes a joined rank's zeros to a call of others; `is_part`: the job has more ranks.
     """
 
     def __init__(self, comm: Communicator, join_in: Callable[[MatchedCalls, Description], Any], is_part: bool):
@@ -123,10 +123,10 @@ class MatchedCalls:
         self._numbers: Counter[str] = Counter()  # of calls without a name
         self._facts = np.zeros(3, np.int64)
         self._compare = comm.plan("all_reduce", self._facts, op="max")
-        self._met_with: dict[str, Description] | None = None  # calls with which a meeting has begun
+        self._met_with: dict[str, Description] | None = None  # calls with which matching has begun
 
     def free(self) -> None:
-        """Give back what MPI has for it, once all ranks do.  Collective."""
+        """Free the communicator, once all ranks do.  Collective."""
         self.join()
         for reducer in self.reducers.values():
             reducer.free()
@@ -134,12 +134,12 @@ class MatchedCalls:
         self.comm.free()
 
     def name(self, kind: str) -> str:
-        """Return the name of a call that is given none."""
+        """Return the name of a call without one."""
         self._numbers[kind] += 1
         return f"{NONAME}{self._numbers[kind]}"
 
     def add(self, call: NamedCall) -> NamedCall:
-        """Have a call wait for the others' of its name."""
+        """Add a pending call, to be matched with the others' of its name."""
         key = call.description.key
         if key in self.waiting:
             kind, name = call.description[:2]
@@ -149,7 +149,7 @@ class MatchedCalls:
         return call
 
     def wait(self, call: NamedCall) -> Any:
-        """Return a call's result.  Raises: HorovodInternalError on every rank where it cannot be done."""
+        """Return a call's result.  Raises: HorovodInternalError on every rank if it fails."""
         while not call.is_over:
             self.match(call)
         if call.error is not None:
@@ -157,7 +157,7 @@ class MatchedCalls:
         return call.result
 
     def poll(self, call: NamedCall) -> bool:
-        """Begin to meet the other ranks, and do so if they have come, too; return whether a call is over."""
+        """Begin to match calls, and finish if the other ranks have begun, too; return whether a call is complete."""
         if not call.is_over:
             if self._met_with is None:
                 self._met_with = self.describe()
@@ -199,7 +199,7 @@ class MatchedCalls:
             self.waiting.pop(awaited.description.key).end(stall(active), is_lone)
 
     def positions(self, awaited: Description | None) -> Sequence[Position]:
-        """Return every rank's position; at the price of one small all-reduce only this one's, if all have it."""
+        """Return every rank's position; only this one's, after one small all-reduce, if all are equal."""
         waiting, self._met_with = self._met_with, None
         if waiting is None:
             waiting = self.describe()
@@ -213,7 +213,7 @@ class MatchedCalls:
         return [pickle.loads(part) for part in gather_bytes(self.comm, pickle.dumps(own))]
 
     def describe(self) -> dict[str, Description]:
-        """Return the calls that are waiting, and have their digest compared."""
+        """Return the pending calls, and start to compare their digest."""
         waiting = {key: call.description for key, call in self.waiting.items()}
         digest = int.from_bytes(hashlib.blake2b(repr(waiting).encode(), digest_size=7).digest(), "big")
         self._facts[:] = digest, -digest, self.is_joined
@@ -221,7 +221,7 @@ class MatchedCalls:
 
 
 def refusal(sides: dict[int, Description], joined: Sequence[int]) -> str:
-    """Return why a call that ranks describe so cannot be done, or nothing."""
+    """Return why a call with these descriptions of the ranks is refused, or nothing."""
     for rank, side in sides.items():
         if side.failure:
             return f"rank {rank}: {side.kind} {side.name!r}: {side.failure}"
@@ -237,7 +237,7 @@ def refusal(sides: dict[int, Description], joined: Sequence[int]) -> str:
 
 
 def stall(positions: dict[int, Position]) -> str:
-    """Say that ranks wait for calls of which none has been made by all."""
+    """Report that ranks wait for calls, none of which all ranks have made."""
     (rank, own), *others = ((rank, each.awaited) for rank, each in positions.items())
     other_rank, other = next(other for other in others if other[1] != own)
     return f"ranks disagree: rank {rank} waits for {own}, rank {other_rank} for {other}; make both calls on all ranks"

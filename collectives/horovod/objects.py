@@ -25,7 +25,7 @@ def broadcast_parameters(params: Mapping[str, Tensor] | Iterable, root_rank: int
 
 
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
-    """Give every rank's optimizer the state and options of the root's; `model` is not read."""
+    """Copy the state and options of the root's optimizer to every rank's; `model` is not read."""
     is_root = rank() == root_rank
     state = tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, optimizer.state_dict()) if is_root else None
     state = broadcast_object(state, root_rank, "optimizer")
@@ -36,7 +36,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
 def broadcast_object(
     obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return the root's object, which is pickled, on every rank."""
+    """Return the root's object, pickled in transit, on every rank."""
     is_root = rank() == root_rank
     data = as_bytes(obj) if is_root else torch.empty(0, dtype=torch.uint8)
     length = broadcast_(torch.tensor([len(data)]), root_rank, name and f"{name}.length", process_set)
@@ -47,7 +47,7 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """Return every rank's object, which are pickled, by rank."""
+    """Return every rank's object, pickled in transit, by rank."""
     data = as_bytes(obj)
     lengths = allgather(torch.tensor([len(data)]), name and f"{name}.lengths", process_set)
     every = allgather(data, name and f"{name}.data", process_set)

@@ -1,4 +1,4 @@
-"""An optimizer whose steps are those of all ranks."""
+"""Optimizers whose steps use all ranks' gradients."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from collectives.horovod.process_sets import ProcessSet, global_process_set
 from collectives.horovod.reducer import GradientBucket, GradientReducer, Groups, cut
 
 Named = tuple[str, Tensor]
-Base: Any = Optimizer  # whose methods those of a class between it and its child are, to mypy
+Base: Any = Optimizer  # to mypy, the base of the mixins below
 
 
 class ReducingOptimizer(Base):
-    """An optimizer that updates parameters by gradients reduced over the ranks: what `step` does besides."""
+    """Mixin of an optimizer that updates parameters by gradients reduced over the ranks."""
 
     reducer: GradientReducer | None  # None on ranks that are not in the process set
     is_synchronized, synchronizes = False, True
@@ -36,7 +36,7 @@ class ReducingOptimizer(Base):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Have `step` take gradients as they are."""
+        """Make `step` use gradients as they are."""
         self.synchronizes = False
         try:
             yield
@@ -69,7 +69,7 @@ class ReducingOptimizer(Base):
         super().zero_grad(*arguments, **named)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Have `step` come after so many backward passes.  Raises: ValueError where some have been."""
+        """Set the number of backward passes before `step`.  Raises: ValueError after the first of them."""
         if self.reducer is not None:
             if self.reducer.is_under_way:
                 raise ValueError(f"set_backward_passes_per_step({passes}) amid a step: call it after step()")
@@ -78,7 +78,7 @@ class ReducingOptimizer(Base):
 
 
 class AdasumOptimizer(Base):
-    """An optimizer each of whose ranks makes a step of its own; the changes are combined by Adasum."""
+    """Mixin of an optimizer whose ranks make steps of their own; Adasum combines the changes."""
 
     compression: Any
     trained: list[Tensor]
@@ -101,7 +101,7 @@ class AdasumOptimizer(Base):
         raise AssertionError("skip_synchronize() with op=hvd.Adasum: it is the step that is reduced")
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Do nothing: a step takes what has been added up by then."""
+        """Do nothing: a step uses the gradients accumulated by then."""
 
 
 def DistributedOptimizer(  # noqa: N802  as Horovod calls it
@@ -117,8 +117,8 @@ def DistributedOptimizer(  # noqa: N802  as Horovod calls it
 ) -> Any:
     """Return an optimizer of the same class and state, whose steps reduce gradients over the ranks.  Collective.
 
-    Gradients are reduced while backward passes go on, in buckets or `groups`; as dense ones if they are sparse, with
-    or without `sparse_as_dense`.  With op=Adasum it is the changes of parameters that are reduced.
+    Gradients are reduced during backward passes, in buckets or `groups`; sparse ones as dense ones, with or without
+    `sparse_as_dense`.  With op=Adasum the changes of parameters are reduced instead.
 
     Raises: InputError on every rank where one has wrong arguments, or other parameters.
     """
@@ -134,7 +134,7 @@ def DistributedOptimizer(  # noqa: N802  as Horovod calls it
         if op == Adasum:
             extra = {"compression": compression, "trained": trained}
         else:
-            comm = calls.comm.split(0)  # whose calls run beside the others'
+            comm = calls.comm.split(0)  # its calls run beside the others'
             assert comm is not None
             arguments = compression, op, gradient_predivide_factor
             buckets = [GradientBucket(comm, bucket, *arguments) for bucket in cut(trained, groups)]
@@ -170,7 +170,7 @@ def refusal(
     groups: Any,
     process_set: ProcessSet,
 ) -> str:
-    """Return why the arguments cannot be, or nothing."""
+    """Return why the arguments are refused, or nothing."""
     if not all(isinstance(each, tuple) and len(each) == 2 for each in named):
         return "named_parameters must contain pairs of a name and a parameter: pass model.named_parameters()"
     names = [name for name, _ in named]

@@ -1,4 +1,4 @@
-"""The ranks that take part in calls.  Horovod has one job a process, which is kept here: `global_process_set`."""
+"""The ranks that take part in calls.  Horovod has one job per process, stored here: `global_process_set`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ProcessSet:
     """
 
     process_set_id: int | None = None
-    calls: MatchedCalls | None = None  # on its ranks
+    calls: MatchedCalls | None = None  # only on its ranks
 
     def __init__(self, ranks_or_comm: Any):
         self.mpi_comm = None if isinstance(ranks_or_comm, Iterable) else ranks_or_comm
@@ -36,7 +36,7 @@ class ProcessSet:
             raise ValueError(f"ProcessSet({ranks_or_comm!r}): {what}") from None
 
     def size(self) -> int | None:
-        """Return how many ranks it has; None before it is added."""
+        """Return the number of its ranks; None before it is added."""
         return None if self.process_set_id is None else len(self.ranks or ())
 
     def rank(self) -> int | None:
@@ -52,7 +52,7 @@ class ProcessSet:
 
     @property
     def matched(self) -> MatchedCalls:
-        """Its calls.  Raises: ValueError where it has none."""
+        """Its calls.  Raises: ValueError if there are none."""
         if self.calls is None:
             rank = job().rank
             why = "add it: hvd.add_process_set" if self.process_set_id is None else f"rank {rank} is not in it"
@@ -72,7 +72,7 @@ class ProcessSet:
 
 
 global_process_set = ProcessSet(())
-process_sets: list[ProcessSet] = []  # that have been added
+process_sets: list[ProcessSet] = []  # added so far
 numbers = count(1)
 
 
@@ -176,7 +176,7 @@ def local_size() -> int:
 
 
 def cross_ranks() -> list[int]:
-    """Return the ranks of this one's number within their nodes."""
+    """Return the ranks with this rank's number within their nodes."""
     return [ranks[local_rank()] for ranks in job().topology.nodes if len(ranks) > local_rank()]
 
 
@@ -190,5 +190,5 @@ def cross_size() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Return whether all nodes have as many ranks."""
+    """Return whether all nodes have equally many ranks."""
     return len({len(ranks) for ranks in job().topology.nodes}) == 1

@@ -1,7 +1,7 @@
-"""The gradients of an optimizer's step: reduced in buckets, while the backward pass goes on.
+"""The gradients of an optimizer's step: reduced in buckets, during the backward pass.
 
-Buckets start in one order on all ranks, each once all its gradients are ready, in whichever order they appear.  Before
-the first of a step the ranks meet as for a call, so that those that have joined take part.
+Buckets start in the same order on all ranks, each once all its gradients are ready, in any order.  Before the first one
+of a step the ranks match calls, so that joined ranks take part.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GradientBucket:
 
     @torch.no_grad()
     def start(self) -> None:
-        """Begin to reduce the gradients, 0 where there is none."""
+        """Begin to reduce the gradients, 0 if there is none."""
         for i, (param, view) in enumerate(zip(self.params, self.views, strict=True)):
             gradient = torch.zeros_like(param) if param.grad is None else param.grad
             sent, self.contexts[i] = self.compression.compress(gradient.to_dense() if gradient.is_sparse else gradient)
@@ -48,7 +48,7 @@ class GradientBucket:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait for the reduced gradients; one that was sparse is so again."""
+        """Wait for the reduced gradients; sparse ones become sparse again."""
         self.plan.wait()
         if self.predivide != 1:
             self.buffer.mul_(self.predivide)
@@ -65,7 +65,7 @@ class GradientBucket:
 class GradientReducer:
     """Reduces gradients in buckets, each parameter's once it has had `passes` backward passes.
 
-    `description` is of the optimizer, on which the ranks have agreed; `comm` is that of the buckets.
+    `description` is the optimizer's, on which the ranks have agreed; `comm` is that of the buckets.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class GradientReducer:
 
     @property
     def is_under_way(self) -> bool:
-        return any(left < self.passes for left in self.left.values())
+        return any(passes_left < self.passes for passes_left in self.left.values())
 
     def ready(self, param: Tensor) -> None:
         """Count a backward pass that has reached a parameter, and start the buckets that are full."""
@@ -114,7 +114,7 @@ class GradientReducer:
         self.num_started += 1
 
     def finish(self) -> None:
-        """Start what has not been, and wait for all."""
+        """Start the remaining buckets, and wait for all."""
         while self.num_started < len(self.buckets):
             self.start_next()
         for bucket in self.buckets:
@@ -122,7 +122,7 @@ class GradientReducer:
         self.begin()
 
     def free(self) -> None:
-        """Let gradients be, and give back the communicator.  Collective."""
+        """Remove the hooks of gradients, and free the communicator.  Collective."""
         for hook in self.hooks:
             hook.remove()
         for bucket in self.buckets:
@@ -130,7 +130,7 @@ class GradientReducer:
         self.comm.free()
 
     def join_in(self) -> None:
-        """Do the part of a rank that has joined: gradients of 0."""
+        """Contribute gradients of 0, for a rank that has joined."""
         for bucket in self.buckets:
             bucket.buffer.zero_()
             bucket.plan.start()
@@ -141,7 +141,7 @@ class GradientReducer:
 def cut(params: Sequence[Tensor], groups: Groups) -> list[list[Tensor]]:
     """Return the parameters of each bucket, in the order in which the last of their gradients appears.
 
-    Buckets are of one dtype, and of about `BUCKET_BYTES`, but for those of `groups`: so many, or these.
+    Buckets have one dtype, and about `BUCKET_BYTES`, unless `groups` gives their number, or the buckets themselves.
     """
     order = {param: i for i, param in enumerate(reversed(params))}
     if isinstance(groups, int):

@@ -1,4 +1,4 @@
-"""What each kind of call does with tensors, on a communicator all of whose ranks have come."""
+"""Execution of each kind of call on tensors, once all ranks of a communicator have made it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ DENSE = torch.contiguous_format
 
 
 def results_of(tensors: Tensors, in_place: bool) -> list[Tensor]:
-    """Return tensors to work on: themselves, unless they have gaps, or copies."""
+    """Return tensors to work on: the same ones, or copies of those that have gaps."""
     return [x.detach().contiguous() if in_place else torch.clone(x.detach(), memory_format=DENSE) for x in tensors]
 
 
 def write_back(results: Tensors, tensors: Tensors, in_place: bool) -> Tensors:
-    """Return results; in place the tensors, with the results copied into those that have gaps."""
+    """Return results; in place these are the tensors, into which results are copied if they have gaps."""
     if not in_place:
         return results
     for result, tensor in zip(results, tensors, strict=True):
@@ -87,7 +87,7 @@ def allgather(comm: Communicator, tensors: Tensors) -> list[Tensor]:
 
 
 def alltoall(comm: Communicator, tensors: Tensors, rows: Sequence[int], splits: Any) -> tuple[Tensor, Tensor]:
-    """Exchange the rows of a tensor; return what has come, and how many from each rank."""
+    """Exchange the rows of a tensor; return the received rows, and their number from each rank."""
     (x,) = tensors
     received = comm.all_to_all(np.array(rows, np.int64))
     out = x.new_empty(int(received.sum()), *x.shape[1:])
@@ -98,7 +98,7 @@ def alltoall(comm: Communicator, tensors: Tensors, rows: Sequence[int], splits: 
 
 
 def reducescatter(comm: Communicator, tensors: Tensors, op: str, prescale: float, postscale: float) -> list[Tensor]:
-    """Reduce tensors, and return this rank's rows of each: as many as others', or one more on the first ranks."""
+    """Reduce tensors, and return this rank's rows of each: equally many, or one more on the first ranks."""
     results = []
     for x in results_of(tensors, in_place=prescale == 1):
         scale_(x, prescale)
@@ -113,11 +113,11 @@ def reducescatter(comm: Communicator, tensors: Tensors, op: str, prescale: float
 
 
 def barrier(comm: Communicator, tensors: Tensors) -> None:
-    """Do nothing: all ranks have come."""
+    """Do nothing: all ranks have arrived."""
 
 
 def join_in(calls: MatchedCalls, description: Description) -> None:
-    """Do the part of a rank that has joined in a call of others: with zeros."""
+    """Contribute zeros to a call of others, for a rank that has joined."""
     if description.kind == "step":
         calls.reducers[description.name].join_in()
     elif description.kind == "allreduce":

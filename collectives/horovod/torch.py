@@ -79,7 +79,7 @@ MISSING = {
 
 
 class MissingError(InputError, AttributeError):
-    """What Horovod has, and this has not."""
+    """A feature of Horovod that is missing here."""
 
 
 def __getattr__(name: str) -> Any:
@@ -89,7 +89,7 @@ def __getattr__(name: str) -> Any:
 
 
 def mpi_threads_supported() -> bool:
-    """Return whether several threads may call MPI at a time."""
+    """Return whether several threads may call MPI at the same time."""
     mpi = start_mpi()
     return mpi.Query_thread() == mpi.THREAD_MULTIPLE
 

@@ -1,1 +1,1 @@
-"""Starting and ending a job: launchers, the environment, settings, errors."""
+"""Start and end of a job: launchers, the environment, settings, errors."""

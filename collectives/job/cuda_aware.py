@@ -1,8 +1,8 @@
-"""Decide whether MPI is given device memory: by what its library says of itself, and what the doctor has tried.
+"""Decide whether MPI is given device memory: by its library's own answer, and by the doctor's trial.
 
-A library that says no, or cannot be asked, is never given any.  One that says yes may still lack a driver or a
-transport, and a wrong guess ends a process: `python -m collectives.doctor` has two ranks exchange device memory in a
-job of its own, as mpirun may not work inside one, and keeps the result by host and library beside measured links.
+A library that answers no, or cannot be asked, is never given any.  One that answers yes may still lack a driver or a
+transport, and a wrong guess crashes the process: `python -m collectives.doctor` has two ranks exchange device memory in
+a separate job, as mpirun may not work inside one, and keeps the result by host and library beside measured links.
 
 Source: Open MPI, "MPIX_Query_cuda_support"; MPICH, "MPIX_GPU_query_support", whose GPU type 0 is CUDA.
 """
@@ -23,7 +23,7 @@ LIBRARY = re.compile(r"libmpi(ch|_abi)?\.so")
 
 
 class CudaAwareness(NamedTuple):
-    """Whether MPI is given device memory, and the reason."""
+    """The decision whether MPI is given device memory, and the reason."""
 
     is_used: bool
     reason: str
@@ -34,7 +34,7 @@ class CudaAwareness(NamedTuple):
 
 
 def cuda_awareness() -> CudaAwareness:
-    """Return the decision for this process: by the setting, or what is found out once."""
+    """Return the decision for this process: by the setting, or made once automatically."""
     stated = environment.mpi_reads_device_memory()
     return automatic() if stated is None else CudaAwareness(stated, f"COLLECTIVES_CUDA_AWARE={int(stated)}")
 
@@ -49,7 +49,7 @@ def automatic() -> CudaAwareness:
 
 
 def decide(name: str, supported: bool | None, failure: str | None) -> CudaAwareness:
-    """Decide by a library's answer, and by what went wrong in the doctor's trial, "" for nothing, None without one."""
+    """Decide by a library's answer, and by the failure of the doctor's trial: "" for success, None without a trial."""
     if not supported:
         why = "does not say whether it reads device memory" if supported is None else "is built without CUDA"
         return CudaAwareness(False, f"{name} {why}")
@@ -89,12 +89,12 @@ def supports_cuda(path: Path | None) -> bool | None:
 
 
 def trial_file(name: str) -> Path | None:
-    """Return the file of this host and a library; None where nothing is to be kept."""
+    """Return the file of this host and a library; None if results are not to be kept."""
     return environment.kept_file("device-memory", [platform.node(), name])
 
 
 def load_trial(name: str) -> str | None:
-    """Return what went wrong in the trial, "" for nothing; None if there was none."""
+    """Return the failure of the trial, "" for success; None if there was no trial."""
     path = trial_file(name)
     try:
         failure = json.loads(path.read_text())["failure"] if path else None
@@ -104,7 +104,7 @@ def load_trial(name: str) -> str | None:
 
 
 def save_trial(name: str, failure: str) -> str:
-    """Keep what went wrong in a trial, "" for nothing; return where, or why not."""
+    """Save the failure of a trial, "" for success; return the path, or why it is not saved."""
     path = trial_file(name)
     if path is None:
         return "not kept (COLLECTIVES_LINKS=0): set COLLECTIVES_CUDA_AWARE=1 to use it"

@@ -1,4 +1,4 @@
-"""What the project learns from outside, in one place: environment variables, and who started this process."""
+"""All input from outside in one place: environment variables, and the launcher of this process."""
 
 import hashlib
 import json
@@ -16,9 +16,9 @@ from collectives.job.settings import Range
 T = TypeVar("T")
 CORES, THREADS, BLOCKS, SECONDS = *[Range(1, 2**16)] * 3, Range(0, 10**8, unit="s")
 
-# What launchers tell a process they started: Open MPI's mpirun, MPICH's and Intel's Hydra, Slurm's srun.  What a batch
-# script runs by itself is no rank: Slurm tells it SLURM_NTASKS and a SLURM_PROCID of 0, but no step.  PBS and LSF tell
-# it the same as what their own launchers start, so that theirs says nothing.
+# Variables that launchers set for a process they start: Open MPI's mpirun, MPICH's and Intel's Hydra, Slurm's srun.  A
+# process that a batch script starts itself is not a rank: Slurm sets SLURM_NTASKS and a SLURM_PROCID of 0 for it, but
+# no step.  PBS and LSF set the same variables for it as for ranks of their own launchers, so that theirs are not used.
 LAUNCHED_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 LAUNCHED_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "srun"}
@@ -30,7 +30,7 @@ def first_int(names: tuple[str, ...], default: int) -> int:
 
 
 def launched_size() -> int:
-    """Return the number of ranks that the launcher says it started; 1 without a launcher."""
+    """Return the number of ranks according to the launcher; 1 without one."""
     return first_int(LAUNCHED_SIZE, 1)
 
 
@@ -81,7 +81,7 @@ def whole(name: str, numbers: Range, remedy: str, is_list: bool = False) -> int 
 
 
 def choice(name: str, values: Mapping[str, T], remedy: str) -> T:
-    """Read one of some values, of which the first is the default.
+    """Read one of several values, of which the first is the default.
 
     Raises: ValueError for another one, with the remedy.
     """
@@ -92,12 +92,12 @@ def choice(name: str, values: Mapping[str, T], remedy: str) -> T:
 
 
 def oversubscribed(local_ranks: int = 1) -> bool:
-    """Return whether this machine runs more ranks than it has cores, so that waiting ranks must give theirs up."""
+    """Return whether this machine runs more ranks than it has cores, so that waiting ranks must yield theirs."""
     return max(local_ranks, first_int(LOCAL_RANKS, 1)) > cores()
 
 
 def before_mpi() -> None:
-    """Set what the MPI library and Numba read when they start.  Call before mpi4py.MPI is imported."""
+    """Set the variables that the MPI library and Numba read when they start.  Call before mpi4py.MPI is imported."""
     # Where colorama is installed, Numba has it write an escape sequence when the process ends.
     os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
     if oversubscribed():
@@ -105,7 +105,7 @@ def before_mpi() -> None:
 
 
 def on_terminal() -> bool:
-    """Return whether a person watches standard output: the launcher's, which gives its ranks pipes."""
+    """Return whether standard output is a terminal: the launcher's, as its ranks have pipes."""
     if not set(LAUNCHED_SIZE) & set(os.environ):
         return sys.stdout.isatty()
     process = Path("/proc/self")
@@ -149,7 +149,7 @@ def fake_nodes() -> tuple[int, int] | None:
 
 
 def tuning_file() -> Path | None:
-    """Read COLLECTIVES_TUNING=tuning.json: what `python -m collectives.bench --tune tuning.json` measured."""
+    """Read COLLECTIVES_TUNING=tuning.json: the results of `python -m collectives.bench --tune tuning.json`."""
     path = os.environ.get("COLLECTIVES_TUNING")
     return Path(path) if path else None
 
@@ -157,7 +157,7 @@ def tuning_file() -> Path | None:
 def links_folder() -> Path | None:
     """Read COLLECTIVES_LINKS=folder: where measured links are kept, by default in the user's cache; 0: nowhere.
 
-    `no_file` refuses what is no folder.
+    `no_file` refuses a path that is not a folder.
     """
     text = os.environ.get("COLLECTIVES_LINKS")
     if text == "0":
@@ -167,14 +167,14 @@ def links_folder() -> Path | None:
 
 
 def kept_file(kind: str, subject: Any) -> Path | None:
-    """Return the file in which what was measured of a subject is kept; None where nothing is to be kept."""
+    """Return the file for the measurements of a subject; None if they are not to be kept."""
     folder = links_folder()
     digest = hashlib.blake2b(json.dumps(subject).encode(), digest_size=8).hexdigest()
     return folder / f"{kind}-{digest}.json" if folder else None
 
 
 def keep(path: Path, data: Any) -> str:
-    """Write JSON in one go; return where it is kept, or why it is not."""
+    """Write JSON in one go; return its path, or why it is not written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
@@ -192,16 +192,16 @@ def calls_folder() -> Path | None:
 
 
 def writable_calls_folder() -> Path | None:
-    """Read the same, and look whether it can be written, before ranks hang.
+    """Read COLLECTIVES_CALLS, and check that the folder can be written, before ranks hang.
 
-    The default need not be writable: a job that can write nothing where it runs loses only its last calls.
+    The default need not be writable: a job that cannot write to its working directory loses only its last calls.
 
     Raises: ValueError for a folder that is named and cannot be written.
     """
     folder = no_file("COLLECTIVES_CALLS", calls_folder)
     if folder and os.environ.get("COLLECTIVES_CALLS"):
         path = os.path.abspath(folder)
-        while not os.path.exists(path):  # what will be made
+        while not os.path.exists(path):  # the first existing parent, in which folders will be made
             path = os.path.dirname(path)
         if not (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)):
             words = "cannot be written: name a folder that can be, or write 0 to keep nothing"
@@ -212,7 +212,7 @@ def writable_calls_folder() -> Path | None:
 def no_file(name: str, read: Callable[[], Path | None]) -> Path | None:
     """Read the folder that a variable names.
 
-    Raises: ValueError for what is there and is no folder.
+    Raises: ValueError for an existing path that is not a folder.
     """
     folder = read()
     if folder and folder.exists() and not folder.is_dir():
@@ -221,7 +221,7 @@ def no_file(name: str, read: Callable[[], Path | None]) -> Path | None:
 
 
 def check() -> bool:
-    """Read COLLECTIVES_CHECK=1: ranks compare what they call; 0: they do not."""
+    """Read COLLECTIVES_CHECK=1: ranks compare their calls; 0: they do not."""
     return choice("COLLECTIVES_CHECK", {"1": True, "0": False}, "write 1, or 0 to compare nothing")
 
 
@@ -242,7 +242,7 @@ def timeout_s() -> float:
 
 
 def mpi_reads_device_memory() -> bool | None:
-    """Read COLLECTIVES_CUDA_AWARE: 1, MPI is given device memory; 0, never; auto, None: `job.cuda_aware` finds out."""
+    """Read COLLECTIVES_CUDA_AWARE: 1, MPI is given device memory; 0, never; auto, None: `job.cuda_aware` decides."""
     values = {"auto": None, "1": True, "0": False}
     return choice("COLLECTIVES_CUDA_AWARE", values, "write 1 to give MPI device memory, 0 never to, or auto")
 
@@ -265,12 +265,12 @@ def device_blocks() -> int | None:
 
 
 def mpi4py_mode() -> str:
-    """Read COLLECTIVES_MPI4PY=report, of `python -m collectives.mpi4py`: print at exit who did which calls."""
+    """Read COLLECTIVES_MPI4PY=report, of `python -m collectives.mpi4py`: print at exit which calls were ours."""
     modes = ("", "report", "ours", "report,ours")
     return choice("COLLECTIVES_MPI4PY", dict(zip(modes, modes, strict=True)), "write report, or unset it")
 
 
-# All of ours, and what reads each and refuses wrong values.
+# All of our variables, each with the function that reads it and refuses wrong values.
 SETTINGS: dict[str, Callable[[], Any]] = {
     "COLLECTIVES_FAKE_NODES": fake_nodes,
     "COLLECTIVES_TUNING": tuning_file,
@@ -287,7 +287,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 
 
 def refusal() -> str:
-    """Return what is wrong with the first variable whose value can't be; empty for nothing."""
+    """Return the fault of the first variable with an invalid value; empty for none."""
     try:
         for read in (*SETTINGS.values(), stated_threads):
             read()
@@ -296,11 +296,11 @@ def refusal() -> str:
     return ""
 
 
-# What Open MPI's mpirun sets itself, of each job.
+# Variables that Open MPI's mpirun sets itself, for every job.
 TOLD = ("OMPI_MCA_PREFIXES", "OMPI_MCA_cpu_type", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs", "PRTE_LAUNCHED")
 
 
 def variables() -> dict[str, str]:
-    """Return what is set, by a user or a batch script, of what changes how a job runs."""
+    """Return the variables, set by a user or a batch script, that change how a job runs."""
     ours = ("COLLECTIVES_", "OMP_NUM_THREADS", "OMPI_MCA_", "PRTE_MCA_", "MPIR_")
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(ours) and name not in TOLD}

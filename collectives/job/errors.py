@@ -1,4 +1,4 @@
-"""The errors that a caller may want to catch, and the exit status of a program that is interrupted."""
+"""Errors that a caller may want to catch, and the exit status of an interrupted program."""
 
 from signal import SIGINT
 
@@ -6,12 +6,12 @@ INTERRUPTED = 128 + SIGINT  # as shells have it
 
 
 class InputError(ValueError):
-    """Bad input, raised on every rank together: none of them hangs, and all say the same."""
+    """Bad input, raised on every rank together: none of them hangs, and all give the same reason."""
 
 
 class LoneInputError(InputError):
-    """The same raised on one rank only, since ranks were told not to compare what they call: it ends the job."""
+    """Bad input, raised on one rank only, as ranks do not compare their calls: it ends the job."""
 
 
 class CommunicationError(RuntimeError):
-    """A failure of MPI in the middle of a collective; says in which round, and what this rank was waiting for."""
+    """A failure of MPI in the middle of a collective; names the round, and the operation waited for."""

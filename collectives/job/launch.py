@@ -1,4 +1,4 @@
-"""How a job begins, and how it ends when a rank fails."""
+"""The start of a job, and its end when a rank fails."""
 
 import atexit
 import os
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
 
-PATIENCE_S = 20.0  # for what rank 0 has to write
+PATIENCE_S = 20.0  # for rank 0 to write its files
 
 
 def world() -> "Communicator":
@@ -27,8 +27,8 @@ def world() -> "Communicator":
     From here on an exception that nobody catches ends the whole job, with the rank's traceback; an InputError,
     which all ranks raise, ends it with one line of rank 0.
 
-    Raises: InputError for an environment variable that can't be, without an MPI library, or where mpirun and mpi4py
-    belong to different ones, or srun has not told the ranks of each other, so that each finds itself alone.
+    Raises: InputError for an invalid environment variable, without an MPI library, or where mpirun and mpi4py belong to
+    different ones, or srun has not connected the ranks, so that each is alone.
     """
     sys.excepthook = end_job
     mpi = start_mpi()
@@ -40,17 +40,17 @@ def world() -> "Communicator":
 
 
 def start_mpi() -> Any:
-    """Import mpi4py.MPI and start it, unless the launcher is one that this MPI library would not start under.
+    """Import mpi4py.MPI and start it, unless this MPI library cannot start under the launcher.
 
-    Raises: InputError where there is no MPI library, or this process finds itself alone among those that were launched.
+    Raises: InputError where there is no MPI library, or it sees a world of size 1, but was launched with others.
     """
     MPI = import_mpi()  # noqa: N806  as everyone calls it
     if not MPI.Is_initialized():
         foreign = environment.foreign_library()
         if foreign and foreign in MPI.Get_library_version():
-            raise other_mpi(MPI)  # it would say so in words of its own, on every rank, or abort
+            raise other_mpi(MPI)  # MPI would report it in its own words, on every rank, or abort
         with warnings.catch_warnings():
-            # Said by every rank of a launcher that mpi4py does not expect; world() says it once.
+            # Every rank warns of a launcher that mpi4py does not expect; world() reports it once.
             warnings.filterwarnings("ignore", "suspicious MPI execution environment")
             MPI.Init_thread()
             if not mpi4py_ends_mpi():
@@ -61,13 +61,13 @@ def start_mpi() -> Any:
 
 
 def at_exit(function: Callable[..., Any], *arguments: Any) -> None:
-    """Have a function called when this process ends, and not when one does that was forked from it."""
+    """Register a function for the exit of this process, but not of processes forked from it."""
     process = os.getpid()
     atexit.register(lambda: os.getpid() == process and function(*arguments))
 
 
 def mpi4py_ends_mpi() -> bool:
-    """Return whether mpi4py ends MPI with the process, whichever that is: it was imported before `world()`."""
+    """Return whether mpi4py finalizes MPI at exit, even of forked processes: it was imported before `world()`."""
     import mpi4py
 
     return mpi4py.rc.finalize is not False
@@ -81,7 +81,7 @@ def end_mpi() -> None:
 
 
 def refuse_exit() -> None:
-    """End a forked process that mpi4py would have end MPI, for which it would wait for ever, as would its parent."""
+    """End a forked process in which mpi4py would finalize MPI, which would block it and its parent for ever."""
     print(
         f"process {os.getpid()} was forked from an MPI rank, and its end would be that of MPI: end it by "
         "os._exit(status), or have collectives.world() start MPI before mpi4py.MPI is imported",
@@ -99,7 +99,7 @@ def after_fork() -> None:
 
 
 def import_mpi() -> Any:
-    """Import mpi4py.MPI, and set what MPI reads when it starts, but do not start it.
+    """Import mpi4py.MPI, and set the variables that MPI reads when it starts, but do not start it.
 
     Raises: InputError where there is none, or it finds no MPI library.
     """
@@ -137,7 +137,7 @@ def library_name(mpi: Any) -> str:
 
 
 def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print what happened once, as an exception hook, and leave no rank behind waiting.
+    """Print an exception once, as an exception hook, and end all ranks.
 
     Input that all ranks refuse ends them with status 2.
     """
@@ -147,7 +147,7 @@ def end_job(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     rank = environment.launched_rank() if alone else MPI.COMM_WORLD.rank
     if issubclass(kind, InputError) and not issubclass(kind, LoneInputError):
         if rank == 0:
-            print(f"error: {error}", file=sys.__stderr__, flush=True)  # torch's hook, around this one, keeps sys.stderr
+            print(f"error: {error}", file=sys.__stderr__, flush=True)  # torch's hook withholds sys.stderr
         sys.exit(2)
     if issubclass(kind, KeyboardInterrupt):
         end_interrupted(rank, None if alone else MPI)
@@ -161,12 +161,12 @@ def end_job(kind: type[BaseException], error: BaseException, trace: TracebackTyp
 
 
 def print_hostfiles() -> None:
-    """Print the folder of hostfiles, batch scripts and what mpirun needs: `collectives-hostfiles`."""
+    """Print the folder of hostfiles, batch scripts and files for mpirun: `collectives-hostfiles`."""
     print(Path(__file__).parent.joinpath("hostfiles").resolve())
 
 
 def end_interrupted(rank: int, mpi: Any) -> None:
-    """End the job on a Ctrl-C, of which MPICH's mpirun tells every rank: by rank 0, when it has written what it has."""
+    """End the job on a Ctrl-C, which MPICH's mpirun sends to every rank: by rank 0, after it has written its files."""
     if rank == 0:
         print("interrupted", file=sys.__stderr__, flush=True)
     if mpi:
@@ -176,18 +176,18 @@ def end_interrupted(rank: int, mpi: Any) -> None:
 
 
 def dead_ranks() -> list[int]:
-    """Return the ranks that MPI knows to have died, where it goes on without them: `mpirun --with-ft ulfm`."""
+    """Return the ranks that MPI knows to have died, if it continues without them: `mpirun --with-ft ulfm`."""
     from mpi4py import MPI
 
     try:
         dead = MPI.COMM_WORLD.Get_failed()
-    except (AttributeError, NotImplementedError, MPI.Exception):  # of older ones
+    except (AttributeError, NotImplementedError, MPI.Exception):  # older MPI libraries
         return []
     return list(MPI.Group.Translate_ranks(dead, range(dead.size), MPI.COMM_WORLD.Get_group()))
 
 
 def show_dead(ranks: Sequence[int]) -> str:
-    """Say which ranks have died.
+    """Print the ranks that have died.
 
     >>> show_dead([1]), show_dead([1, 4])
     ('rank 1 has died', 'ranks 1, 4 have died')

@@ -1,4 +1,4 @@
-"""How far a program is, on the terminal of whoever has started it."""
+"""A progress bar on the terminal of the job."""
 
 import shutil
 import sys
@@ -11,12 +11,12 @@ from collectives.job import environment
 
 
 def progress_bar(steps: Iterable[Any] | int, unit: str, rank: int = 0, total: int | None = None) -> tqdm:
-    """Return a bar over what is gone through, or over so many calls of `update()`, in `with`.
+    """Return a bar over an iterable, or over so many calls of `update()`, in `with`.
 
-    Rank 0 draws it, and only on a terminal.  `total` is the number of steps, where they do not have a length.
+    Rank 0 draws it, and only on a terminal.  `total` is the number of steps, if the iterable has no length.
     """
     iterable, total = (None, steps) if isinstance(steps, int) else (steps, total)
-    # A rank's terminal may be one that mpirun set up for it, of no width and height; this is then 80 x 24.
+    # A rank's terminal may be mpirun's pseudo-terminal, without width and height; this is then 80 x 24.
     width, height = shutil.get_terminal_size()
     is_hidden = rank > 0 or not environment.on_terminal()
     look = {"file": sys.stdout, "disable": is_hidden, "leave": False, "ncols": width, "nrows": height}

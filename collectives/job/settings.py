@@ -1,6 +1,6 @@
-"""What a setting may be: one table that checks flags, files and Python alike; and sizes on command lines, as in 64K.
+"""Valid values of settings: one table that checks flags, files and Python alike; and sizes on command lines, as 64K.
 
-A setting is a field of a dataclass: its type says what it is, its metadata which `choices` or what `range` it has.
+A setting is a field of a dataclass: its type gives the kind of value, its metadata the `choices` or the `range`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-__version__ = "0.1.0"  # of the whole
+__version__ = "0.1.0"  # of the whole project
 
 KINDS: dict[type, type] = {int: Integral, float: Real}  # NumPy's numbers, too
 MOST_BYTES = 1 << 50  # of a size on a command line
@@ -22,7 +22,7 @@ CONTROL = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class Range(NamedTuple):
-    """The numbers from `least` to `most`, less the ends that are `open`.
+    """The numbers from `least` to `most`, without the ends that are `open`.
 
     >>> print(Range(1, 8), Range(0, 1, open="below"), Range(0, 64, open="above", unit="MiB"), sep="; ")
     from 1 to 8; at least 0 and below 1; above 0 and at most 64 MiB
@@ -105,7 +105,7 @@ def value_type(hint: Any) -> Any:
 
 
 def refusal(name: str, value: Any, hint: Any, metadata: Mapping[str, Any]) -> str:
-    """Return what is wrong with a setting of the type `hint`; empty for nothing.
+    """Return the fault of a setting of the type `hint`; empty for none.
 
     >>> refusal("lr", -1.0, float, {"range": Range(0, 100, open="above")})
     'lr=-1.0 must be above 0 and at most 100'
@@ -130,7 +130,7 @@ def is_a(value: Any, kind: type) -> bool:
 
 
 def check(settings: Any, *names: str) -> None:
-    """Raise ValueError for the first field of a dataclass, or of `names`, that can't be: its value, what it may be."""
+    """Raise ValueError for the first invalid field of a dataclass, or of `names`, with its value and the valid ones."""
     hints = get_type_hints(type(settings))
     for field in (field for field in dataclasses.fields(settings) if not names or field.name in names):
         if why := refusal(field.name, getattr(settings, field.name), hints[field.name], field.metadata):
@@ -153,7 +153,7 @@ def num_bytes(text: str) -> int:
 
 
 def size_in_words(nbytes: int) -> str:
-    """Format a size as `num_bytes` takes it.
+    """Format a size as `num_bytes` parses it.
 
     >>> [size_in_words(nbytes) for nbytes in (8, 65536, 3 << 20)]
     ['8', '64K', '3M']

@@ -1,7 +1,7 @@
-"""What the operating system offers, asked in one place.
+"""All queries of the operating system in one place.
 
-Linux has all of it.  Elsewhere, as on macOS, what is missing is left out: ranks are not bound to cores, and arrays
-outside of symmetric memory go by way of staging buffers.
+Linux has all features.  Elsewhere, as on macOS, the library does without: ranks are not bound to cores, and arrays
+outside of symmetric memory go through staging buffers.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Give the core to another process; a sleep of no time does so, too, at some more cost.
+# Give the core to another process; a sleep of zero seconds does so, too, at a higher cost.
 yield_core = getattr(os, "sched_yield", None) or (lambda: time.sleep(0))
 # Linux counts the memory of a process in KiB, macOS in bytes.
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -30,7 +30,7 @@ def total_memory_bytes() -> int:
 
 
 def available_memory_bytes() -> int:
-    """Return what this machine has left, or all that it has where the system does not say."""
+    """Return the available memory, or all memory where the system does not tell."""
     try:
         return int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) << 10
     except (OSError, IndexError):

@@ -1,4 +1,4 @@
-"""The buffers of mpi4py's calls as flat arrays: what `[data, count, type]` and the like mean, for any datatype."""
+"""The buffers of mpi4py's calls, as `[data, count, type]`, as flat arrays, for any datatype."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class BufferSpec:
         self.is_plain = self.view is not None and self.size == self.extent and self.datatype.is_predefined
 
     def num_elements(self, blocks: int = 1) -> int:
-        """Return how many elements a block has, where the data are so many blocks."""
+        """Return the number of elements of a block, if the data are so many blocks."""
         if self.count is not None:
             return self.count
         length = 0 if self.view is None else len(self.view) - (self.displ or 0) * self.extent
@@ -59,7 +59,7 @@ class BufferSpec:
         return count
 
     def window(self, first: int, count: int) -> Any:
-        """Return so many elements from the `first` on, as bytes.  Only of plain ones."""
+        """Return so many elements from the `first` on, as bytes.  Only for plain data."""
         begin, end = first * self.extent, (first + count) * self.extent
         if not 0 <= begin <= end <= len(self.view):
             raise NotOurs
@@ -121,7 +121,7 @@ def as_array(data: Any) -> Any:
 
 
 def dlpack_dtype(data: Any) -> np.dtype:
-    """Return the dtype of an array that has no more than DLPack, as its header has it."""
+    """Return the dtype of an array that only has DLPack, from its header."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     capsule = data.__dlpack__()
@@ -146,7 +146,7 @@ KINDS += "DOUBLE_PRECISION COMPLEX DOUBLE_COMPLEX INTEGER1 INTEGER2 INTEGER4 INT
 
 @cache
 def numbers_of(handle: int) -> np.dtype | None:
-    """Return the dtype of MPI's datatype of that handle, if it is of numbers that MPI and we reduce."""
+    """Return the dtype of MPI's datatype of that handle, if it is of numbers that both MPI and we reduce."""
     return numbers().get(handle)
 
 
@@ -166,10 +166,10 @@ def is_writable(view: Any) -> bool:
 
 
 class Area:
-    """The memory of a call on one rank, as bytes one after the other, whatever its layout is.
+    """The memory of a call on one rank, as contiguous bytes, for any layout.
 
-    What lies in pieces goes through a copy, which MPI itself makes, in messages of this rank to itself: what is sent
-    as any datatype may be received as MPI.PACKED.
+    Data that are not contiguous go through a copy, which MPI itself makes, in messages of this rank to itself: a
+    message of any datatype may be received as MPI.PACKED.
     """
 
     def __init__(self, memory: Any, pieces: Sequence[tuple[list[Any], list[Any]]] = ()):
@@ -191,7 +191,7 @@ def to_itself() -> MPI.Comm:
 
 
 def area_of(spec: BufferSpec, counts: Sequence[int], displs: Sequence[int], writable: bool) -> Area:
-    """Return the memory of blocks: plain data where they are, if they lie one after the other."""
+    """Return the memory of blocks: plain data in place, if the blocks are contiguous."""
     if writable and spec.view is not None and not is_writable(spec.view):
         raise NotOurs
     ends = list(accumulate(counts, initial=0))
@@ -206,7 +206,7 @@ def area_of(spec: BufferSpec, counts: Sequence[int], displs: Sequence[int], writ
 
 
 def is_simple(array: Any, writable: bool) -> bool:
-    """Return whether it is a plain array of NumPy's, as most are, with less looking."""
+    """Return whether `data` is a plain NumPy array, the usual case, by a quick check."""
     if type(array) is not np.ndarray or datatype_of(array.dtype) is None:
         return False
     return bool(array.flags.c_contiguous and (not writable or array.flags.writeable))

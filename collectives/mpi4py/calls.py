@@ -1,7 +1,7 @@
-"""What mpi4py's collectives are in our terms: for each a function of its arguments, which are named as mpi4py's are.
+"""Translation of mpi4py's collectives to ours: for each a function of its arguments, with mpi4py's names.
 
-Each describes the call on one rank, and what all ranks know of it: `nbytes`, by which they decide who does it.
-Numbers are reduced as they are; what is only moved is bytes, since ranks may name the same data differently.
+Each describes the call on one rank, and the fact that all ranks know: `nbytes`, by which they choose the library or us.
+Numbers are reduced as they are; other data are moved as bytes, since ranks may name the same data differently.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CollectiveCall(NamedTuple):
     x: Any
     out: Any
     options: tuple
-    nbytes: int  # of the vector that it is about: the same on all ranks
+    nbytes: int  # of its vector: the same on all ranks
     to_load: Sequence[Area] = ()  # to be loaded before
     to_store: Sequence[Area] = ()  # to be stored after
     before: tuple[Any, Any] | None = None  # a copy's target and source
@@ -46,7 +46,7 @@ class CollectiveCall(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """A communicator's."""
+    """A communicator's rank, size and the like."""
 
     rank: int
     size: int
@@ -72,7 +72,7 @@ def checked_root(root: int, ranks: Ranks) -> int:
 
 
 def vector_to_reduce(sendbuf: Any, recvbuf: Any) -> tuple[Any, Any]:
-    """Return the numbers that a rank gives, and where as many go: None where that is in place."""
+    """Return a rank's numbers, and the memory of the result: None if that is in place."""
     out = numbers_in(recvbuf, writable=True)
     if is_in_place(sendbuf):
         return out, None
@@ -93,8 +93,8 @@ def barrier(ranks: Ranks) -> CollectiveCall:
 def bcast(ranks: Ranks, buf: Any, root: int = 0) -> CollectiveCall:
     root = checked_root(root, ranks)
     area = blocks_of(buf, 1, writable=ranks.rank != root)
-    moved = ((), [area]) if ranks.rank != root else ([area], ())
-    return CollectiveCall("broadcast", area.bytes, None, (root, "auto"), len(area.bytes), *moved)
+    areas = ((), [area]) if ranks.rank != root else ([area], ())
+    return CollectiveCall("broadcast", area.bytes, None, (root, "auto"), len(area.bytes), *areas)
 
 
 def allreduce(ranks: Ranks, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> CollectiveCall:
@@ -134,14 +134,14 @@ def reduce_scatter_block(ranks: Ranks, sendbuf: Any, recvbuf: Any, op: MPI.Op = 
 def reduce_scatter(
     ranks: Ranks, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM
 ) -> CollectiveCall:
-    if recvcounts is None:  # then the library has the ranks tell each other theirs
+    if recvcounts is None:  # then the library has the ranks exchange counts
         raise NotOurs
     counts = tuple(map(index, recvcounts))
     if len(counts) != ranks.size or min(counts) < 0:
         raise NotOurs
     window = BufferSpec(recvbuf)
     if not is_in_place(sendbuf) and not counts[ranks.rank] and not window.num_elements():
-        x = numbers_in(sendbuf, writable=False)  # of which this rank gets nothing
+        x = numbers_in(sendbuf, writable=False)  # this rank gets no part of the result
         out = np.empty(0, x.dtype) if isinstance(x, np.ndarray) else x[:0].copy()
     else:
         out = window.elements(writable=True)
@@ -149,7 +149,7 @@ def reduce_scatter(
 
 
 def scattered(sendbuf: Any, recv: Any, counts: tuple[int, ...], own: int, op: MPI.Op) -> CollectiveCall:
-    """Describe a reduce-scatter; in place the result comes to the beginning of what was given."""
+    """Describe a reduce-scatter; in place the result goes to the beginning of the input."""
     in_place = is_in_place(sendbuf)
     x = recv if in_place else numbers_in(sendbuf, writable=False)
     out = recv[:own].copy() if in_place else recv
@@ -186,7 +186,7 @@ def gather(ranks: Ranks, sendbuf: Any, recvbuf: Any, root: int = 0) -> Collectiv
 def gathered(
     collective: str, ranks: Ranks, sendbuf: Any, recv: Area, lengths: Sequence[int], options: tuple[Any, ...]
 ) -> CollectiveCall:
-    """Describe a gather on a rank that gets it; in place its own block is where it belongs."""
+    """Describe a gather on a rank that gets it; in place its own block is in its place already."""
     begin, length = sum(lengths[: ranks.rank]), lengths[ranks.rank]
     own = recv.bytes[begin : begin + length]
     to_load = recv if is_in_place(sendbuf) else blocks_of(sendbuf, 1)

@@ -1,7 +1,7 @@
 """The methods of mpi4py's communicators, replaced by ones that choose between the library's and ours.
 
-They are replaced in the library's own classes: so communicators stay what they are, wherever they come from, and no
-type, handle or pickle tells a difference.  What is known of a communicator is forgotten when MPI frees it.
+They are replaced in the library's own classes: so communicators of any origin keep their types, handles and pickles.
+The state of a communicator is dropped when MPI frees it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from collectives.mpi4py.requests import library_wait_all, start_all, wait_all
 
 Method = Callable[..., Any]
 
-# The argument whose bytes, in an array of NumPy's, are the vector's; or a block's of it, in the second table.
+# The argument whose bytes, in a NumPy array, are the vector's; in the second table, those of a block of it.
 SIZED_BY = {"Bcast": 0, "Allreduce": 1, "Reduce": 0, "Reduce_scatter_block": 0, "Reduce_scatter": 0, "Allgather": 1}
 SIZED_BY |= {"Allgatherv": 1, "Alltoall": 1, "Scan": 1, "Exscan": 1}
 BLOCK_SIZED_BY = {"Gather": 0, "Scatter": 1}
 
 
 class Communicators:
-    """What is known of the communicators of a process, by their handles."""
+    """The state of the communicators of a process, by their handles."""
 
     def __init__(self) -> None:
         self.by_handle: dict[int, Ours] = {}
-        self.policy: CallPolicy | None = None  # of those that are not known yet; None: their calls are the library's
+        self.policy: CallPolicy | None = None  # of those without a state yet; None: their calls are the library's
         self.small_bytes = dict.fromkeys(DESCRIBE, NEVER)  # below which a method's calls are the library's
         self.keyval = MPI.Comm.Create_keyval(delete_fn=self.forget)
         for name in ("Free", "Disconnect"):
@@ -43,18 +43,18 @@ class Communicators:
             replace_in(MPI.Request, name, classmethod(functools.partial(wait_all, name)))
 
     def add_all(self, policy: CallPolicy) -> None:
-        """Have the calls of all communicators follow a policy."""
+        """Apply a policy to the calls of all communicators."""
         self.policy = policy
         self.heed(policy)
 
     def add(self, comm: MPI.Comm, policy: CallPolicy) -> Ours:
-        """Have a communicator's calls follow a policy."""
+        """Apply a policy to a communicator's calls."""
         self.heed(policy)
-        if known := self.by_handle.get(comm.handle):
-            known.policy, known.saved_s = policy, {}
-            return known
+        if ours := self.by_handle.get(comm.handle):
+            ours.policy, ours.saved_s = policy, {}
+            return ours
         ours = self.by_handle[comm.handle] = Ours(comm, policy)
-        comm.Set_attr(self.keyval, True)  # to be told when it is freed
+        comm.Set_attr(self.keyval, True)  # its callback runs when the communicator is freed
         return ours
 
     def heed(self, policy: CallPolicy) -> None:
@@ -68,16 +68,16 @@ class Communicators:
 
     def ours(self, comm: MPI.Comm) -> Ours | None:
         """Return ours of a communicator, None where all of its calls are the library's."""
-        known = self.by_handle.get(comm.handle)
-        return self.add(comm, self.policy) if known is None and self.policy and comm else known
+        ours = self.by_handle.get(comm.handle)
+        return self.add(comm, self.policy) if ours is None and self.policy and comm else ours
 
     def forget(self, comm: MPI.Comm, keyval: int, value: Any) -> None:
         self.by_handle.pop(comm.handle, None)
 
-    # --- methods, in the place of the library's ---
+    # --- methods, in place of the library's ---
 
     def blocking(self, name: str, library: Method) -> Method:
-        """Return a method that gives small arrays to the library before it looks any closer."""
+        """Return a method that passes small arrays to the library before any other check."""
         where, block_where = SIZED_BY.get(name, 1 << 30), BLOCK_SIZED_BY.get(name, 1 << 30)
         small = self.small_bytes
 
@@ -111,15 +111,15 @@ class Communicators:
 
     def persistent(self, name: str, library: Method) -> Method:
         def method(comm: Any, *args: Any, **kwargs: Any) -> Any:
-            ours, given = self.ours(comm), {key: value for key, value in kwargs.items() if key != "info"}
-            call = ours and ours.policy.has_threads and ours.described(name, args, given)
+            ours, options = self.ours(comm), {key: value for key, value in kwargs.items() if key != "info"}
+            call = ours and ours.policy.has_threads and ours.described(name, args, options)
             self.note(f"{name}_init", ours, call)
             return ours.bind(call) if ours and call else library(comm, *args, **kwargs)
 
         return method
 
     def freeing(self, library: Method) -> Method:
-        """Return a method that frees ours, too, as all ranks have come to do."""
+        """Return a method that also frees our communicator, as all ranks do."""
 
         def method(comm: Any) -> None:
             if ours := self.by_handle.get(comm.handle):
@@ -134,7 +134,7 @@ class Communicators:
 
 
 def most_bytes(data: Any) -> int:
-    """Return how many bytes plain data have at most; more than there can be for what has to be looked at closer."""
+    """Return an upper bound of the bytes of plain data; a huge number for data that need a closer check."""
     if type(data) is list:
         if not data or (isinstance(data[-1], MPI.Datatype) and not data[-1].is_predefined):
             return NEVER
@@ -143,7 +143,7 @@ def most_bytes(data: Any) -> int:
 
 
 def replace(name: str, make: Callable[[Method], Method]) -> None:
-    """Replace a method of communicators, where there is one, by what is made of it."""
+    """Replace a method of communicators, if there is one, by a wrapper of it."""
     for library_class in (MPI.Comm, MPI.Intracomm):
         if function := vars(library_class).get(name):
             replace_in(library_class, name, functools.update_wrapper(make(function), function))

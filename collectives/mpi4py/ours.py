@@ -16,14 +16,14 @@ from collectives.runtime.resolve import Request
 
 ALONE = Ranks(0, 1)
 
-# Of arguments that are wrong, or not for us.  Another error is of an array's own code: it might not come again, and the
-# library would do here what we do on the other ranks.
+# Errors of arguments that are invalid, or not for us.  Any other error is of an array's own code: it might not recur,
+# and the library would then run the call here that we run on the other ranks.
 REFUSALS = NotOurs, TypeError, ValueError, LookupError, AttributeError, BufferError, ImportError, OverflowError
 REFUSALS += (MPI.Exception,)  # type: ignore[assignment]
 
 
 class Ours:
-    """Who does which of a communicator's calls, and ours, which the first call that is to be ours sets up."""
+    """The choice for each of a communicator's calls, and our communicator, which the first call of ours sets up."""
 
     def __init__(self, mpi: MPI.Comm, policy: CallPolicy):
         self.mpi, self.policy = mpi, policy
@@ -32,13 +32,14 @@ class Ours:
         self.saved_s: dict[tuple[str, int], float | None] = {}
 
     def described(self, name: str, args: tuple, kwargs: dict[str, Any], may_wait: bool = True) -> CollectiveCall | None:
-        """Describe a call that is to be ours; None for one that is the library's.
+        """Describe a call that will be ours; None for one that is the library's.
 
-        The first one sets ours up, which waits for the other ranks; where it may not, it is the library's.
+        The first one sets up our communicator, which waits for the other ranks; if waiting is not allowed, it is the
+        library's.
         """
         call = None
         if self.ranks.size > 1:
-            with suppress(*REFUSALS):  # whatever is wrong with the arguments, the library says it
+            with suppress(*REFUSALS):  # the library reports any fault of the arguments
                 call = DESCRIBE[name](self.ranks, *args, **kwargs)
         if call and self.policy.is_worth_it(call.collective, call.nbytes, is_started=not may_wait):
             if self.comm is None and may_wait:
@@ -47,7 +48,7 @@ class Ours:
         return None
 
     def saving_s(self, call: CollectiveCall) -> float | None:
-        """Return the time that a call saves, None where it is to be the library's."""
+        """Return the seconds that a call saves, None if it will be the library's."""
         if self.comm is None:
             return None
         key = call.collective, call.nbytes
@@ -56,7 +57,7 @@ class Ours:
         return self.saved_s[key]
 
     def set_up(self) -> None:
-        """Make our communicator, and what its calls would else make when they first wait for others.  Collective."""
+        """Make our communicator, and the parts that its calls would else make on first use.  Collective."""
         self.comm = Communicator(self.mpi)
         self.comm._resolver.gate()
         self.comm._resolver.binder.reads_processes  # noqa: B018

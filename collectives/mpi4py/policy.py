@@ -1,4 +1,4 @@
-"""Who does a call, the library or we: by what all ranks know of it; and a report of it."""
+"""The choice between the library and us, by facts that all ranks know; and a report of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collectives.schedule.spec import COLLECTIVES
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
-# From how many bytes of its vector on a call is worth our Python, where ranks share memory: benchmarks/mpi4py_face.py.
+# The bytes of a vector from which a call is worth our Python, where ranks share memory: benchmarks/mpi4py_face.py.
 KIB = 1 << 10
 WORTH_BYTES = {
     "all_reduce": 256 * KIB,
@@ -24,13 +24,13 @@ WORTH_BYTES = {
     "scan": 1024 * KIB,
     "scatter": 16384 * KIB,
 }
-STARTED_WORTH_BYTES = 512 * KIB  # at least, of a call that a thread moves on
+STARTED_WORTH_BYTES = 512 * KIB  # at least, for a call that a thread advances
 NEVER = 1 << 62
 NAMES = {mpi: spec.name for spec in COLLECTIVES.values() for mpi in spec.mpi.split()}  # of MPI's methods
 
 
 class CallPolicy:
-    """What the variable COLLECTIVES_MPI4PY asks for, on rank 0: a report; "ours", for tests, has ours do all it can."""
+    """Policy of COLLECTIVES_MPI4PY on rank 0: a report; "ours", for tests, makes every possible call ours."""
 
     def __init__(self, mode: str = "", has_threads: bool = False):
         self.mode, self.has_threads = mode, has_threads  # of MPI, on all ranks
@@ -45,7 +45,7 @@ class CallPolicy:
         return nbytes >= max(WORTH_BYTES.get(collective, NEVER), least)
 
     def small_bytes(self, name: str) -> int:
-        """Return below how many bytes of its vector a method's call is the library's, and need not be noted."""
+        """Return the bytes of a vector below which a method's call is the library's, and need not be counted."""
         return 0 if self.mode else WORTH_BYTES.get(NAMES[name], NEVER)
 
     def note(self, name: str, saved_s: float | None) -> None:
@@ -55,7 +55,7 @@ class CallPolicy:
             self.saved_s[name] += saved_s or 0.0
 
     def print_report(self) -> None:
-        """Print what this rank has called, where it went, and what that has saved by the cost model."""
+        """Print this rank's calls, the library's and ours, and the seconds saved by the cost model."""
         lines = ["calls of mpi4py on rank 0        ours   the library's   saved, as estimated"]
         for name in sorted({name for name, _ in self.calls}):
             ours, theirs = self.calls[name, True], self.calls[name, False]
@@ -64,7 +64,7 @@ class CallPolicy:
 
 
 def seconds_saved(comm: Communicator, collective: str, nbytes: int, policy: CallPolicy) -> float | None:
-    """Return what a call saves as the cost model has it, None where it goes by messages alone, as the library's does.
+    """Return the seconds that a call saves by the cost model, None if it uses only messages, as the library's does.
 
     The library is taken to choose the best of the algorithms by messages.
     """

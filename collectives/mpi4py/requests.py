@@ -21,7 +21,7 @@ library_wait_all = {name: getattr(MPI.Request, name) for name in ("Waitall", "wa
 
 
 class Run:
-    """A run of a plan under way, which completes a generalized request when it ends."""
+    """A started run of a plan, which completes a generalized request when it ends."""
 
     def __init__(self, call: CollectiveCall, plan: Plan):
         self.call: CollectiveCall | None = call
@@ -51,7 +51,7 @@ class Run:
 
 
 class StartedRequest(MPI.Grequest):
-    """The request of a call under way, as an `I...` method returns it."""
+    """The request of a started call, as an `I...` method returns it."""
 
     run: Run
 
@@ -72,7 +72,7 @@ class StartedRequest(MPI.Grequest):
 
 
 class PersistentRequest(MPI.Prequest):
-    """A plan as a persistent request: inactive it is null for the library; started it has a generalized request's."""
+    """A plan as a persistent request: for the library null while inactive, and a generalized request once started."""
 
     plan: Plan | None
     call: CollectiveCall

@@ -1,4 +1,4 @@
-"""How all ranks come to use the wrapper: they find out that all do, and rank 0's settings are everyone's."""
+"""Setup of the wrapper on all ranks: they verify that all use it, and take rank 0's settings."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NAP_S = 1e-3
 
 
 def install() -> None:
-    """Have all of mpi4py's communicators use our collectives.  Collective.
+    """Make all of mpi4py's communicators use our collectives.  Collective.
 
-    Raises: LoneInputError on the ranks that have called it where another has not.
+    Raises: LoneInputError on the ranks that have called it if another has not.
     """
     communicators().add_all(agree(MPI.COMM_WORLD))
 
@@ -34,12 +34,12 @@ def wrap(comm: MPI.Comm) -> MPI.Comm:
 
 @cache
 def communicators() -> Communicators:
-    """Return what is known of this process's communicators: of none, so far."""
+    """Return the state of this process's communicators, initially of none."""
     return Communicators()
 
 
 def agree(comm: MPI.Comm) -> CallPolicy:
-    """Return the policy of all ranks, once each of them has asked for it.  Collective.
+    """Return the policy of all ranks, once each of them has requested it.  Collective.
 
     By messages on the communicator itself: on a rank that has no part in it, nothing is called that would wait.
 
@@ -80,9 +80,9 @@ def answer_of_first(comm: MPI.Comm, tag: int, has_threads: Any, deadline_s: floa
 
 
 def receive(comm: MPI.Comm, buffer: bytearray, source: int, tag: int, deadline_s: float) -> None:
-    """Receive what a rank sends that uses the wrapper, too.
+    """Receive a message of another rank that uses the wrapper.
 
-    Raises: LoneInputError where nothing has come in time.
+    Raises: LoneInputError if nothing arrives in time.
     """
     while not comm.Iprobe(source, tag):
         if time.monotonic() > deadline_s:

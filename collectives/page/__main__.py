@@ -1,4 +1,4 @@
-"""Write a page that steps through every schedule, of collectives and of what is installed beside.  No MPI is needed.
+"""Write a page that steps through every schedule, of collectives and of installed packages.  No MPI is needed.
 
 python -m collectives.page --out page.html
 """
@@ -52,7 +52,7 @@ def installed() -> list[Source]:
 
 
 def named(text: str) -> Source:
-    """Return the function of its name.
+    """Return the function of an entry point's name.
 
     Raises: ValueError where there is none.
     """

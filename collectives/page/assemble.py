@@ -11,7 +11,7 @@ CORE = ("pack.js", "elements.js", "steps.js")
 
 
 class Scene(NamedTuple):
-    """Something to step through: JavaScript that calls `addScene`, and its data by name, any that JSON has."""
+    """A scene to step through: JavaScript that calls `addScene`, and its data by name, of JSON's types."""
 
     name: str
     title: str

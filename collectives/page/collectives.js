@@ -34,7 +34,7 @@ addScene({
   },
 });
 
-/** Return a run: the vectors before each round and at last, as arrays of values by chunk, and what each round moves. */
+/** Return a run: the vectors before each round and at last, as arrays of values by chunk, and the moves of each round. */
 function decodeRun(data) {
   const size = data.start.length;
   const states = [data.start.map((pairs, rank) => decodeVector(pairs, rank, size))];
@@ -88,7 +88,7 @@ function decodeTransfer(data, index, rank, size, exceptions) {
   };
 }
 
-/** Return the vectors after a round.  Where values are not given, they are what the sources held, or the sum with that. */
+/** Return the vectors after a round.  Missing values are those of the sources, or their sum with the old value. */
 function afterRound(before, transfers) {
   const vectors = before.map((vector) => vector.slice());
   for (const { kind, sources, dest, theirs, here, length, values } of transfers) {
@@ -132,7 +132,7 @@ function roundInWords(round) {
   return [...new Set(words)];
 }
 
-/** Return whether a transfer only says what a barrier's end brings. */
+/** Return whether a transfer only describes the effect of a barrier. */
 const isOwn = ({ kind, theirs, here }) => kind === "Copy" && theirs === here;
 
 class CollectiveView {
@@ -143,7 +143,7 @@ class CollectiveView {
     this.numChunks = Math.max(1, ...chunks);
     this.reduces = run.states.some((ranks) => ranks.some((vector) => vector.some((value) => value & (value - 1) & 0xffff)));
     const placed = (vector) => vector.some((value, chunk) => chunkOf(value) !== chunk % run.size);
-    this.moves = run.states.some((ranks) => ranks.some(placed)); // chunks to where other chunks were
+    this.moves = run.states.some((ranks) => ranks.some(placed)); // chunks to places of other chunks
     this.apart = run.goal.some((vector) => vector.length > run.size);
     this.hosts = hostsOf(run.size, Number(choice.hosts));
   }
@@ -225,7 +225,7 @@ class CollectiveView {
     return `Every rank holds what ${this.choice.collective} promises: proved for ${this.run.size} rank${this.run.size > 1 ? "s" : ""}.`;
   }
 
-  /** List what each algorithm is predicted to take on a network. */
+  /** List the predicted time of each algorithm on a network. */
   priceList() {
     const network = Object.keys(catalog.networks).indexOf(priceChoice.network);
     const ofBarrier = this.choice.collective === "barrier";
@@ -273,7 +273,7 @@ class CollectiveView {
     );
   }
 
-  /** Show the functions that yield the round at hand, with the lines at which ranks are. */
+  /** Show the functions that yield the current round, with the ranks' lines. */
   source(open) {
     const round = this.run.rounds[Math.min(this.step, this.steps - 1)] || [];
     const busy = busyRanks(round);
@@ -314,7 +314,7 @@ function busyRanks(round) {
   return new Set([...busy].sort((a, b) => a - b));
 }
 
-/** Return the ranks of each host: consecutive, the first hosts with one more where it must be. */
+/** Return the ranks of each host: consecutive, the first hosts with one more if necessary. */
 function hostsOf(size, count) {
   const [length, extra] = [Math.floor(size / count), size % count];
   return range(count).map((host) => {

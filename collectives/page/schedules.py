@@ -1,7 +1,7 @@
 """The scene of the collectives: every registered algorithm on 1 to 16 ranks, as data that the page steps through.
 
-Numbers of ranks and chunks are counted from the rank that they belong to, round the ring, so that ranks that do alike
-have the same text, and the page is small.
+Numbers of ranks and chunks are counted from the rank that they belong to, round the ring, so that symmetric ranks have
+the same text, and the page is small.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +46,7 @@ def nodes_of(size: int, hosts: int) -> Groups:
 
 
 def hosts_for(row: Algorithm, size: int) -> list[int]:
-    """Return over how many hosts the page spreads an algorithm's ranks; those in shared memory need a host for all."""
+    """Return the numbers of hosts over which the page spreads an algorithm's ranks; one for shared memory."""
     if row.access > Access.INTRA_NODE or size == 1:
         return [1]
     return [hosts for hosts in HOSTS if hosts < size + (row.access == Access.MESSAGES)]
@@ -57,7 +57,7 @@ def sizes_for(row: Algorithm) -> list[int]:
 
 
 def catalog(sources: "SourceTable") -> dict[str, Any]:
-    """Return what the page chooses from, and the functions whose lines it shows."""
+    """Return the page's choices, and the functions whose lines it shows."""
     rows: dict[str, dict[str, Any]] = {name: {} for name in COLLECTIVES}
     for row in REGISTRY:
         schedule = registered_function(row)
@@ -106,36 +106,36 @@ def algorithm_data(row: Algorithm, sources: SourceTable) -> dict[str, Any]:
 class Columns(NamedTuple):
     """The rounds of a run in columns, which pack well: entries of every round's ranks, and of their transfers.
 
-    Numbers are counted from the rank whose round it is; `values` are only of transfers that bring something other than
-    what their sources hold before the round, or that and what was there.
+    Numbers are counted from the rank whose round it is; `values` are only given for transfers whose result does not
+    follow from the chunks before the round.
     """
 
-    lines: list[int]  # of each rank in each round
-    barriers: list[list[int] | int]  # its ranks, or 0
-    counts: list[int]  # how many transfers
+    lines: list[int]  # per rank and round
+    barriers: list[list[int] | int]  # its ranks, or 0 for none
+    counts: list[int]  # number of transfers
     kinds: list[int]  # of each transfer
     sources: list[list[int] | int]
     dests: list[int]
     theirs: list[int]  # the first chunk there
     here: list[int]
     lengths: list[int]
-    values: list[list[int]]  # after the number of the transfer
+    values: list[list[int]]  # preceded by the number of the transfer
 
 
 def run_data(
     row: Algorithm, size: int, groups: Groups, sources: SourceTable, numbers: dict[Lines, int]
 ) -> dict[str, Any]:
-    """Return a run: vectors at first and at last, the rounds, and what each costs."""
+    """Return a run: its first and last vectors, its rounds, and their costs."""
     run = record(row, size, groups)
     lines = [sources.of_rank(row, rank, size, groups) for rank in range(size)]
     columns = Columns(*([] for _ in Columns._fields))
-    for number, (ranks, held) in enumerate(zip(run.rounds, run.states(), strict=False)):
+    for number, (ranks, vectors) in enumerate(zip(run.rounds, run.states(), strict=False)):
         for rank, each in enumerate(ranks):
             columns.lines.append(numbers.setdefault(lines[rank][number], len(numbers)))
             columns.barriers.append([(r - rank) % size for r in each.barrier] or 0)
             columns.counts.append(len(each.transfers))
             for transfer in each.transfers:
-                add_transfer(columns, transfer, rank, held)
+                add_transfer(columns, transfer, rank, vectors)
     return {
         "start": [vector_data(vector, rank, size) for rank, vector in enumerate(run.start)],
         "goal": [vector_data(vector, rank, size) for rank, vector in enumerate(run.goal)],
@@ -144,9 +144,9 @@ def run_data(
     }
 
 
-def add_transfer(columns: Columns, t: ChunkTransfer, rank: int, held: Sequence[Vector]) -> None:
-    """Append a transfer of `rank`'s to the columns; before its round all ranks hold `held`."""
-    size = len(held)
+def add_transfer(columns: Columns, t: ChunkTransfer, rank: int, vectors: Sequence[Vector]) -> None:
+    """Append a transfer of `rank`'s to the columns; before its round all ranks hold `vectors`."""
+    size = len(vectors)
     sources = [(source - rank) % size for source in t.sources]
     columns.kinds.append(KINDS.index(t.kind))
     columns.sources.append(sources if len(sources) > 1 else sources[0])
@@ -154,19 +154,19 @@ def add_transfer(columns: Columns, t: ChunkTransfer, rank: int, held: Sequence[V
     columns.theirs.append(relative(t.theirs.start, rank, size))
     columns.here.append(relative(t.run.start, rank, size))
     columns.lengths.append(len(t.run))
-    if t.values != expected(t, held):
+    if t.values != expected(t, vectors):
         values = [value_data(value, chunk, t.dest, size) for value, chunk in zip(t.values, t.run, strict=True)]
         columns.values.append([len(columns.kinds) - 1, *values])
 
 
-def expected(t: ChunkTransfer, held: Sequence[Vector]) -> tuple[Value, ...] | None:
-    """Return what a transfer brings by what was held before its round; None where something was not."""
+def expected(t: ChunkTransfer, vectors: Sequence[Vector]) -> tuple[Value, ...] | None:
+    """Return the result of a transfer from the chunks before its round; None if one did not exist."""
     places = [[(source, there) for source in t.sources] for there in t.theirs]
     if t.kind == "RecvReduce":
         places = [[*of_sources, (t.dest, here)] for of_sources, here in zip(places, t.run, strict=True)]
-    if any(chunk not in held[owner] for several in places for owner, chunk in several):
+    if any(chunk not in vectors[owner] for several in places for owner, chunk in several):
         return None
-    values = [[held[owner][chunk] for owner, chunk in several] for several in places]
+    values = [[vectors[owner][chunk] for owner, chunk in several] for several in places]
     return tuple(Value(several[0].chunk, sum(value.ranks for value in several)) for several in values)
 
 
@@ -180,7 +180,7 @@ def relative(chunk: int, rank: int, size: int) -> int:
 
 
 def value_data(value: Value, chunk: int, rank: int, size: int) -> int:
-    """Return a value as one number: the chunk that it is, from where it lies, and its ranks, from the rank that has it.
+    """Encode a value as one number: its chunk, relative to its place, and its ranks, relative to its owner.
 
     >>> from collectives.schedule.proof import contributions
     >>> value_data(Value(1, contributions((1, 2))), chunk=1, rank=1, size=4)

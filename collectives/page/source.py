@@ -20,7 +20,7 @@ NOTHING: Any = (None, None, ())
 
 
 class Function(NamedTuple):
-    """A function's source: the file and the lines of it, without what its docstring has after the first line."""
+    """A function's source: the file and its lines, without those of the docstring after the first."""
 
     name: str
     file: str
@@ -28,9 +28,9 @@ class Function(NamedTuple):
 
 
 class YieldWatch:
-    """Watches generators, and knows for each of their rounds through which lines it came.
+    """Watcher of generators, which records for each of their rounds the lines that yielded it.
 
-    A round passes several generators: `yield from` hands it on, a list keeps it for later, and a loop over another's
+    A round passes several generators: `yield from` forwards it, a list keeps it for later, and a loop over another's
     rounds, whose variable this package calls `moves`, makes a new one of it.
     """
 
@@ -39,14 +39,14 @@ class YieldWatch:
         self.lines: list[Frames] = []  # of each round of the outermost generator
         self._frames: dict[int, deque[Frames]] = {}  # by round, that is, by the identity of its tuple
         self._alive: list[Any] = []  # so that no identity is used again
-        self._latest: tuple[Any, FrameType | None, Frames] = NOTHING  # a round, the frame it goes to, its way so far
+        self._latest: tuple[Any, FrameType | None, Frames] = NOTHING  # a round, the frame it goes to, its frames so far
 
     def __call__(self, frame: FrameType, event: str, value: Any) -> None:
         """Record the end of a call, or of a generator's round."""
         if event != "return" or not frame.f_code.co_flags & inspect.CO_GENERATOR:
             return
         if value is None:
-            self._latest = NOTHING  # what came before is in a list, if anywhere
+            self._latest = NOTHING  # earlier rounds are in a list, if kept
         elif type(value) is tuple:
             frames: Frames = ((frame, frame.f_lineno), *self._inner(frame, value))
             if value:  # all empty rounds are one object
@@ -57,7 +57,7 @@ class YieldWatch:
                 self.lines.append(frames)
 
     def _inner(self, frame: FrameType, value: Round) -> Frames:
-        """Return where a round was that `frame` yields, before it came there."""
+        """Return the frames that a round passed before `frame` yields it."""
         queue = self._frames.get(id(value))
         if self._latest[0] is value and self._latest[1] is frame:
             return queue.pop() if queue else self._latest[2]
@@ -74,11 +74,11 @@ class YieldWatch:
 
 
 Lines = tuple[tuple[CodeType, int], ...]
-EXPRESSION = "<genexpr>"  # the name of a generator's code that is at a line of another function
+EXPRESSION = "<genexpr>"  # the name of a generator expression's code, which is in a line of another function
 
 
 def yield_lines(row: Algorithm, rank: int, size: int, root: int, groups: Groups) -> list[Lines]:
-    """Return for each round of a rank the functions that yield it, outermost first, and at which line each does."""
+    """Return for each round of a rank the functions that yield it, outermost first, and their lines."""
     schedule: Any = row.rounds_of(rank, size, root, groups)  # a generator
     watch = YieldWatch(schedule.gi_frame)
     sys.setprofile(watch)
@@ -110,7 +110,7 @@ def function(code: CodeType) -> Function:
 
 
 def without_details(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:
-    """Leave out a docstring's lines after its first one."""
+    """Remove a docstring's lines after its first one."""
     begin = next((i for i, (_, text) in enumerate(lines) if text.lstrip().startswith('"""')), None)
     if begin is None or lines[begin][1].count('"""') > 1:
         return lines

@@ -1,7 +1,7 @@
-"""What every rank holds after each round of a schedule, as the prover's symbolic run computes it.
+"""Every rank's chunks after each round of a schedule, from the prover's symbolic run.
 
-A state is the rounds that all ranks have ended.  Ranks of the symbolic run are in different rounds at a time; what a
-schedule without races writes in a round does not depend on that.
+A state is the rounds that all ranks have ended.  Ranks of the symbolic run are in different rounds at a time; without
+races, the values written in a round do not depend on that.
 """
 
 from collections import defaultdict
@@ -28,7 +28,7 @@ from collectives.schedule.spec import COLLECTIVES, Chunks
 class ChunkTransfer(NamedTuple):
     """Chunks that a round brings to `dest`: run `theirs` of each of the sources becomes, or is reduced into, `run`."""
 
-    kind: str  # the name of the move that takes it
+    kind: str  # the name of the receiving move
     sources: tuple[int, ...]
     theirs: range
     dest: int
@@ -37,14 +37,14 @@ class ChunkTransfer(NamedTuple):
 
 
 class RankRound(NamedTuple):
-    """What a rank does in a round: it takes or writes `transfers`, and waits for the ranks of a barrier."""
+    """A rank's round: the `transfers` that it receives or writes, and the ranks of its barrier."""
 
     transfers: tuple[ChunkTransfer, ...]
     barrier: tuple[int, ...] = ()
 
 
 class RecordedRun(NamedTuple):
-    """A symbolic run of all ranks: what each has at first, what each round writes, and what each must have at last."""
+    """A symbolic run of all ranks: the initial vectors, the values written by each round, and the final vectors due."""
 
     start: list[Vector]
     goal: list[Vector]
@@ -63,7 +63,7 @@ class RecordedRun(NamedTuple):
 
 
 class RecordingWorld(World):
-    """A symbolic run that keeps which message each receive took, and what each round of each rank wrote."""
+    """A symbolic run that records the message of each receive, and the values that each round of each rank writes."""
 
     def __init__(self, name: str, programs: list[list[Round]], start: list[Vector], goal: list[Vector]):
         super().__init__(name, programs, start, goal, in_order=False)
@@ -85,8 +85,8 @@ class RecordingWorld(World):
         self.heard_by_round[rank, number] = self.heard[rank]
 
     def rank_round(self, rank: int, number: int) -> RankRound:
-        """Return what a rank did in a round."""
-        written = self.written[rank, number]
+        """Return a rank's record of a round."""
+        chunk_values = self.written[rank, number]
         transfers = []
         barrier: tuple[int, ...] = ()
         for move in self.programs[rank][number]:
@@ -106,7 +106,7 @@ class RecordingWorld(World):
                     name = type(move).__name__
                     transfers.append(ChunkTransfer(name, (send.rank,), send.move.run, rank, move.run, ()))
         return RankRound(
-            tuple(t._replace(values=tuple(written[t.dest, chunk] for chunk in t.run)) for t in transfers), barrier
+            tuple(t._replace(values=tuple(chunk_values[t.dest, chunk] for chunk in t.run)) for t in transfers), barrier
         )
 
 
@@ -125,8 +125,8 @@ def record(row: Algorithm, size: int, groups: Groups, root: int = 0) -> Recorded
     programs = [row.rounds(rank, size, root, groups) for rank in range(size)]
     num_rounds = len(programs[0])
     shared = any(is_direct(moves) for rounds in programs for moves in rounds)
-    ended = [[*rounds, (Rerun(),)] for rounds in programs] if shared else programs  # at which results are checked
-    world = RecordingWorld(f"{row.collective} on {size} ranks", ended, start, goal)  # type: ignore[arg-type]
+    whole = [[*rounds, (Rerun(),)] for rounds in programs] if shared else programs  # results are checked at the rerun
+    world = RecordingWorld(f"{row.collective} on {size} ranks", whole, start, goal)  # type: ignore[arg-type]
     world.run()
     for rank in range(size) if not shared else ():
         world.check_result(rank)
@@ -148,10 +148,10 @@ def ranks_known(mask: int) -> Value:
 
 def barrier_round(each: RankRound, rank: int, mask: int) -> RankRound:
     """Return a round of a barrier, at the end of which a rank has heard of those in `mask`."""
-    run, known = range(1), (ranks_known(mask),)
-    transfers = [t._replace(theirs=run, run=run, values=known) for t in each.transfers]
+    run, values = range(1), (ranks_known(mask),)
+    transfers = [t._replace(theirs=run, run=run, values=values) for t in each.transfers]
     if each.barrier:
-        transfers.append(ChunkTransfer("Copy", (rank,), run, rank, run, known))
+        transfers.append(ChunkTransfer("Copy", (rank,), run, rank, run, values))
     return each._replace(transfers=tuple(transfers))
 
 

@@ -1,4 +1,4 @@
-// The page: choose a scene and what it shows, then step through it.
+// The page: choose a scene and its options, then step through it.
 //
 // A scene is {name, title, open(), controls(choice), load(choice)}.  `controls` lists {name, label, options}, each option
 // a value and its text; options may depend on the choices before.  `load` gives a view, {steps, show(step, stage, side),
@@ -38,7 +38,7 @@ function followAddress() {
   choose(scene, choice, Number(choice.step) || 0);
 }
 
-/** Show a scene; what `wanted` does not say is as it was, or the first there is. */
+/** Show a scene; choices missing in `wanted` keep their values, or take the first option. */
 async function choose(scene, wanted, step = 0) {
   const number = (current.loading += 1);
   stop();
@@ -126,7 +126,7 @@ function showPlaying(playing) {
   byId("play").setAttribute("aria-pressed", String(playing));
 }
 
-/** Step by the keyboard, but where the key already means something to what has the focus. */
+/** Step by the keyboard, unless the focused element uses the key itself. */
 function hearKey(event) {
   const { target, key } = event;
   if (event.altKey || event.ctrlKey || event.metaKey || !current.view) return;

@@ -1,1 +1,1 @@
-"""What runs: a call resolved, bound, and run by messages, in shared memory or on devices."""
+"""Execution of calls: resolved, bound, and run by messages, in shared memory or on devices."""

@@ -1,4 +1,4 @@
-"""The arguments of a call on one rank, checked as far as one rank can."""
+"""Arguments of a call on one rank, with the checks that one rank can make."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from collectives.schedule.spec import Chunks, everyone, spec_of
 if TYPE_CHECKING:
     from collectives.runtime.operands import Operands
 
-REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # what NumPy, CuPy and torch raise for an argument
+REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # exceptions of NumPy, CuPy and torch for an argument
 
 
 @dataclass
 class Arguments:
-    """A collective's arguments on one rank, checked as far as one rank can."""
+    """A collective's arguments on one rank, after the checks that one rank can make."""
 
     collective: str
     rank: int
@@ -67,7 +67,7 @@ class Arguments:
 
     @property
     def exemplar(self) -> Any:
-        """The array that says dtype and device: `x`, or what a scatter's receiver passes for it."""
+        """The array that determines dtype and device: `x`, or the one that a scatter's receiver passes."""
         return self.out if self.x is None and not self.holds_x else self.x
 
     @property
@@ -79,7 +79,7 @@ class Arguments:
 
     @property
     def lengths(self) -> Sequence[int]:
-        """The elements of the call, or of its chunks, as ranks compare them."""
+        """The lengths in elements of the call, or of its chunks, as ranks compare them."""
         if self.flat is None:
             return []
         return self.counts or [self.total]
@@ -108,23 +108,23 @@ class Arguments:
 
     @property
     def kernel_op(self) -> str:
-        """The op by which programs reduce."""
+        """The op with which programs reduce."""
         assert isinstance(self.op, str), f"{self.op} has no kernel"
         return self.op
 
     def suits(self, row: Algorithm) -> bool:
-        """Return whether an algorithm does it as asked: in the order of the ranks, by messages as they come."""
+        """Return whether an algorithm meets the call's demands: reduction in rank order, rounded messages."""
         in_order = self.reproducible or (isinstance(self.op, Op) and not self.op.commutative)
         by_messages = self.is_reduced_by_numpy or self.wire_dtype is not None
         return (row.in_order or not in_order) and not (row.access and by_messages)
 
     def able(self, access: Access = Access.DIRECT) -> list[str]:
-        """Return the names of the algorithms that can do what was asked."""
+        """Return the names of the algorithms that meet the call's demands."""
         usable = [r for r in rows(self.collective, self.size, self.send_counts is None) if r.access <= access]
         return ["auto", *(row.name for row in usable if self.suits(row)), *([] if self.demands else ["mpi"])]
 
     def check_algorithm(self, name: str) -> None:
-        """Refuse an algorithm that cannot do what was asked.
+        """Refuse an algorithm that does not meet the call's demands.
 
         Raises: ValueError with the names of those that can.
         """

@@ -1,4 +1,4 @@
-"""Binds a collective that ranks agree on to memory: chooses an algorithm, and makes a plan of its schedule."""
+"""Bind a collective that ranks agree on to memory: choose an algorithm, and make a plan of its schedule."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Choice(NamedTuple):
-    """How a call is to be done: by which algorithm, knowing what, and by which shared device memory, if by any."""
+    """The algorithm of a call, the facts that it is chosen by, and the shared device memory, if any."""
 
     row: Algorithm
     facts: CallFacts | None
@@ -51,9 +51,9 @@ class Binder:
     # --- choosing ---
 
     def choose(self, a: Arguments, algorithm: str, facts: CallFacts) -> Choice:
-        """Choose the algorithm of that name, or by "auto" the best within reach.  Collective.
+        """Choose the algorithm of that name, or by "auto" the best that the ranks' access allows.  Collective.
 
-        Raises: InputError on every rank where it needs more than the ranks reach.
+        Raises: InputError on every rank where it needs more memory access than the ranks have.
         """
         shared = None if facts.on_host else self.context.memory.on_devices(a.device)
         access = self.access(facts, shared)
@@ -78,13 +78,13 @@ class Binder:
         suits: Callable[[Algorithm], bool] = lambda row: True,
         tuning: Tuning | None = None,
     ) -> auto.Question:
-        """Ask for one of the algorithms within reach; `tuning` is that of arrays on devices, if they are there."""
+        """Make the question for a choice among usable algorithms; `tuning` is that of devices for arrays on them."""
         rows = [row for row in algorithms.rows(collective, self.size, equal) if suits(row)]
         if tuning is None:
             case = auto.Case(collective, memory, self.size, len(self.topology.nodes))
             measured = self.context.tuning.find(case, nbytes)
             rows = [row for row in rows if not row.for_devices or row.name == measured]
-        if self.topology.is_flat:  # with nothing to compose
+        if self.topology.is_flat:  # no hierarchy
             rows = [row for row in rows if row.access != Access.INTRA_NODE]
         candidates = auto.usable(rows, access)
         return auto.Question(collective, nbytes, candidates, self.topology.nodes, tuning or self.context.tuning, memory)
@@ -95,7 +95,7 @@ class Binder:
         return auto.explain(self.question(collective, nbytes, access, memory))
 
     def access(self, facts: CallFacts, shared: DeviceMemory | None) -> Access:
-        """Return how far the ranks reach into each other's memory."""
+        """Return the access that the ranks have to each other's memory."""
         if not facts.on_host and shared is None:
             return Access.MESSAGES
         by_themselves = shared is not None and shared.has_barriers and len(self.topology.nodes) == 1
@@ -106,7 +106,7 @@ class Binder:
         return Access.STAGED
 
     def farthest(self, has_programs: bool) -> Access:
-        """Return how far ranks may reach, if programs are there for it: of Numba, or of devices."""
+        """Return the widest access for which there are programs, of Numba or of devices."""
         if len(self.topology.nodes) == 1:
             return Access.DIRECT if has_programs else Access.MESSAGES
         return Access.INTRA_NODE if has_programs and self.topology.has_groups_in_nodes else Access.MESSAGES
@@ -178,7 +178,7 @@ class Binder:
         dtype = memory[ARRAY].dtype
         parts = [[moves for _, moves in part] for direct, part in in_parts(schedule) if direct]
         segmentation = phases.whole(self.size * dtype.itemsize * max(chunk.length for chunk in chunks))
-        probe = partial(self.context.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)  # moves on what is still to leave
+        probe = partial(self.context.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)  # advances outgoing messages
         reduction = phases.Reduction(op, dtype, divisor=1)
         programs = self.programs(shared, meanwhile=probe)
         return programs.bind(parts, memory, chunks, reduction, self.rank, segmentation, channel, binding)
@@ -189,30 +189,30 @@ class Binder:
         return list(MPI.Group.Translate_ranks(group, ranks, MPI.COMM_WORLD.Get_group()))
 
     def programs(self, shared: DeviceMemory | None, meanwhile: Callable[[], Any] | None = None) -> Any:
-        """Return what makes programs of direct schedules, for the host or for devices."""
+        """Return the binder that makes programs of direct schedules, for the host or for devices."""
         ways = self.agreement.gather_rows, self.agreement.highest
         parts = self.world_ranks, self.context.memory.of_host, *ways, self.progress.oversubscribed, meanwhile
         if shared:
             from collectives.runtime.on_device import DeviceProgramBinder
 
             return DeviceProgramBinder(shared, *parts)
-        from collectives.runtime.shared_memory import ProgramBinder  # which brings the compiler
+        from collectives.runtime.shared_memory import ProgramBinder  # it imports the compiler
 
         return ProgramBinder(*parts)
 
 
-# What ranks agree by, whatever their topology is.
+# Algorithms of the ranks' agreement, on any topology.
 BOOKKEEPING = {"all_reduce": "recursive_doubling", "all_gather": "ring", "all_to_all": "pairwise"}
 
 
 def bookkeeping(context: Context, a: Arguments) -> Plan:
-    """Make a plan of the library's own, for a few numbers.  Collective."""
+    """Make a plan for the library's own exchange of a few numbers.  Collective."""
     choice = Choice(algorithms.find(a.collective, BOOKKEEPING[a.collective]), None)
     return MessageBinder(context, a.collective, choice).plan(a, operands_of(a))
 
 
 class ScratchMemory:
-    """Working memory that is allocated when first asked for, and given out again in the same order after `rewind`."""
+    """Working memory that is allocated on first use, and reused in the same order after `rewind`."""
 
     def __init__(self, empty: Callable[[int, Any], Any]):
         self.allocate = empty
@@ -230,7 +230,7 @@ class ScratchMemory:
 
 
 class MessageBinder:
-    """Binds a schedule of messages, perhaps with direct parts inside the nodes, to one set of arrays after another.
+    """Binder of a schedule of messages, possibly with direct parts inside nodes, to one set of arrays after another.
 
     Its tags, its working memory and its direct parts' program are the same for all of them, so that only the first is
     collective, and only one can run at a time.
@@ -288,7 +288,7 @@ class MessageBinder:
 
 
 def chunks_of(register: int, array: Any, views: Sequence[Any]) -> list[Chunk]:
-    """Return an array's chunks, of which some may be None."""
+    """Return an array's chunks, some of which may be None."""
     begin = address_of(array)
     return [
         Chunk(register, 0, 0) if view is None else Chunk(register, address_of(view) - begin, len(view))
@@ -297,7 +297,7 @@ def chunks_of(register: int, array: Any, views: Sequence[Any]) -> list[Chunk]:
 
 
 def in_registers(vector: Vector, num_shared: int) -> tuple[list[Any], list[Chunk]]:
-    """Return a vector's arrays by register, and its chunks; those from `num_shared` on are no other rank's concern."""
+    """Return a vector's arrays by register, and its chunks; no other rank accesses those from `num_shared` on."""
     memory: list[Any] = [None, None, None]
     chunks = []
     for nth, (array, begin, end) in enumerate(vector.places):
@@ -310,9 +310,9 @@ def in_registers(vector: Vector, num_shared: int) -> tuple[list[Any], list[Chunk
 
 
 class DeviceBuffers:
-    """Memory of a device for the two arrays of a call, which stays: calls are done one after the other on its stream.
+    """Persistent memory of a device for the two arrays of a call: calls run one after the other on its stream.
 
-    A longer pair takes the place of one that is too short.
+    A pair that is too short is replaced by a longer one.
     """
 
     def __init__(self, context: Context):
@@ -333,7 +333,7 @@ class DeviceBuffers:
 
 
 class BufferedPlan:
-    """A plan on buffers, for calls whose arrays lie anywhere on a device.
+    """A plan on buffers, for calls whose arrays are anywhere on a device.
 
     `a` is a call without its caller's arrays; `bind` makes a plan for one.
     """

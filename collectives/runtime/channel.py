@@ -1,4 +1,4 @@
-"""Where ranks of a node meet: a slot of shared memory for each, and the staging buffers that go with them."""
+"""Barriers of a node's ranks: a slot of shared memory for each, and their staging buffers."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -13,18 +13,18 @@ from collectives.runtime import kernels
 from collectives.runtime.compiling import tell_compiling
 from collectives.runtime.phases import LINE_BYTES
 
-SLOT_BYTES = TURNS * LINE_BYTES  # a line for barriers of even number, one for those of odd number
+SLOT_BYTES = TURNS * LINE_BYTES  # a cache line for even barriers, one for odd ones
 
 if environment.launched_rank() == 0 and environment.launched_size() > 1:
     tell_compiling()
 
 
 class Channel:
-    """The slots of some of a communicator's ranks, and how often this rank has come to a barrier there.
+    """The slots of some of a communicator's ranks, and the number of barriers that this rank has reached there.
 
-    `ranks` are these, the own one first.  Programs that run on one channel must run one after the other, in one order
-    on all ranks; then they may have their staging buffers in common, too.  Creating one is collective, and so must be
-    something else before a program runs on it.
+    `ranks` are these, this rank first.  Programs on one channel must run one after the other, in the same order on all
+    ranks; so they can share staging buffers.  Creating a channel is collective, and another collective call must follow
+    before a program runs on it.
     """
 
     def __init__(self, memory: SymmetricMemory, world_ranks: Sequence[int], ranks: Sequence[int], turn_bytes: int = 0):
@@ -38,11 +38,11 @@ class Channel:
         self.state = np.zeros(kernels.STATE_LENGTH, np.int64)
 
     def clear(self) -> None:
-        """Take what an earlier user of the memory has left from the own slot."""
+        """Clear this rank's slot of the contents left by an earlier user of the memory."""
         memory.array(self.lease, SLOT_BYTES // 8, np.dtype(np.int64))[:] = 0
 
     def reserve(self, turn_bytes: int, agree_max: Callable[[list[int]], list[int]]) -> None:
-        """Have staging buffers of that length at least, the same on all ranks.  Collective.
+        """Make staging buffers of at least that length, the same on all ranks.  Collective.
 
         Programs that use shorter ones keep these.
         """
@@ -58,11 +58,11 @@ class Channel:
 
     @property
     def num_barriers(self) -> int:
-        """The number of barriers that this rank has come to."""
+        """The number of barriers that this rank has reached."""
         return int(self.state[kernels.NUM_BARRIERS])
 
     def late(self) -> list[int]:
-        """Return the ranks that have not come to this rank's latest barrier, at this moment."""
+        """Return the ranks that have not reached this rank's latest barrier yet."""
         latest = [max(flags(slot)) for slot in self.slots.tolist()]
         return [rank for rank, number in zip(self.ranks, latest, strict=True) if number < self.num_barriers]
 

@@ -1,9 +1,9 @@
-"""Collectives between nodes whose messages say what their sender runs, so that ranks find out whether all run the same.
+"""Collectives between nodes whose messages also tell which call the sender runs, so that ranks detect mismatches.
 
 Inside a node the first barrier compares.  Between nodes that takes the rounds of an all-reduce of one number: each
-message begins with a header, the highest of the keys that its sender has seen, and the highest of the negated ones.  A
-short vector goes along with them, if its schedule has the same partners in the same rounds.  It travels by way of
-buffers of its own, so that where ranks run different collectives, the callers' arrays are as they were.
+message begins with a header, the maximum of the keys that its sender has seen, and that of the negated ones.  A short
+vector is sent along with the headers, if its schedule has the same partners in the same rounds.  It travels through
+separate buffers, so that a mismatch leaves the callers' arrays unchanged.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 HEADER_BYTES = 16
 ALL_TO_ALL = ("all_reduce", "all_to_all")  # in which every rank hears of every other
-LONGEST_BYTES = 1 << 15  # of what goes along in a message
+LONGEST_BYTES = 1 << 15  # of a vector sent along with headers
 
 
 class Packet:
-    """Memory for a message: its header, then what goes along with it."""
+    """Memory for a message: its header, then the chunks sent along."""
 
     def __init__(self) -> None:
         self.memory = np.zeros(HEADER_BYTES + LONGEST_BYTES, np.uint8)
@@ -66,7 +66,7 @@ class Headers:
         lease = memory.allocate(HEADER_BYTES)
         self.seen = self.verdict = array(lease, 2, np.dtype(np.int64))
         if self.in_nodes:
-            from collectives.runtime.channel import Channel  # which brings the compiler
+            from collectives.runtime.channel import Channel  # it imports the compiler
 
             self.channel = Channel(memory, world_ranks, [self.rank, *(rank for rank in team if rank != self.rank)])
             leader = lease.block.window.bases[world_ranks[team[0]]] + lease.block.offset
@@ -81,14 +81,14 @@ class Headers:
         context.agreement.highest([0])  # all have cleared their slots
 
     def partners(self, row: Algorithm, rank: int) -> list[set[int]]:
-        """Return with whom a rank exchanges messages, round by round."""
+        """Return the ranks with which a rank exchanges messages, round by round."""
         groups = self.context.topology.nodes if row.over_nodes else ()
         rounds = row.rounds(rank, self.context.size, 0, groups)
-        found = [{m[0] for m in moves if isinstance(m, Send | Recv | RecvReduce)} for moves in rounds]
-        return [partners for partners in found if partners]
+        peers_by_round = [{m[0] for m in moves if isinstance(m, Send | Recv | RecvReduce)} for moves in rounds]
+        return [partners for partners in peers_by_round if partners]
 
     def carry(self, a: Arguments, choice: Choice) -> bool:
-        """Return whether an agreed call can go along with the headers: the same on all ranks."""
+        """Return whether an agreed call can be sent along with the headers: the same on all ranks."""
         row, facts, _ = choice
         if facts is None or not facts.on_host or not facts.nbytes or a.wire_dtype is not None:
             return False
@@ -99,7 +99,7 @@ class Headers:
         return most_bytes <= LONGEST_BYTES and self.partners(row, 0) == self.partners(self.row, 0)
 
     def open(self, key: int) -> None:
-        """Forget the call before; 0 is the key of who runs nothing."""
+        """Forget the previous call; a rank without a bound call has the key 0."""
         self.seen[:] = key, -key
 
     def write(self, partner: int) -> None:
@@ -119,7 +119,7 @@ class Headers:
             request.Free()
 
     def comparison(self) -> ComparedPlan:
-        """Make a plan that does no more than to compare.  Collective."""
+        """Make a plan that only compares.  Collective."""
         a = Arguments("all_reduce", self.rank, self.context.size, np.empty(0, np.int64))
         return self.plan(a, Choice(self.row, None), 0)
 
@@ -163,7 +163,7 @@ class HeadedRound:
         self.op = op
         self.leaving: dict[int, list[tuple[Any, Any]]] = {}  # copies into the packet of each partner
         self.arriving: dict[int, list[tuple[Any, Any, bool]]] = {}  # out of it, and whether they reduce
-        ends: Counter[tuple[bool, int]] = Counter()  # of what is in packets, after the headers
+        ends: Counter[tuple[bool, int]] = Counter()  # of the data in packets, after the headers
         for move in moves:
             if not isinstance(move, Send | Recv | RecvReduce):
                 continue
@@ -213,9 +213,9 @@ class HeadedRound:
 
 
 class ComparedPlan(Plan):
-    """A collective between nodes, bound to buffers of its own, whose runs bring arrays of their own."""
+    """A collective between nodes, bound to its own buffers; each run brings the arrays to copy from and to."""
 
-    source: Any  # where what a rank gives goes, and what it gets comes from
+    source: Any  # buffers of a rank's input, and of its result
     target: Any
     dtype: np.dtype  # of the calls' arrays
     places: list[tuple[int, ...]]  # the addresses of its buffers, and their windows

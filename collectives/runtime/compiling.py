@@ -1,4 +1,4 @@
-"""A line for the first use, when the kernels are compiled."""
+"""A message on first use, when the kernels are compiled."""
 
 import sys
 
@@ -8,7 +8,7 @@ KERNELS = "collectives.runtime.kernels"
 
 
 class FirstCompilation(event.Listener):
-    """Says on stderr, once, that a kernel of the collectives is compiled, as it is not on disk."""
+    """Message on stderr, once, that a kernel of the collectives is compiled, as it is not on disk."""
 
     def __init__(self):
         self.is_said = False
@@ -23,5 +23,5 @@ class FirstCompilation(event.Listener):
 
 
 def tell_compiling() -> None:
-    """Say so from now on."""
+    """Print the message at the first compilation from now on."""
     event.register("numba:compile", FirstCompilation())

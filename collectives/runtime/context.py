@@ -1,4 +1,4 @@
-"""What the collectives of one communicator work with, each part the one owner of its state; and how it is set up."""
+"""The parts behind the collectives of one communicator, each the sole owner of its state, and their setup."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from collectives.schedule.cost import NETWORK
 
 
 class Context:
-    """The parts of a communicator, over a duplicate of an mpi4py communicator.  Making one is collective.
+    """The parts of a communicator, over a duplicate of an mpi4py communicator.  Construction is collective.
 
-    With a `parent`, the communicator is the part of it that has a `color`: they share progress and windows of memory,
-    so that each moves the other's started plans on, and settings.
+    With a `parent`, the communicator is the part of it that has a `color`: they share settings, windows of memory and
+    progress, so that each advances the other's started plans.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Context:
             self.watchdog = Watchdog(self.mpi, self.num_tags, self.recorder, self.progress, self.timeout_s)
 
     def make_recorder(self) -> Recorder:
-        """Return what writes the last calls, into a folder of this communicator's own.  Collective."""
+        """Return the writer of the last calls, to a folder of this communicator's own.  Collective."""
         (now_ns,) = self.agreement.highest([time.time_ns()])
         now = datetime.fromtimestamp(now_ns / 1e9, UTC)
         folder = environment.calls_folder()
@@ -98,7 +98,7 @@ class Context:
         return self.num_plans % (self.num_tags // TAGS) * TAGS
 
     def calls_of(self, part: MPI.Comm, color: int) -> Calls:
-        """Return the log of a part's calls."""
+        """Return the call counter of a communicator that `split` makes."""
         members = MPI.Group.Translate_ranks(part.Get_group(), range(part.size), self.mpi.Get_group())
         return self.calls.part(color, list(members))
 
@@ -123,7 +123,7 @@ class Context:
             self.agreement.check(name, failure, call=call if self.check else None)
 
     def free(self) -> None:
-        """Give back what MPI has for it, after its memory.  Collective."""
+        """Free its memory, then its MPI objects.  Collective."""
         if self.watchdog:
             self.watchdog.stop()
         self.calls.close()
@@ -133,7 +133,7 @@ class Context:
 
 
 class Memories:
-    """The symmetric memory of a communicator: of hosts, and of devices once arrays are on some."""
+    """The symmetric memory of a communicator: of hosts, and of devices once arrays are on them."""
 
     def __init__(self, context: Context):
         self.context, self.agreement = context, context.agreement
@@ -141,7 +141,7 @@ class Memories:
         self.of_device: DeviceMemory | None = None
 
     def empty(self, device: Device, count: int, dtype: np.dtype) -> Any:
-        """Return a new flat array, in memory that the node's ranks reach where that can be.  Collective."""
+        """Return a new flat array, in memory shared by the node's ranks where possible.  Collective."""
         if device is host():
             return array(self.of_host.allocate(count * dtype.itemsize), count, dtype)
         shared = self.on_devices(device)
@@ -150,7 +150,7 @@ class Memories:
         return shared.array(shared.allocate(count * dtype.itemsize), count, dtype)
 
     def peers(self, device: Device, view: Any) -> list[Any]:
-        """Return each rank's array, on this node, at the place where `view` lies in symmetric memory."""
+        """Return each rank's array, on this node, at the place of `view` in symmetric memory."""
         window, ranks = self.context.windows.window_of(view), self.of_host.world_ranks
         if window is None or not window.bases.keys() >= set(ranks):
             raise ValueError("x is not in these ranks' symmetric memory: allocate it with their `empty`")
@@ -158,7 +158,7 @@ class Memories:
         return [device.borrow(window.bases[rank] + offset, len(view), view.dtype) for rank in ranks]
 
     def on_devices(self, device: Device) -> DeviceMemory | None:
-        """Return what lets a node's ranks reach each other's device memory, if all have arrays on devices.  Collective.
+        """Return the shared device memory of the nodes' ranks, if all have arrays on devices.  Collective.
 
         Each rank's is on the device that it used first.
         """
@@ -172,7 +172,7 @@ class Memories:
         return self.of_device if self.of_device.usable else None
 
     def _open(self, device: Cuda) -> DeviceMemory:
-        """Try it, and have rank 0 say why where it cannot be.  Collective."""
+        """Try to set it up; on failure rank 0 prints the reason.  Collective."""
         context = self.context
         ways = self.agreement.highest, self.agreement.gather_rows
         memory = DeviceMemory(context.mpi, context.node, context.windows, *ways, device)
@@ -184,21 +184,21 @@ class Memories:
         return memory
 
     def free(self) -> None:
-        """Give back what no array uses any more.  Collective."""
+        """Release the memory that no array uses any more.  Collective."""
         self.of_host.free()
         if self.of_device:
             self.of_device.free()
 
 
 def refuse_segment(segment_bytes: int) -> str:
-    """Return what is wrong with a caller's `segment_bytes`, if anything is."""
+    """Return the fault of a caller's `segment_bytes`, if any."""
     if 1 <= segment_bytes <= LARGEST_MESSAGE_BYTES:
         return ""
     return f"segment_bytes={segment_bytes} must be from 1 to {LARGEST_MESSAGE_BYTES}"
 
 
 def settings(agreement: Agreement, check: bool | None, timeout_s: float | None) -> tuple[bool, float]:
-    """Return what was passed, else what the environment says; refuse on all ranks what will not do.  Collective."""
+    """Return the settings passed, else those of the environment; refuse invalid ones on all ranks.  Collective."""
     failure = ""
     try:
         check = environment.check() if check is None else check
@@ -217,7 +217,7 @@ def settings(agreement: Agreement, check: bool | None, timeout_s: float | None) 
 
 
 def node_number(context: Context, shared: MPI.Comm) -> int:
-    """Return a number that the ranks of a node have in common, their first rank.  Collective."""
+    """Return the number of this rank's node: its first rank.  Collective."""
     with context.agreed("Communicator"):
         fake = environment.fake_nodes()
         if fake and fake[0] != -(-context.size // fake[1]):

@@ -15,14 +15,14 @@ from collectives.runtime.operands import split
 from collectives.runtime.plan import CopyPair
 from collectives.schedule.spec import COLLECTIVES, Chunks
 
-# The collectives whose result is as long as what each rank gives.
+# The collectives whose result is as long as each rank's input.
 TAKING = [name for name, spec in COLLECTIVES.items() if spec.in_place and spec.gives is not Chunks.NONE]
 
 
 class Fused:
     """Arrays of one dtype on one device as the one array of a collective, for one call at a time.
 
-    `failure` says why they cannot be that, or nothing: the collective that takes them refuses them, on all ranks.
+    `failure` says why they cannot be fused, if so: the collective that takes them refuses them on all ranks.
 
     >>> print(Fused([np.zeros(3), np.zeros((2, 2))]))
     fuse([3, 4], float64, cpu)
@@ -30,7 +30,7 @@ class Fused:
 
     def __init__(self, arrays: Sequence[Any]):
         self.failure = ""
-        self.buffer: Any = None  # where a collective finds them one behind the other
+        self.buffer: Any = None  # the arrays for a collective, one behind the other
         try:
             self.arrays = list(arrays)
             self.device, self.dtype, self.views = flat_views(self.arrays)
@@ -46,7 +46,7 @@ class Fused:
         return sum(self.lengths)
 
     def check(self, collective: str, out: Any, is_root: bool) -> None:
-        """Refuse what fused arrays cannot be in.
+        """Refuse a call that cannot take fused arrays.
 
         Raises: ValueError with the remedy.
         """
@@ -70,7 +70,7 @@ class Fused:
 def flat_views(arrays: Sequence[Any]) -> tuple[Device, np.dtype, Sequence[Any]]:
     """Return the device and dtype of arrays, and flat views of them.
 
-    Raises: ValueError where they have not one.
+    Raises: ValueError where there are none, they overlap, or devices or dtypes differ.
     """
     if not arrays:
         raise ValueError("no arrays are given: pass at least one")
@@ -85,7 +85,7 @@ def flat_views(arrays: Sequence[Any]) -> tuple[Device, np.dtype, Sequence[Any]]:
 
 
 def one_of(values: Sequence[Any], what: str, name: Any) -> Any:
-    """Return the value that all have in common."""
+    """Return the value that is the same for all."""
     different = [value for value in values if value != values[0]]
     if different:
         raise ValueError(

@@ -1,12 +1,12 @@
-"""Compiled code that runs direct schedules: an interpreter of *programs*, which copy, reduce and meet in shared memory.
+"""Compiled code that runs direct schedules: an interpreter of *programs* of copies, reductions and barriers.
 
-A program is an array of integers, instruction after instruction: opcode, length, operands.  Memory is given as a
-register, which holds an address, and an offset; so a program runs on whatever arrays a call brings.  At the first
-barrier of a run the ranks tell each other the addresses of their arrays, and which collective they run, as which of
-their calls: where that differs, the run ends there, on all ranks.
+A program is an array of integers, instruction after instruction: opcode, length, operands.  Memory operands are a
+register, which holds an address, and an offset; so a program runs on any arrays of a call.  At the first barrier of a
+run the ranks exchange the addresses of their arrays, the collective that they run and its call number: if these two
+differ, the run ends there, on all ranks.
 
-It runs without Python's lock and gives control back when it waits long, to be called again.  Numba compiles it for a
-dtype when that is first used, and keeps the result on disk.
+It runs without Python's lock, and returns after waiting long, to be called again.  Numba compiles it on the first use
+of a dtype, and keeps the result on disk.
 """
 
 import time
@@ -23,15 +23,15 @@ from collectives.runtime.phases import ARRAY, LINE_BYTES, NUM_REGISTERS, NUM_SHA
 BARRIER, COPY, STREAM, REDUCE, REDUCE16, READ, WRITE, PAUSE = range(8)
 SUM, PROD, MIN, MAX, BAND, BOR, BXOR, LAND, LOR, LXOR = range(10)
 BFLOAT16, FLOAT16 = range(2)
-WAITING, ENDED, FAILED, MISMATCH, MOVED = range(5)  # what `run` returns
+WAITING, ENDED, FAILED, MISMATCH, MOVED = range(5)  # results of `run`
 
-# A frame: all that a program of one rank needs to run, and where it was left.
+# A frame: the state of a program of one rank, and where it was left.
 (
     PLACE,  # the next instruction
     RUNNING,  # whether the program has begun
     FIRST,  # whether its first barrier is still to come
-    ARRIVED,  # whether this rank has come to the barrier at hand
-    TURN,  # which of the staging buffers the run begins with
+    ARRIVED,  # whether this rank has reached the current barrier
+    TURN,  # the staging buffer with which the run begins
     SPINS,
     SPUN,
     YIELDS,
@@ -50,19 +50,19 @@ WAITING, ENDED, FAILED, MISMATCH, MOVED = range(5)  # what `run` returns
 VECTORS = 19  # space for the arguments of a system call
 FRAME_LENGTH = VECTORS + 4
 
-# A channel's state on this rank: how many barriers it has come to, with which staging buffer the next run begins; how
-# often to sleep instead of yielding the core, and how often after the next yield that comes back late.
+# A channel's state on this rank: the number of barriers that it has reached, the staging buffer with which the next run
+# begins; how often to sleep instead of yielding the core, and how often after the next yield that returns late.
 NUM_BARRIERS, NEXT_TURN, NAPS, NEXT_NAPS, STATE_LENGTH = range(5)
 LATE_NS, NAP_US, FEWEST_NAPS, MOST_NAPS, BRIEF = 500_000, 20, 8, 1024, 15_000  # BRIEF: looks before a nap, some 5 us
 
-# A rank's slot, a cache line of shared memory, of which it has two, for barriers of even and of odd number: the number
-# of the latest one that it has come to; then which collective it runs, as which of its calls, on arrays at which
-# addresses, in which windows of symmetric memory.
+# A rank's slot, a cache line of shared memory, of which it has two, for even and for odd barriers: the number of the
+# latest barrier that it has reached; then the collective that it runs, its call number, and the addresses of its arrays
+# and their windows of symmetric memory.
 SLOT_BINDING, SLOT_NUMBER, SLOT_ARRAYS = 8, 16, 24
-WINDOWS = SLOT_ARRAYS + 8 * NUM_SHARED  # in which windows these lie; there, addresses are counted from its beginning
-BASES_LENGTH = 2 * NUM_SHARED  # of a rank: where its windows begin in this process, and which ones these are
+WINDOWS = SLOT_ARRAYS + 8 * NUM_SHARED  # their windows; inside one, addresses are offsets from its beginning
+BASES_LENGTH = 2 * NUM_SHARED  # per rank: the addresses of its windows in this process, and their keys
 
-BLOCK_BYTES = 1 << 13  # what a reduction sums up at a time, in the first cache
+BLOCK_BYTES = 1 << 13  # the block of a reduction, which fits the first-level cache
 
 memcpy = types.ExternalFunction("memcpy", types.intp(types.intp, types.intp, types.intp))
 sched_yield = types.ExternalFunction("sched_yield", types.int32())
@@ -121,7 +121,7 @@ def address_of(typing, array):
 
 @intrinsic
 def stream_line(typing, target, source):
-    """Copy 64 bytes to an aligned address, past the caches."""
+    """Copy 64 bytes to an aligned address, bypassing the caches."""
 
     def code(context, builder, signature, args):
         line = ir.VectorType(ir.IntType(64), 8)
@@ -135,7 +135,7 @@ def stream_line(typing, target, source):
 
 @intrinsic
 def fence(typing):
-    """Order what was streamed before what follows."""
+    """Order streaming stores before all that follow."""
 
     def code(context, builder, signature, args):
         builder.fence("seq_cst")
@@ -183,7 +183,7 @@ def float_of_bfloat16(bits):
 
 @njit(inline="always")
 def bfloat16_of_float(value):
-    """Round to nearest, ties to even; a NaN stays one."""
+    """Round to nearest, ties to even; a NaN stays a NaN."""
     bits = bits_of_float(value)
     rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     is_number = (bits & np.uint32(0x7FFFFFFF)) <= np.uint32(0x7F800000)
@@ -201,7 +201,7 @@ def times(a, b):
 
 
 def of_kinds(*kinds):
-    """Have a function of two numbers compiled for some kinds of them; of others, never asked for, it is the first."""
+    """Compile a function of two numbers for some kinds of them; for others, never used, it returns the first."""
 
     def compiled(function):
         @overload(function, inline="always")
@@ -215,37 +215,37 @@ def of_kinds(*kinds):
 
 @of_kinds(types.Integer, types.Float)
 def lesser(a, b):
-    """Return the smaller of two numbers, or the one that is none."""
+    """Return the smaller of two numbers, or the NaN."""
     return a if (a < b) | (a != a) else b
 
 
 @of_kinds(types.Integer, types.Float)
 def greater(a, b):
-    """Return the larger of two numbers, or the one that is none."""
+    """Return the larger of two numbers, or the NaN."""
     return a if (a > b) | (a != a) else b
 
 
 @of_kinds(types.Integer)
 def common(a, b):
-    """Return the bits that both have."""
+    """Return the bitwise and of two numbers."""
     return a & b
 
 
 @of_kinds(types.Integer)
 def united(a, b):
-    """Return the bits that one of them has."""
+    """Return the bitwise or of two numbers."""
     return a | b
 
 
 @of_kinds(types.Integer)
 def differing(a, b):
-    """Return the bits that only one of them has."""
+    """Return the bitwise exclusive or of two numbers."""
     return a ^ b
 
 
 @of_kinds(types.Integer)
 def both(a, b):
-    """Return 1 if none of them is 0, and else 0."""
+    """Return 1 if neither is 0, and else 0."""
     return (a != 0) & (b != 0)
 
 
@@ -262,7 +262,7 @@ def one_only(a, b):
 
 
 def quotient(a, divisor):
-    """Divide a number by a whole one, rounded correctly, or toward zero if it is an integer."""
+    """Divide a number by an integer, rounded correctly, or toward zero if it is an integer."""
 
 
 @overload(quotient, inline="always")
@@ -279,7 +279,7 @@ def signed_quotient(a, divisor):
     return floor + ((floor < 0) & (floor * divisor != a))
 
 
-# Two operands' reduction, by where the result goes: a loop over arrays that may overlap would not be vectorised.
+# The reduction of two operands, by target: a loop over arrays that may overlap would not be vectorised.
 
 
 @njit
@@ -405,7 +405,7 @@ def reduce(code, at, registers, like, work):
     target = address(code, registers, at + 2)
     count, op, divisor = code[at + 4], code[at + 5], code[at + 6]
     first, num_sources = at + 8, (code[at + 1] - 8) // 2
-    own = num_sources  # which of the sources is the target
+    own = num_sources  # the index of the source that is the target
     for index in range(num_sources):
         if address(code, registers, first + 2 * index) == target:
             own = index
@@ -437,7 +437,7 @@ def reduce(code, at, registers, like, work):
 
 @njit
 def stream(target, source, nbytes):
-    """Copy what is too long to stay in a cache: its target is not read first."""
+    """Copy data that are too long to stay in a cache, without reading the target's cache lines first."""
     head = min(nbytes, -target % LINE_BYTES)
     memcpy(target, source, head)
     end = head + (nbytes - head) // LINE_BYTES * LINE_BYTES
@@ -469,7 +469,7 @@ def narrow_down(form, narrow, wide):
 
 @njit
 def reduce16(code, at, registers, work):
-    """Do the same with 16-bit floats, summed up in float32 and rounded once."""
+    """Reduce 16-bit floats as `reduce` does, in float32, and round once."""
     target = address(code, registers, at + 2)
     count, op, divisor, form = code[at + 4], code[at + 5], code[at + 6], code[at + 7]
     first, num_sources = at + 8, (code[at + 1] - 8) // 2
@@ -495,7 +495,7 @@ if system.function("process_vm_readv"):
 
     @njit
     def through_system(pid, here, there, nbytes, vectors, write):
-        """Copy from, or to, another process's memory; return whether all of it was."""
+        """Copy from, or to, another process's memory; return whether all of it was copied."""
         vectors[0], vectors[1], vectors[2], vectors[3] = here, nbytes, there, nbytes
         at = address_of(vectors)
         if write:
@@ -505,7 +505,7 @@ else:  # code that names a missing function cannot be linked
 
     @njit
     def through_system(pid, here, there, nbytes, vectors, write):
-        """Copy nothing: no program reads other processes, since none was read when it was bound."""
+        """Copy nothing: no program reads other processes, as none could be read when it was bound."""
         return False
 
 
@@ -516,7 +516,7 @@ def load(address):
 
 @njit
 def publish(frame, slot, registers):
-    """Tell the other ranks what this one runs: in its slot, before it shows there that it has come."""
+    """Write this rank's call to its slot, before it shows its arrival there."""
     line = carray(pointer_to(slot, np.int64(0)), LINE_BYTES // 8)
     line[SLOT_BINDING // 8], line[SLOT_NUMBER // 8] = frame[BINDING], frame[NUMBER]
     bases = carray(pointer_to(frame[BASES], np.int64(0)), BASES_LENGTH)
@@ -527,9 +527,9 @@ def publish(frame, slot, registers):
 
 @njit
 def leave_core(frame, channel):
-    """Give up the core: to other ranks by a yield, or, where who computes would keep it for long, by a sleep.
+    """Give up the core: to other ranks by a yield, or, where a computing process would keep it for long, by a sleep.
 
-    The system wakes a process that has slept before it goes on with one that computes, which a yield waits for.
+    The system wakes a process that has slept before it continues one that computes, for which a yield waits.
     """
     if channel[NAPS] > 0:
         channel[NAPS] -= 1
@@ -551,9 +551,9 @@ def now_ns(scratch):
 
 @njit
 def barrier(frame, channel, slots, registers):
-    """Show the others that this rank has come; whether all of them have, too.
+    """Show this rank's arrival to the others; return whether all of them have arrived, too.
 
-    It looks SPINS times in all the calls of one barrier, then gives up the core between looks, YIELDS times in a call.
+    It polls SPINS times in all the calls of one barrier, then gives up the core between polls, YIELDS times per call.
     """
     if not frame[ARRIVED]:
         frame[ARRIVED] = 1
@@ -565,7 +565,7 @@ def barrier(frame, channel, slots, registers):
         store_release(slot, channel[NUM_BARRIERS])
     number = channel[NUM_BARRIERS]
     spun, yields = frame[SPUN], frame[YIELDS]
-    spins = min(frame[SPINS], BRIEF) if channel[NAPS] else frame[SPINS]  # who has used less of the core gets it sooner
+    spins = min(frame[SPINS], BRIEF) if channel[NAPS] else frame[SPINS]  # less use of the core gets it sooner
     for peer in range(1, len(slots)):
         while load_acquire(slots[peer] + number % 2 * LINE_BYTES) < number:
             if spun < spins:
@@ -584,7 +584,7 @@ def barrier(frame, channel, slots, registers):
 def take_over(frame, channel, slots, registers):
     """Take the addresses of the others' arrays from their slots.
 
-    Returns ENDED, MISMATCH where ranks run different programs, or MOVED where arrays are in other windows than before.
+    Returns ENDED, MISMATCH if ranks run different programs, or MOVED if arrays are in other windows than before.
     """
     frame[FIRST] = 0
     bases = carray(pointer_to(frame[BASES], np.int64(0)), BASES_LENGTH * len(slots))
@@ -604,15 +604,15 @@ def take_over(frame, channel, slots, registers):
 
 @njit(nogil=True, error_model="numpy", cache=True)
 def run(frame_address, like, number, array, out):
-    """Start or continue a run of a program on arrays at two addresses until it pauses, ends or has waited too long.
+    """Start or continue a program's run on arrays at two addresses until it pauses, ends or has waited too long.
 
     `like`: a number of the dtype to be reduced.  `number` is compared with that of the other ranks.  Returns
 
-    WAITING;
-    ENDED;
-    MISMATCH where ranks run different programs, or as another number: nothing has been done then;
-    MOVED where registers of other ranks' arrays are to be set before it can go on;
-    FAILED where another process's memory cannot be reached.
+    - WAITING;
+    - ENDED;
+    - MISMATCH if ranks run different programs, or calls of different numbers: nothing has been done then;
+    - MOVED if registers of other ranks' arrays must be set before it can continue;
+    - FAILED if another process's memory cannot be accessed.
     """
     integer = np.int64(0)
     frame = carray(pointer_to(frame_address, integer), FRAME_LENGTH)

@@ -1,9 +1,9 @@
-"""Binds a schedule's moves to memory and persistent requests, and runs them round by round.
+"""Bind a schedule's moves to memory and persistent requests, and run them round by round.
 
 A run is cut into segments.  Of a move that needs a buffer beside the vector (a reduction's arrivals, the host copy of
-device memory), at most `WINDOW` segments are under way, so that the buffer stays in cache and reducing one segment
-overlaps moving the next.  On a device, a segment's request waits for the copies and reductions queued before it, and
-not for those of the segment after it.  Sender and receiver cut a run alike, so segment i meets segment i.
+device memory), at most `WINDOW` segments are in flight, so that the buffer stays in cache and the reduction of one
+segment overlaps the transfer of the next.  On a device, a segment's request waits for the copies and reductions queued
+before it, not for those of the next segment.  Sender and receiver cut a run in the same way, so that segments match.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ TAGS = MESSAGES  # of a plan
 
 
 class Messages(NamedTuple):
-    """Messages under way, to be waited for."""
+    """Messages in flight, to be waited for."""
 
     requests: Sequence[MPI.Request]
     statuses: list[MPI.Status] | None = None
@@ -42,10 +42,10 @@ class Messages(NamedTuple):
 
 
 class Vector:
-    """A working vector: flat arrays, each divided into chunks, counted through."""
+    """A working vector: flat arrays, each divided into chunks, which are numbered consecutively."""
 
     def __init__(self, *pieces: tuple[Any, Sequence[int]]):
-        self.places = []  # for each chunk: its array, and where it begins and ends there
+        self.places = []  # for each chunk: its array, and its begin and end there
         for array, counts in pieces:
             ends = np.cumsum([0, *counts]).tolist()
             self.places += [(array, a, b) for a, b in pairwise(ends)]
@@ -56,7 +56,7 @@ class Vector:
         return array[begin : self.places[run.stop - 1][2]]
 
     def add_scratch(self, schedule: Schedule, empty: Callable[[int, Any], Any]) -> None:
-        """Add working space for the chunks that a schedule uses beyond the collective's own, each like one of those."""
+        """Add working space for a schedule's chunks beyond the collective's own, each of the length of one of those."""
         num_chunks = max((m.run.stop for moves in schedule for m in moves if not isinstance(m, Barrier)), default=0)
         num_chunks -= len(self.places)
         if num_chunks > 0:
@@ -66,9 +66,9 @@ class Vector:
 
 
 class Lane:
-    """One move of a round, segment by segment: at most `window` requests under way.
+    """One move of a round, segment by segment: at most `window` requests in flight.
 
-    `copies[i]` are what lies between segment i and the memory that its request reads, if it `sends`, or else writes;
+    `copies[i]` are the copies between segment i and the memory that its request reads, if it `sends`, or else writes;
     `reduce` reduces a segment that has arrived.
     """
 
@@ -83,10 +83,10 @@ class Lane:
     ):
         self.requests, self.window, self.device, self.copies = requests, window, device, copies
         self.sends, self.reduce = sends, reduce
-        self.ready: dict[int, Event] = {}  # when the device is done with a segment's memory
+        self.ready: dict[int, Event] = {}  # the device is done with a segment's memory
 
     def launch(self, indices: range) -> range:
-        """Have the device make those of the segments ready to be started that there are."""
+        """Queue the copies on the device for those of these segments that exist."""
         indices = range(indices.start, min(indices.stop, len(self.requests)))
         for index in indices:
             if self.sends:
@@ -95,12 +95,12 @@ class Lane:
         return indices
 
     def start(self, index: int) -> None:
-        """Start a segment that is launched, once it is ready: what is launched after it need not be."""
+        """Start a launched segment once it is ready: segments launched later need not be."""
         self.ready.pop(index).synchronize()
         self.requests[index].Start()
 
     def end(self, index: int) -> None:
-        """Use segment `index`, if it is one that has arrived."""
+        """Copy or reduce segment `index`, if it is a received one."""
         if not self.sends:
             self.copy(index)
         if self.reduce:
@@ -119,11 +119,11 @@ class BoundRound(NamedTuple):
     copies: list[CopyPair]
     plain: list[MPI.Prequest]
     lanes: list[Lane]
-    reduce_late: bool  # a reduction writes what a plain send reads: all sends first
-    request_moves: Sequence[tuple[MPI.Prequest, Move]] = ()  # which request is for which move
+    reduce_late: bool  # a reduction writes memory that a plain send reads: all sends first
+    request_moves: Sequence[tuple[MPI.Prequest, Move]] = ()  # the move of each request
 
     def run(self, device: Device) -> Iterator[Messages]:
-        """Start and use the round's requests; yields those to wait for before going on."""
+        """Start and complete the round's requests; yields those to wait for in between."""
         for target, source in self.copies:
             device.copy(target, source)
         launched = [(lane, index) for lane in self.lanes for index in lane.launch(range(lane.window))]
@@ -160,7 +160,7 @@ class BoundRound(NamedTuple):
 
 
 class StagingBuffers:
-    """What messages are staged in, beside the vector: kept by use and size class.
+    """Memory in which messages are staged, beside the vector, by use and size class.
 
     Plans that run one after the other may share them: a device is done with one before MPI is given it.
     """
@@ -170,7 +170,7 @@ class StagingBuffers:
         self.buffers: dict[tuple, Any] = {}
 
     def take(self, kind: str, place: int, length: int, dtype: np.dtype) -> Any:
-        """Return at least so many elements for the move at a place of its round: of the host, or of the device."""
+        """Return a buffer of at least so many elements, of host or device, for the move at a place of its round."""
         nbytes = size_class(length * dtype.itemsize, LARGEST_POWER_BYTES)
         key = kind, place, dtype, nbytes
         if key not in self.buffers:
@@ -183,10 +183,10 @@ class StagingBuffers:
 
 
 class RequestBinder:
-    """Turns moves over chunks into requests over memory, with the `TAGS` tags from `first_tag` on.
+    """Binder of moves over chunks to requests over memory, with the `TAGS` tags from `first_tag` on.
 
-    Numbers travel as `wire_dtype`, if that is not None: then a rank rounds what it sends in its own vector, too, so
-    that both sides go on with the same.
+    Numbers travel as `wire_dtype`, if that is not None: then a rank also rounds sent numbers in its own vector, so that
+    both sides continue with the same ones.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class RequestBinder:
         reductions = [m.run for m in moves if isinstance(m, RecvReduce)]
         clashes = [(into, m.run) for m in moves if isinstance(m, Send) for into in reductions if overlap(into, m.run)]
         reduce_late = bool(clashes) and self.in_place
-        # Sends by way of other memory leave in step with the reductions into the same run, but not into another.
+        # Sends through staging memory are in step with the reductions into the same run, but not into another.
         at_once = reduce_late or any(into != sent for into, sent in clashes)
         copies = [(vector.view(m.run), vector.view(m.source)) for m in moves if isinstance(m, Copy)]
         plain: list[MPI.Prequest] = []
@@ -228,7 +228,7 @@ class RequestBinder:
         return BoundRound(number, moves, copies, plain, lanes, reduce_late, self.request_moves)
 
     def tags(self, messages: list[Send | Recv | RecvReduce]) -> list[int]:
-        """Return a tag for each message of a round, of which no other to, or from, its rank has the same."""
+        """Return a tag for each message of a round, unique among those to, or from, one rank."""
         ways = [(isinstance(m, Send), m[0]) for m in messages]
         nth = [ways[:place].count(way) for place, way in enumerate(ways)]
         assert max(nth, default=0) < TAGS, f"more than {TAGS} messages between two ranks: {messages}"
@@ -239,7 +239,7 @@ class RequestBinder:
         return [view[i : i + step] for i in range(0, len(view), step)]
 
     def lane(self, move: Send | Recv | RecvReduce, tag: int, segments: list[Any], place: int, at_once: bool) -> Lane:
-        slots = len(segments) if at_once else WINDOW  # `at_once`: all must have left before the first is reduced
+        slots = len(segments) if at_once else WINDOW  # `at_once`: all are sent before the first is reduced
         ways = list(zip(*self.stops(move, segments, place, slots), strict=True))
         requests = [self.request(move, tag, way[-1]) for way in ways]
         if isinstance(move, Send):
@@ -253,7 +253,7 @@ class RequestBinder:
         )
 
     def stops(self, move: Send | Recv | RecvReduce, segments: list[Any], place: int, slots: int) -> list[list[Any]]:
-        """Return where segments are in turn: from the vector, or what is reduced into it, to what MPI is given."""
+        """Return the memory that segments pass in turn: from the vector, or a reduction's operand, to MPI's buffer."""
         dtype = segments[0].dtype
         stops = [self.slots("arrivals", place, segments, slots, dtype) if isinstance(move, RecvReduce) else segments]
         if self.wire_dtype is not None:
@@ -268,7 +268,7 @@ class RequestBinder:
         return copies if self.wire_dtype is None else [*copies, pair(way[0], way[1])]
 
     def rounding(self, number: int, view: Any) -> BoundRound:
-        """Bind a round without messages, which rounds what is in `view` to what travels."""
+        """Bind a round without messages, which rounds `view` to the wire dtype."""
         segments = self.cut(view)
         rounded = self.slots("rounded", 0, segments, 1, self.wire_dtype) if segments else []
         copies = [pair for a, b in zip(segments, rounded, strict=True) for pair in ((b, a), (a, b))]
@@ -282,7 +282,7 @@ class RequestBinder:
         return [buffer[b : b + len(s)] for b, s in zip(begins, segments, strict=True)]
 
     def reducer(self, source: int) -> Callable[[Any, Any], None]:
-        """Return what reduces what came from `source`: the lower rank's operand stands on the left."""
+        """Return the reduction of data from `source`: the lower rank's operand stands on the left."""
         reduce, op = self.device.reduce, self.op
         if source < self.mpi.rank:
             return lambda own, arrived: reduce(op, arrived, own, own)

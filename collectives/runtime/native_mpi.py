@@ -22,7 +22,7 @@ MPI_OPS = {name: getattr(MPI, op.mpi) for name, op in OPS.items()}
 
 @dataclass(frozen=True)
 class CreatedOp:
-    """The function of an op that a program has made by MPI.Op.Create."""
+    """The function of an op that a program has created by MPI.Op.Create."""
 
     op: MPI.Op
 
@@ -38,9 +38,9 @@ class CreatedOp:
 
 
 def op_name(op: str | Op | MPI.Op) -> str | Op:
-    """Return the name of an op of MPI's, as "sum" for MPI.SUM, or our op for one made by a program; others as they are.
+    """Return the name of an op of MPI's, as "sum" for MPI.SUM, or our op for a user-defined one; others unchanged.
 
-    What has no name here gets MPI's, which is refused as any unknown one.
+    An op without a name here gets MPI's, which is refused as any unknown one.
     """
     if not isinstance(op, MPI.Op):
         return op
@@ -76,7 +76,7 @@ class NativePlan(Plan):
 
 
 def check_native(a: Arguments) -> None:
-    """Refuse what the MPI library cannot do.
+    """Refuse calls that the MPI library does not support.
 
     Raises: ValueError with the remedy.
     """
@@ -114,14 +114,14 @@ def native_call(a: Arguments, o: Operands, mpi: MPI.Comm) -> Callable[[], None]:
     return partial(function, send, recv, *extra)
 
 
-def with_counts(array: Any, held: Chunks, counts: Sequence[int]) -> Any:
-    return array if array is None or held is Chunks.OWN else [array, counts]
+def with_counts(array: Any, chunks: Chunks, counts: Sequence[int]) -> Any:
+    return array if array is None or chunks is Chunks.OWN else [array, counts]
 
 
 def reduce_scatter(
     function: Callable[..., None], a: Arguments, x: Any, out: Any, extra: list[Any]
 ) -> Callable[[], None]:
-    """Bind a reduce-scatter, which MPI does not do in place as we mean it: the result goes elsewhere first."""
+    """Bind a reduce-scatter, whose in-place form differs in MPI: the result goes to other memory first."""
     is_inside = pointer(x) <= pointer(out) < pointer(x) + max(x.nbytes, 1)
     apart = a.device.empty(len(out), out.dtype) if is_inside else out
 
@@ -133,7 +133,7 @@ def reduce_scatter(
 
 
 def mpi_view(x: Any) -> Any:
-    """View 16-bit floats, which MPI lacks, and bools, which it does not order, as integers, which move alike."""
+    """View 16-bit floats, which MPI lacks, and bools, which it does not order, as integers of the same size."""
     if x.dtype == np.dtype(bool):
         return x.view(np.uint8)
     return x.view(np.uint16) if x.dtype in HALVES else x

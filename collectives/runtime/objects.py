@@ -1,6 +1,6 @@
 """Python objects from rank to rank, as pickles in arrays of bytes.
 
-A pickle runs what it says when it is read: the ranks of a job, which run one program, take it from each other.
+Reading a pickle can run code: only the ranks of a job, which run one program, read each other's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def pickled(value: Any) -> np.ndarray:
     """Return the bytes of a pickle.
 
-    Raises: ValueError for what cannot be pickled.
+    Raises: ValueError for objects that cannot be pickled.
     """
     try:
         return np.frombuffer(pickle.dumps(value, protocol=5), np.uint8).copy()

@@ -1,9 +1,9 @@
-"""Direct rounds as work on a device's stream: copies from and to other ranks' memory, fused reductions, and meetings.
+"""Direct rounds as work on a device's stream: copies from and to other ranks' memory, fused reductions, and barriers.
 
-Where each rank has a device of its own, all rounds are one kernel, in which the devices wait for each other.
-Where ranks share one, they meet in two ways at once.  On the host, each waits until the others have come so far in
-their programs: then their events are recorded.  On the devices, each stream waits for those events: then their work is
-done.  The host waits for no device, and other streams go on.  Only this needs Numba, for its barriers on the host.
+Where each rank has a device of its own, all rounds are one kernel, in which the devices wait for each other.  Where
+ranks share one, a barrier has two parts.  On the host, each rank waits until the others have reached it in their
+programs: then their events are recorded.  On the devices, each stream waits for those events: then their work is done.
+The host does not wait for devices, and other streams continue.  Only this needs Numba, for the barriers on the host.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MOST_LAUNCHED = 4096  # calls that devices may still have to run
 
 
 class DeviceCompiler(PhaseCompiler):
-    """Writes phases as steps of a device, which know the addresses that they work on."""
+    """Compiler of phases to steps of a device, with their addresses."""
 
     def __init__(self, registers: Sequence[int], *arguments: Any):
         super().__init__(*arguments)
@@ -75,21 +75,21 @@ class DeviceCompiler(PhaseCompiler):
         self.parts.append([])
 
     def copy(self, target: Address, source: Address, nbytes: int) -> None:
-        out, given = self.pointer(target), self.pointer(source)
+        out, origin = self.pointer(target), self.pointer(source)
         last = self.parts[-1][-1] if self.parts[-1] else DeviceStep([], [], 0)
-        if out == given:
+        if out == origin:
             return
-        if given in last.outs and nbytes == last.nbytes:  # what was just written: it is stored there, too
+        if origin in last.outs and nbytes == last.nbytes:  # just written: the last step stores it here, too
             last.outs.append(out)
         else:
-            self.parts[-1].append(DeviceStep([out], [given], nbytes))
+            self.parts[-1].append(DeviceStep([out], [origin], nbytes))
 
     def reduce(self, target: Address, sources: list[Address], nbytes: int) -> None:
         if len(sources) == 1:
             self.copy(target, sources[0], nbytes)
         else:
-            given = [self.pointer(source) for source in sources]
-            self.parts[-1].append(DeviceStep([self.pointer(target)], given, nbytes))
+            pointers = [self.pointer(source) for source in sources]
+            self.parts[-1].append(DeviceStep([self.pointer(target)], pointers, nbytes))
 
     def pointer(self, place: Address) -> int:
         assert not place.pid, "another rank's array is not in memory that this one has opened"
@@ -97,15 +97,15 @@ class DeviceCompiler(PhaseCompiler):
 
 
 class HostBarrier:
-    """A barrier of a node's ranks, used again and again, at which they compare what they run."""
+    """A reusable barrier of a node's ranks, at which they compare their calls."""
 
     def __init__(self, device: Cuda, memory: DeviceMemory, arrival: Program, peers: Sequence[int]):
         self.device, self.arrival, self.signals = device, arrival, memory.signals
         self.peers = peers  # world ranks
 
     def wait(self) -> Iterator[Waitable]:
-        """Order what follows on this stream after what the peers have put on theirs before they came."""
-        turn = self.arrival.num_barriers % TURNS  # who is slow waits for no later work than that of this meeting
+        """Order later work on this stream after the peers' work on theirs before they arrived."""
+        turn = self.arrival.num_barriers % TURNS  # a slow rank waits for no work later than this barrier's
         if self.signals is None:
             self.device.synchronize()
         else:
@@ -117,7 +117,7 @@ class HostBarrier:
 
 
 class DeviceProgram:
-    """A rank's parts, run one after another, again and again, in the turns of the stages."""
+    """A rank's parts, run repeatedly one after another, in the turns of the staging buffers."""
 
     number, moves, is_short = 0, (), False
 
@@ -127,7 +127,7 @@ class DeviceProgram:
         self.next = 0
 
     def use(self, call: Call, is_compared: bool) -> None:
-        """Have ranks compare at which call they are."""
+        """Make ranks compare the numbers of their calls."""
         self.barrier.arrival.use(call.number * is_compared, NOWHERE, NOWHERE)
 
     def run(self, device: Device) -> Iterator[Waitable]:
@@ -147,7 +147,7 @@ class DeviceProgram:
 
 
 def operations_of(device: Cuda, step: DeviceStep, reduction: Reduction) -> list[Operation]:
-    """Bind what a step does to arrays that are made once; nothing for a barrier."""
+    """Bind a step's operations to arrays that are made once; none for a barrier."""
     dtype = reduction.dtype if len(step.sources) > 1 else BYTE
     outs, sources = (
         [device.at(address, step.nbytes // dtype.itemsize, dtype, None) for address in addresses]
@@ -174,16 +174,16 @@ class KernelProgram:
         self.num_runs = 0
 
     def use(self, call: Call, is_compared: bool) -> None:
-        """Have devices compare what ranks have bound, and at which call they are.
+        """Make devices compare the ranks' bound calls and their numbers.
 
-        Raises: LateMismatchError where an earlier run has found that ranks differ.
+        Raises: LateMismatchError where an earlier run has found a mismatch.
         """
         assert self.calls is not None
         self.calls.enter(call)
         self.run_as = self.binding << 32 | call.number * is_compared & 0xFFFFFFFF, call.number
 
     def spin(self) -> bool:
-        """Launch it on the caller's stream, which is all that a run is on the host."""
+        """Launch it on the caller's stream, the only work of a run on the host."""
         self.kernel.launch(self.device.current_stream(), *self.run_as)
         self.num_runs += 1
         return True
@@ -207,7 +207,7 @@ class KernelProgram:
 
 
 class KernelCalls:
-    """The calls of a communicator that are kernels.  Devices compare them, and the host hears of it later."""
+    """The calls of a communicator that are kernels.  Devices compare them, and the host reads the result later."""
 
     def __init__(self, device: Cuda, channel: CudaChannel, keep: Any):
         self.device, self.channel, self.keep = device, channel, keep
@@ -217,17 +217,17 @@ class KernelCalls:
         at_exit(leave, weakref.ref(self))
 
     def enter(self, call: Call) -> None:
-        """Note a call that will be launched."""
+        """Record a call that will be launched."""
         if self.channel.failure[0]:
             raise LateMismatchError
         self.launched.append(call.entry())
 
     def gate(self) -> None:
-        """Let devices that wait for this one know that its rank runs nothing."""
+        """Tell devices that wait for this one that its rank runs no call."""
         self.nothing.launch(self.device.stream.ptr, 0, 0)
 
     def settle(self) -> Call | None:
-        """Wait for the kernels that were launched; return the call in which ranks have differed, if they have."""
+        """Wait for the launched kernels; return the call in which ranks have differed, if any."""
         self.nothing.event.synchronize()
         entry = self.differed()
         self.launched.clear()
@@ -239,16 +239,16 @@ class KernelCalls:
         return call
 
     def differed(self) -> Entry | None:
-        """Return the call in which ranks have differed, if it is over."""
+        """Return the call in which ranks have differed, if one is over."""
         number = int(self.channel.failure[0])
         return next(entry for entry in self.launched if entry.number == number) if number else None
 
 
 def leave(calls: Callable[[], KernelCalls | None]) -> None:
-    """End the job, at the end of the process, if its last calls have differed: nobody has heard of it."""
-    if left := calls():
-        left.device.synchronize()
-        if entry := left.differed():
+    """Abort the job, at the end of the process, if its last calls have differed: no rank has reported it yet."""
+    if kernel_calls := calls():
+        kernel_calls.device.synchronize()
+        if entry := kernel_calls.differed():
             side = Side(entry.call.description, str(entry.number), str(SourceLine(*entry.place)))
             words = f"rank {MPI.COMM_WORLD.rank} calls {side}, other ranks call another collective; this ends the job"
             print(words, file=sys.stderr, flush=True)
@@ -256,7 +256,7 @@ def leave(calls: Callable[[], KernelCalls | None]) -> None:
 
 
 class DeviceProgramBinder(DirectBinder):
-    """Turns a rank's direct rounds into work on its device."""
+    """Binder of a rank's direct rounds to work on its device."""
 
     def __init__(self, device_memory: DeviceMemory, *arguments: Any):
         super().__init__(*arguments)
@@ -273,7 +273,7 @@ class DeviceProgramBinder(DirectBinder):
         channel: Channel | KernelCalls | None = None,
         binding: int = 0,
     ) -> DeviceProgram | KernelProgram:
-        """Bind as on the host, but for these arrays and no others."""
+        """Bind as on the host, but for these arrays only."""
         rounds = [moves for part in parts for moves in part]
         buffers = BufferPlan.of(
             rounds, [chunk.length for chunk in chunks], len(self.world_ranks), segmentation, reduction.dtype
@@ -318,7 +318,7 @@ class DeviceProgramBinder(DirectBinder):
         return CudaChannel(self.device, self.address_at(lease, rank), signals), lease
 
     def kernel_calls(self, rank: int) -> KernelCalls:
-        """Make what the kernels of a communicator's calls wait on for each other.  Collective."""
+        """Make the channels on which the kernels of a communicator's calls wait for each other.  Collective."""
         return KernelCalls(self.device, *self.channel(rank))
 
     def address_at(self, lease: Lease, rank: int) -> int:
@@ -331,13 +331,13 @@ class DeviceProgramBinder(DirectBinder):
         """Return the addresses in all registers of these ranks, for a run that begins with a staging buffer."""
         registers = [0] * NUM_REGISTERS * len(ranks)
         for nth, rank in enumerate(ranks):
-            known = rows[rank][0]
-            places = (known.window, known.address), (known.out_window, known.out_address)
-            for index, (base, (window, address)) in enumerate(zip(self.mapped(rank, known), places, strict=True)):
+            memory = rows[rank][0]
+            places = (memory.window, memory.address), (memory.out_window, memory.out_address)
+            for index, (base, (window, address)) in enumerate(zip(self.mapped(rank, memory), places, strict=True)):
                 registers[nth * NUM_REGISTERS + index] = address if base is None else base + address - window
             first = nth * NUM_REGISTERS + STAGING
             stage = self.address_at(lease, rank)
-            pair = stage + turn * known.turn_bytes, stage + (1 - turn) * known.turn_bytes
+            pair = stage + turn * memory.turn_bytes, stage + (1 - turn) * memory.turn_bytes
             registers[first : first + TURNS] = pair
         return registers
 

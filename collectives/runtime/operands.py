@@ -1,6 +1,6 @@
-"""The arrays of a call: where chunks lie in `x` and in the result, where messages work, and what other ranks reach.
+"""The arrays of a call: the places of chunks in `x` and in the result, working memory, and access by other ranks.
 
-All of it follows from the collective's row in `collectives.schedule.spec`.
+All of these follow from the collective's row in `collectives.schedule.spec`.
 """
 
 import math
@@ -23,9 +23,9 @@ NEUTRAL = -(1 << 62)  # a fact that leaves the others' as they are
 
 @dataclass
 class Operands:
-    """Flat arrays of a call on one rank: `source`, and `out` for the result; and where in them each chunk lies.
+    """Flat arrays of a call on one rank: `source`, and `out` for the result; and the place of each chunk in them.
 
-    `counts` are the chunks' lengths.  A rank that gives or gets one chunk only has None for the others.
+    `counts` are the chunks' lengths.  On a rank that gives or gets only one chunk, the others are None.
     """
 
     result: Any  # as the caller sees it
@@ -66,7 +66,7 @@ def operands_of(a: Arguments) -> Operands:
 
 
 def chunk_lengths(a: Arguments) -> tuple[list[int], list[int]]:
-    """Return the lengths of the chunks of what is given, and of the result: the same, but where chunks are exchanged.
+    """Return the lengths of the chunks of the input, and of the result: the same, unless chunks are exchanged.
 
     Raises: ValueError for counts that do not fit `x`.
     """
@@ -96,17 +96,17 @@ def split(array: Any, counts: Sequence[int]) -> list[Any]:
     return [array[begin:end] for begin, end in pairwise(accumulate(counts, initial=0))]
 
 
-def chunks_in(array: Any, held: Chunks, a: Arguments, counts: Sequence[int]) -> list[Any]:
-    """Return where each chunk lies in an array, None for those that do not."""
+def chunks_in(array: Any, chunks: Chunks, a: Arguments, counts: Sequence[int]) -> list[Any]:
+    """Return the part of an array for each chunk, None for chunks that it lacks."""
     if array is None:
         return [None] * a.size
-    if held is Chunks.OWN:
+    if chunks is Chunks.OWN:
         return [array if rank == a.rank else None for rank in range(a.size)]
     return split(array, counts)
 
 
 def check_overlap(a: Arguments, o: Operands) -> None:
-    """See whether a call is in place, and refuse an `out` that overlaps `x` otherwise."""
+    """Determine whether a call is in place, and refuse an `out` that overlaps `x` otherwise."""
     gives_own, gets_own = a.spec.gives is Chunks.OWN, a.spec.gets is Chunks.OWN
     x_part = o.inputs[a.rank] if gets_own else o.source
     out_part = o.outputs[a.rank] if gives_own else o.out
@@ -123,7 +123,7 @@ def check_overlap(a: Arguments, o: Operands) -> None:
 class Workspace(NamedTuple):
     """The memory in which a schedule of messages may work.
 
-    Whether in the callers' arrays is the same on all ranks.  Where `is_shared`, all ranks allocate, or none.
+    Its use of the callers' arrays is the same on all ranks.  Where `is_shared`, all ranks allocate, or none.
     """
 
     use_caller_arrays: bool
@@ -133,7 +133,7 @@ class Workspace(NamedTuple):
 
 @dataclass
 class Binding:
-    """A working vector, the copies ahead of and after the rounds, and the result.
+    """A working vector, the copies before and after the rounds, and the result.
 
     `reduced` is the part of the vector that holds a reduction's result after the rounds.
     """
@@ -171,8 +171,8 @@ def bind(a: Arguments, o: Operands, space: Workspace) -> Binding:
 def caller_array(a: Arguments, o: Operands, space: Workspace) -> Any:
     """Return the caller's array in which a schedule of messages can work, None if there is none.
 
-    It holds the whole vector, and sums where these have its dtype.  `x` is left alone by a reduction, unless that is in
-    place, as a reduce-scatter may be on some ranks only.
+    It holds the whole vector, and sums of its dtype.  A reduction does not change `x`, unless it is in place, as a
+    reduce-scatter may be on some ranks only.
     """
     spec = a.spec
     if not space.use_caller_arrays or (spec.reduces and sum_dtype(a.flat.dtype, a.op) != a.flat.dtype):
@@ -191,17 +191,17 @@ def copies(target: Any, source: Any) -> list[tuple[Any, Any]]:
 
 
 class CallFacts(NamedTuple):
-    """The facts of a call on which all ranks agree before they choose an algorithm."""
+    """Facts of a call on which all ranks agree before they choose an algorithm."""
 
     nbytes: int  # its vector, or, where chunks are uneven, the most that any rank gives
     chunk_bytes: int  # its longest chunk
-    symmetric: bool  # what ranks would read of each other lies in symmetric memory
+    symmetric: bool  # whether the arrays that ranks would read of each other are in symmetric memory
     on_host: bool
-    shared: bool  # the array in which messages work lies in symmetric memory
+    shared: bool  # whether the working array of messages is in symmetric memory
 
 
 def local_facts(a: Arguments, o: Operands | None, windows: Windows) -> list[int]:
-    """Return what this rank knows, as integers whose maximum over the ranks makes the CallFacts.
+    """Return this rank's facts, as integers whose maximum over the ranks makes the CallFacts.
 
     `o` is None where ranks have to exchange counts first.
     """
@@ -222,7 +222,7 @@ def window_keys(view: Any, windows: Windows) -> tuple[int, int]:
 
 
 def call_facts(spec: Collective, facts: Sequence[int], on_buffers: bool = False) -> CallFacts:
-    """Return what ranks have agreed on; on buffers all works as in symmetric memory, where ranks can have that."""
+    """Return the agreed facts; buffers count as symmetric memory, where ranks can have that."""
     nbytes, chunk_bytes, *read, not_on_host, highest, negated = facts
     shared = on_buffers or in_one_window(highest, negated)
     symmetric = on_buffers or (in_one_window(*read) and (shared or not reads_results(spec)))
@@ -230,7 +230,7 @@ def call_facts(spec: Collective, facts: Sequence[int], on_buffers: bool = False)
 
 
 def reads_results(spec: Collective) -> bool:
-    """Return whether ranks read the sums of others in a direct algorithm: their results must be within reach, too."""
+    """Return whether ranks read others' sums in a direct algorithm: then they must have access to results, too."""
     return spec.reduces and spec.gets is Chunks.ALL
 
 

@@ -1,4 +1,4 @@
-"""Calls on arrays of the host that do not lie in one piece: packed before a call, and written back after it."""
+"""Calls on host arrays that are not contiguous: packed before a call, and written back after it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class PackedCall:
-    """A call on contiguous arrays that stand for the caller's: `owners` has whose place each takes."""
+    """A call on contiguous arrays in place of the caller's; `owners` maps each to the array that it replaces."""
 
     request: Request
     after: list[CopyPair] = field(default_factory=list)
     owners: list[tuple[Any, Any]] = field(default_factory=list)
 
     def result(self, array: Any) -> Any:
-        """Return the caller's array where the call's result is one that stands for it."""
+        """Return the caller's array if the call's result replaces it."""
         return next((owner for packed, owner in self.owners if packed is array), array)
 
     def end(self) -> None:
@@ -37,7 +37,7 @@ class PackedCall:
 
 
 def is_strided(x: Any) -> bool:
-    """Return whether it is an array of the host that is not C-contiguous."""
+    """Return whether `x` is a host array that is not C-contiguous."""
     if isinstance(x, np.ndarray):
         return not x.flags.c_contiguous and not isinstance(x, np.ma.MaskedArray)
     if not is_a(x, "torch", "Tensor") or x.device.type != "cpu":
@@ -46,9 +46,9 @@ def is_strided(x: Any) -> bool:
 
 
 def pack_strided(request: Request, rank: int) -> PackedCall:
-    """Copy the arrays of a call that are strided; what the call writes is written back.
+    """Copy the strided arrays of a call; results are written back.
 
-    Raises: ValueError where that cannot be.
+    Raises: ValueError where results cannot be written back.
     """
     spec, root = spec_of(request.collective), request.arguments.get("root", 0)
     gets = spec.writes(rank, root)
@@ -67,7 +67,7 @@ def pack_strided(request: Request, rank: int) -> PackedCall:
 
 
 def contiguous(array: Any) -> Any:
-    """Return a copy in one piece, of the same library."""
+    """Return a contiguous copy, of the same library."""
     return np.ascontiguousarray(array) if isinstance(array, np.ndarray) else array.detach().contiguous()
 
 
@@ -89,7 +89,7 @@ def check_result(view: Any, name: str) -> None:
 
 
 def pack_fused(request: Request, rank: int) -> PackedCall:
-    """Copy fused arrays to a buffer; what the call writes is copied back.
+    """Copy fused arrays to a buffer; results are copied back.
 
     Raises: ValueError where they cannot be in it.
     """

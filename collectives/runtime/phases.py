@@ -1,9 +1,9 @@
-"""Direct rounds as phases: what a node's ranks do with each other's memory between two meetings.
+"""Direct rounds as phases: accesses of a node's ranks to each other's memory between two barriers.
 
-Long chunks are cut into segments, and the phases are run as a pipeline: at each step, phase j works on segment
-step - j, so that one meeting a step serves all of them, and what one phase leaves in the cache the next one finds
-there.  Segments do not overlap, so a schedule that is right for one is right for all.  A stage has room for two
-segments, used in turn, across runs as well.  Memory is written down as registers: a run's say where it is.  Phases
+Long chunks are cut into segments, and the phases are run as a pipeline: at each step, phase j works on segment step -
+j, so that one barrier per step serves all of them, and the data of one phase are still in the cache for the next one.
+Segments do not overlap, so a schedule that is right for one is right for all.  A staging buffer has room for two
+segments, used in turn, across runs as well.  Memory is addressed by registers, whose values are set per run.  Phases
 become programs of the host in `collectives.runtime.shared_memory`, of a device in `collectives.runtime.on_device`.
 """
 
@@ -20,22 +20,22 @@ from collectives.arrays.memory import SymmetricMemory
 from collectives.arrays.views import address_of
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Parts, Put, Recv, RecvReduce, Round, Send
 
-DEVICE_BYTES = 1 << 26  # a segment of a chunk on a device, where it bounds the staging buffers only
-STREAMED_BYTES = 1 << 15  # a copy that goes past the caches, where that is better
-CACHED_BYTES = 1 << 22  # a vector that the caches hold
+DEVICE_BYTES = 1 << 26  # of a chunk's segment on a device, where it only bounds the staging buffers
+STREAMED_BYTES = 1 << 15  # of a copy that bypasses the caches, where that is faster
+CACHED_BYTES = 1 << 22  # of a vector that fits into the caches
 NEVER = 1 << 62
 LINE_BYTES = 64
 
 # Registers of a rank hold addresses: of the arrays of its call, of which the others know the first `NUM_SHARED`, of
-# memory of its own, and of its staging buffers, the one to begin with first.
+# private memory, and of its staging buffers, beginning with the one that the run uses first.
 ARRAY, OUT, SCRATCH, BOUNCE, STAGING, NEXT_STAGING, NUM_REGISTERS = range(7)
 NUM_SHARED = 2
 
 
 class Address(NamedTuple):
-    """Where some bytes are: from an address on that a register holds, of process `pid` where that is not 0.
+    """The address of some bytes: an offset from the one in a register, in process `pid` if that is not 0.
 
-    Registers of all ranks are counted through.
+    Registers of all ranks are numbered consecutively.
     """
 
     pid: int
@@ -47,7 +47,7 @@ class Address(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A chunk of this rank's vector: from which byte on of the array in which register, and its length in elements."""
+    """A chunk of this rank's vector: its array's register, its offset in bytes, and its length in elements."""
 
     register: int
     offset: int
@@ -55,7 +55,7 @@ class Chunk(NamedTuple):
 
 
 class Reduction(NamedTuple):
-    """How to reduce: `divisor` is what a sum over all ranks is divided by, or 1."""
+    """The op of a reduction; a sum over all ranks is divided by `divisor`, or 1."""
 
     op: str
     dtype: np.dtype
@@ -63,17 +63,17 @@ class Reduction(NamedTuple):
 
 
 class Segmentation(NamedTuple):
-    """In how many segments chunks are worked on, and how long a copy must be to go past the caches."""
+    """The number of segments of chunks, and the length from which a copy bypasses the caches."""
 
     num_segments: int
     streamed_bytes: int
 
 
 def segmentation(row: Algorithm, chunk_bytes: int, size: int, on_host: bool = True) -> Segmentation:
-    """Choose segments for an algorithm, and chunks of which the longest on any rank has so many bytes.
+    """Choose the segments for an algorithm, and for chunks of which the longest on any rank has so many bytes.
 
-    Past the caches go copies of long vectors, and those to where others have just read: their caches would have to
-    give up each line first.
+    Copies of long vectors bypass the caches, and so do copies to memory that others have just read: each line would
+    have to be invalidated in their caches first.
     """
     num_segments = row.num_segments(chunk_bytes)
     if not on_host and row.segmented:
@@ -84,7 +84,7 @@ def segmentation(row: Algorithm, chunk_bytes: int, size: int, on_host: bool = Tr
 
 
 def whole(nbytes: int) -> Segmentation:
-    """Choose no segments, for a vector of so many bytes."""
+    """Choose a single segment, for a vector of so many bytes."""
     return Segmentation(1, STREAMED_BYTES if nbytes >= CACHED_BYTES else NEVER)
 
 
@@ -105,10 +105,10 @@ def phases_of(rounds: Sequence[Round]) -> list[list[Move]]:
 
 
 class PhaseCompiler:
-    """Goes through the phases of one rank, and has each piece of work written down.
+    """Compiler of the phases of one rank, which emits each piece of work.
 
-    `layouts` say of each rank where its chunks begin; `lengths` are the own chunks' in elements.  Chunks from `width`
-    on are stages, which hold a segment at a time: each in two registers, one after the other, for segments in turn.
+    `layouts` has the addresses of each rank's chunks; `lengths` are this rank's in elements.  Chunks from `width` on
+    are staging buffers, which hold one segment at a time: each in two successive registers, for alternate segments.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class PhaseCompiler:
                     self.reduce(here, [at(s, theirs, place, begin) for s in sources], nbytes)
 
     def pieces(self, run: range, segment: int) -> Iterator[tuple[int, int, int]]:
-        """Yield a run's part of a segment: at which chunk of the run, from which byte, how many bytes."""
+        """Yield a run's parts of a segment: the chunk of the run, the offset and the number of bytes."""
         size = self.reduction.dtype.itemsize
         lengths = [self.lengths[chunk] * size for chunk in run]
         if self.num_segments == 1:
@@ -192,22 +192,22 @@ class PhaseCompiler:
 
 
 class BufferPlan(NamedTuple):
-    """A rank's chunks, and its stages behind them: `steps` are the stages' bytes for a segment, of a turn."""
+    """A rank's chunks, and its staging buffers after them: `steps` are the buffers' bytes per segment, of one turn."""
 
     lengths: list[int]  # in elements
-    width: int  # how many are chunks
+    width: int  # the number of chunks
     steps: list[int]
 
     @classmethod
     def of(
         cls, rounds: Sequence[Round], lengths: list[int], size: int, segmentation: Segmentation, dtype: np.dtype
     ) -> "BufferPlan":
-        """Return what the rounds of a rank among `size` need, for chunks of those lengths."""
+        """Return the buffers that the rounds of a rank among `size` need, for chunks of those lengths."""
         width = len(lengths)
-        used = {chunk for moves in rounds for m in moves for chunk in stages_of(m, width)}
-        staged = [lengths[i % size] if width + i in used else 0 for i in range(2 * size if width else 0)]
-        steps = [step_bytes(length * dtype.itemsize, segmentation.num_segments) if length else 0 for length in staged]
-        return cls(lengths + staged, width, steps)
+        stages = {chunk for moves in rounds for m in moves for chunk in stages_of(m, width)}
+        stage_lengths = [lengths[i % size] if width + i in stages else 0 for i in range(2 * size if width else 0)]
+        steps = [step_bytes(n * dtype.itemsize, segmentation.num_segments) if n else 0 for n in stage_lengths]
+        return cls(lengths + stage_lengths, width, steps)
 
     @property
     def turn_bytes(self) -> int:
@@ -216,7 +216,7 @@ class BufferPlan(NamedTuple):
 
 
 def step_bytes(nbytes: int, num_segments: int) -> int:
-    """Return how long a segment is: whole cache lines, unless it is the only one."""
+    """Return the bytes of a segment: whole cache lines, unless it is the only one."""
     if num_segments == 1:
         return nbytes
     return max(LINE_BYTES, -(-nbytes // (num_segments * LINE_BYTES)) * LINE_BYTES)
@@ -230,7 +230,7 @@ def peers_of(rounds: Sequence[Round], rank: int) -> list[int]:
 
 
 def stages_of(move: Move, width: int) -> Iterator[int]:
-    """Yield the own stages that a move reads or writes."""
+    """Yield this rank's staging buffers that a move reads or writes."""
     runs = () if isinstance(move, Barrier) else (move.run, move.source) if isinstance(move, Copy) else (move.run,)
     return (chunk for run in runs for chunk in run if chunk >= width)
 
@@ -239,9 +239,9 @@ def stages_of(move: Move, width: int) -> Iterator[int]:
 
 
 class ExportedMemory(NamedTuple):
-    """What a rank tells the others of its memory, so that they find it: of its process, and of each shared array.
+    """A rank's memory as the others see it: its process, and the place of each shared array.
 
-    An array lies in the window `key` of symmetric memory, which begins at an address of the process; or in none, 0.
+    An array is in the window `key` of symmetric memory, which begins at an address of the process; or in none, 0.
     """
 
     pid: int
@@ -255,7 +255,7 @@ class ExportedMemory(NamedTuple):
 
 
 class DirectBinder:
-    """Finds out where the other ranks' chunks are, and lays out staging buffers."""
+    """Binder of direct schedules: exchanges the addresses of chunks, and lays out staging buffers."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ class DirectBinder:
     def exchange(
         self, arrays: Sequence[Any], chunks: Sequence[Chunk], buffers: BufferPlan, turn_bytes: int
     ) -> list[tuple[ExportedMemory, list[int]]]:
-        """Return what every rank says of its memory, and where its chunks and then its stages begin.  Collective."""
+        """Return every rank's exported memory, and the offsets of its chunks and staging buffers.  Collective."""
         places = []
         for array in arrays[:NUM_SHARED]:
             window = self.memory.windows.window_of(array)
@@ -287,14 +287,14 @@ class DirectBinder:
     def layouts(
         self, ranks: Sequence[int], rows: Sequence[tuple[ExportedMemory, list[int]]], chunks: Sequence[Chunk]
     ) -> dict[int, list[Address]]:
-        """Return where the chunks and stages of these ranks are, whose registers come one after the other."""
+        """Return the addresses of the chunks and staging buffers of these ranks, whose registers are consecutive."""
         layouts: dict[int, list[Address]] = {}
         for nth, rank in enumerate(ranks):
-            known, offsets = rows[rank]
+            memory, offsets = rows[rank]
             num_shared = sum(chunk.register < NUM_SHARED for chunk in chunks)
-            own = [chunk.offset for chunk in chunks[num_shared:]]  # which no other rank reads
+            own = [chunk.offset for chunk in chunks[num_shared:]]  # not read by other ranks
             offsets = offsets[:num_shared] + own + offsets[num_shared:]
-            pids = [0 if nth == 0 or base is not None else known.pid for base in self.mapped(rank, known)]
+            pids = [0 if nth == 0 or base is not None else memory.pid for base in self.mapped(rank, memory)]
             addresses = []
             for place, offset in enumerate(offsets):
                 register = chunks[place].register if place < len(chunks) else STAGING
@@ -304,6 +304,6 @@ class DirectBinder:
         return layouts
 
     def mapped(self, rank: int, exported: ExportedMemory) -> list[int | None]:
-        """Return where this process has the windows of a rank's shared arrays; None where it has none."""
+        """Return the addresses in this process of the windows of a rank's shared arrays; None where there is none."""
         windows = [self.memory.windows.by_key.get(key) for key in (exported.key, exported.out_key)]
         return [window.bases.get(self.world_ranks[rank]) if window else None for window in windows]

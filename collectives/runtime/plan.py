@@ -16,7 +16,7 @@ from collectives.runtime.progress import Progress, Waitable
 from collectives.schedule.moves import Round, show
 
 FAILURES = (MPI.Exception, CommunicationError)
-DEVICE_ERRORS = (OSError, RuntimeError, MemoryError)  # what CuPy raises for CUDA's errors
+DEVICE_ERRORS = (OSError, RuntimeError, MemoryError)  # CuPy's exceptions for CUDA errors
 
 
 def run_now(plan: "Plan") -> None:
@@ -47,23 +47,23 @@ class Step(Protocol):
     def requests(self) -> Sequence[MPI.Prequest]: ...
 
     def awaits(self) -> str:
-        """Say what has not come yet."""
+        """Describe the outstanding operations."""
 
 
 class MismatchError(CommunicationError):
-    """Ranks have come to one barrier from different calls.  Nothing has been done yet, on any of them."""
+    """Ranks reached the same barrier from different calls.  No rank has done anything yet."""
 
 
 class LateMismatchError(MismatchError):
-    """The same of a call before, as this rank's device has found; other ranks may not have heard of it."""
+    """A mismatch in an earlier call, found by this rank's device; other ranks may not know of it."""
 
 
 class Plan:
-    """A collective bound to memory once and run as often as wanted: `plan()`, or `plan.start()` and `plan.wait()`.
+    """A collective bound to memory once and run any number of times: `plan()`, or `plan.start()` and `plan.wait()`.
 
-    Each run works on what the arrays hold then, and returns the result's array.  A started plan moves on while this
-    process computes, by a thread (see Background), and whenever it waits for another plan of the same communicator or
-    of its parts, or asks `done()`.  `free()` gives the requests back.
+    Each run works on the current contents of the arrays, and returns the result's array.  A started plan advances while
+    this process computes, by a thread (see Background), and whenever the process waits for another plan of the same
+    communicator or of one split from it, or calls `done()`.  `free()` frees the requests.
     """
 
     def __init__(
@@ -76,16 +76,16 @@ class Plan:
         only: Any = None,
     ):
         self.name, self.result = name, result
-        self.call: Call | None = None  # as which runs are recorded, if they are
-        self.words = ""  # what it is, where it is no collective
-        self.only = only  # a program of all the rounds, where nothing is to be done before or after
+        self.call: Call | None = None  # the call as which runs are recorded, if they are
+        self.words = ""  # description of a plan that is not a collective
+        self.only = only  # a program of all rounds, if there is no work before or after
         self.device, self.rounds = device, rounds
-        self.keep: Any = None  # memory that the rounds work on
-        self.prepare: Callable[[], None] = nothing  # to be called ahead of a run, where rounds serve several plans
-        self.before: list[CopyPair] = []  # ahead of the rounds
+        self.keep: Any = None  # keeps memory of the rounds alive
+        self.prepare: Callable[[], None] = nothing  # called before a run, where several plans share rounds
+        self.before: list[CopyPair] = []  # before the rounds
         self.after: list[CopyPair] = []
         self.divide: tuple[Any, int] | None = None
-        self.at_end: Callable[[], None] = nothing  # called when a run has ended, by the thread that has moved it on
+        self.at_end: Callable[[], None] = nothing  # called at the end of a run, by the thread that advanced it
         self._progress = progress
         self._steps: Iterator[Waitable] | None = None
         self._waiting_for: Waitable | None = None
@@ -94,19 +94,19 @@ class Plan:
         self._failure: CommunicationError | None = None
         self._last: Event | None = None  # of a run
         self._event: Event | None = None
-        self._num_runs = 0  # that were left to a device; the event is after the latest
+        self._num_runs = 0  # that were queued on a device; the event is after the latest
         if device.is_async:
             progress.on_devices[id(self)] = self
-        self._stepping = threading.Lock()  # held by the thread that moves the run on
-        self.in_background = False  # left to the thread that moves plans on
-        self._is_inside = False  # the thread that moves the run on gives the device work
+        self._stepping = threading.Lock()  # held by the thread that advances the run
+        self.in_background = False  # advanced by the background thread
+        self._is_inside = False  # the thread that advances the run is queuing device work
 
     def __repr__(self) -> str:
         state = ", freed" if self._freed else ", running" if self.is_under_way else ""
         return f"{type(self).__name__}({self.words or self.name}{state})"
 
     def enclose(self, before: Iterable[CopyPair], after: Iterable[CopyPair], result: Any) -> None:
-        """Add copies ahead of all else and after it; runs return `result` then."""
+        """Add copies before all other work and after it; runs return `result` then."""
         self.before, self.after = [*before, *self.before], [*self.after, *after]
         self.result, self.only = result, None
 
@@ -118,7 +118,7 @@ class Plan:
         return self.wait(limit_s)
 
     def run_short(self) -> bool:
-        """Run it the short way, if there is one and the others come at once; return whether that was all."""
+        """Run it on the fast path, if there is one and the other ranks arrive at once; return whether it has ended."""
         if not self.run_only():
             return False
         call = self.call
@@ -128,7 +128,7 @@ class Plan:
         return True
 
     def run_only(self) -> bool:
-        """Do the same without counting the run."""
+        """Run it on the fast path without counting the run."""
         try:
             return bool(self.only) and not self._progress.started and self.only.spin()
         except CommunicationError:
@@ -137,7 +137,7 @@ class Plan:
             raise self._failed(error) from error
 
     def start(self) -> "Plan":
-        """Begin a run, which goes on while this process computes; ends with `wait()`, or when `done()` says so."""
+        """Start a run, which advances while this process computes; it ends with `wait()`, or when `done()` is true."""
         self.begin()
         if self._steps is not None:
             self.in_background = True
@@ -145,14 +145,14 @@ class Plan:
         return self
 
     def begin(self) -> None:
-        """Begin a run for which this process waits next: no thread moves it on."""
+        """Start a run for which this process waits next: no thread advances it."""
         if self._freed:
             raise RuntimeError(f"{self.name} has been freed: make a new plan")
         if self._steps is not None:
             raise RuntimeError(f"{self.name} is already running: wait() before the next start()")
         if self.call and not self.call.under_way:
             self.call.enter(depth=3)  # past start() or __call__()
-        with self._stepping:  # another thread may still have this plan on a list of its last run
+        with self._stepping:  # another thread may still be advancing this plan's last run
             self._steps = self._run()
             self._progress.started.append(self)
             self._next()
@@ -160,7 +160,7 @@ class Plan:
     def wait(self, limit_s: float = math.inf) -> Any:
         """Wait for the end of the run; returns the result's array.
 
-        Raises: TimeoutError after `limit_s` seconds; the run is still under way then.
+        Raises: TimeoutError after `limit_s` seconds; the run continues then.
         """
         self.join(time.monotonic() + limit_s)
         self._raise_failure()
@@ -168,7 +168,7 @@ class Plan:
         return self.result
 
     def join(self, deadline_s: float = math.inf) -> None:
-        """Wait for the end of the run, and leave what went wrong to who calls `wait`."""
+        """Wait for the end of the run; its error is raised by `wait`."""
         self.in_background = False
         with self._stepping:
             while self._steps is not None:
@@ -185,58 +185,58 @@ class Plan:
         return self._steps is not None
 
     def done(self) -> bool:
-        """Move the run on without waiting; return whether it has ended."""
+        """Advance the run without waiting; return whether it has ended."""
         self.advance()
-        ended = self._steps is None
-        if ended:
+        is_over = self._steps is None
+        if is_over:
             self._raise_failure()
             self._order_caller()
-        return ended
+        return is_over
 
     def advance(self) -> bool:
-        """Move the run on without waiting, unless another thread is at it; return whether it has moved."""
-        moved = False
+        """Advance the run without waiting, unless another thread does; return whether it has advanced."""
+        has_moved = False
         if not self._stepping.acquire(blocking=False):
-            return moved
+            return has_moved
         try:
             while self._steps is not None:
                 assert self._waiting_for is not None
                 if not self._waiting_for.test():
                     break
                 self._next()
-                moved = True
+                has_moved = True
         except FAILURES as error:
             self._fail(error)
         finally:
             self._stepping.release()
-        return moved
+        return has_moved
 
     def recorded_as(self, call: Call) -> "Plan":
-        """Have runs recorded."""
+        """Record runs in the call log."""
         self.call = call
         if self.only:
             call.calls.record.expect_short_runs(call)
         return self
 
     def awaits(self) -> str:
-        """Say what a run waits for at this moment."""
+        """Describe the operations for which a run is waiting now."""
         if self._is_inside or (self.device.is_async and self._steps is None):
-            return "its device to finish what it was given"
+            return "its device to finish its work"
         return self._round.awaits() if self._round else "in the MPI library's own"
 
     @property
     def device_run(self) -> tuple[int, Event | None]:
-        """The number of runs left to the device, and the event after the latest."""
+        """The number of runs queued on the device, and the event after the latest."""
         return self.only.device_run if self.only else (self._num_runs, self._event)
 
     def free(self) -> None:
-        """Give the persistent requests back to MPI.  The plan cannot be run after."""
+        """Free the persistent MPI requests.  The plan cannot be run after."""
         if self._steps is not None:
             raise RuntimeError(f"{self.name} is running: wait() before free()")
         self._freed, self.only = True, None
         requests = [request for bound in self.rounds for request in bound.requests()]
         if requests and not self.device.mpi_reads:
-            self.device.synchronize()  # copies out of the host memory that goes with the plan
+            self.device.synchronize()  # copies out of host memory that is freed with the plan
         for request in requests:
             request.Free()
         self.rounds = []
@@ -249,7 +249,7 @@ class Plan:
         assert self._steps is not None
         try:
             awaited = self._step()
-        except Exception as error:  # whatever it is, the run is over, and who waits for it must hear of it
+        except Exception as error:  # any error ends the run, and must reach its caller
             self._fail(error)
             return
         if awaited is None:
@@ -258,7 +258,7 @@ class Plan:
             self._waiting_for = awaited
 
     def _step(self) -> Waitable | None:
-        """Move on to what the run waits for next; on a device, where CUDA may wait, too."""
+        """Advance to the run's next wait; on a device CUDA itself may wait, too."""
         assert self._steps is not None
         if not self.device.is_async:
             return next(self._steps, None)
@@ -293,7 +293,7 @@ class Plan:
         self._num_runs += 1
 
     def _order_caller(self) -> None:
-        """Order who waits for the run, or asks for it, after it: on the stream that is current there."""
+        """Order the caller's current stream after the run."""
         last, self._last = self._last, None
         if last is None:
             return
@@ -303,13 +303,13 @@ class Plan:
             raise self._failed(error) from error
 
     def _fail(self, error: Exception) -> None:
-        """End the run; who waits for it, or asks for it, gets the error."""
+        """End the run with an error, raised by `wait` or `done`."""
         self._failure = self._failed(error)
         self._failure.__cause__ = error
         self._end()
 
     def _failed(self, error: Exception) -> CommunicationError:
-        """Make the error of a run; the other ranks hear of a device's at once, as they would wait in vain."""
+        """Make the error of a run; other ranks are told of a device's at once, as they would wait in vain."""
         moves = self._round.moves if self._round else ()
         where = f", round {self._round.number}: {', '.join(map(show, moves))}" if self._round and moves else ""
         if self.device.is_async and not isinstance(error, CommunicationError | InputError):

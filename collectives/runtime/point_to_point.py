@@ -1,8 +1,8 @@
-"""A message from one rank to another, as the one step of a plan.
+"""A message from one rank to another, as the only step of a plan.
 
 Each message begins with an envelope: dtype, size, and the tag of its payload.  A payload of up to `EAGER_BYTES` lies in
-the envelope; a longer one follows in messages of at most 1 GiB, under a tag of its own, so that the receiver reads what
-was sent before it takes it into the caller's array.
+the envelope; a longer one follows in messages of at most 1 GiB, under a tag of its own, so that the receiver checks the
+envelope before the payload goes into the caller's array.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from collectives.schedule.moves import Round
 if TYPE_CHECKING:
     from collectives.runtime.context import Context
 
-EAGER_BYTES = 4032  # with its envelope, of a size that MPI sends without waiting for the receiver
+EAGER_BYTES = 4032  # with its envelope, below MPI's eager limit
 ENVELOPE = Struct("qqq")  # dtype, bytes, and tag of the payload
 CODES: dict[Any, int] = {dtype: code for code, dtype in enumerate(sorted(DTYPES, key=str))}
 
 
 class Mailbox:
-    """A communicator for messages from rank to rank, which the log's `calls` are of, too.
+    """A communicator for messages between ranks, and `calls`, its counter in the call log.
 
-    The lower half of its tags is the caller's.
+    The lower half of its tags is for the caller.
     """
 
     def __init__(self, mpi: MPI.Comm, num_tags: int, calls: Calls):
@@ -46,7 +46,7 @@ class Mailbox:
         self.num_sent = count()
 
     def payload_tag(self) -> int:
-        """Return a tag for a payload, which no other of this rank has that is under way."""
+        """Return a tag for a payload that no other message of this rank in flight has."""
         return self.num_tags + next(self.num_sent) % self.num_tags
 
     def check_tag(self, tag: int) -> None:
@@ -56,7 +56,7 @@ class Mailbox:
 
 
 class PointToPoint:
-    """An array of one side: its own memory, or host memory that is copied in before or out after."""
+    """The array of one side of a message: its own memory, or host memory that is copied in before or out after."""
 
     moves: Round = ()
     number = 0
@@ -93,7 +93,7 @@ class SendMessage(PointToPoint):
 
 
 class RecvMessage(PointToPoint):
-    """A message from rank `peer`, or any; `peer` is then the rank that it came from."""
+    """A message from rank `peer`, or from any, whose rank `peer` then becomes."""
 
     def run(self, device: Device) -> Iterator[Messages]:
         device.synchronize()
@@ -115,7 +115,7 @@ class RecvMessage(PointToPoint):
             source[:] = np.frombuffer(first, np.uint8, nbytes, ENVELOPE.size)
         if source is not self.memory:
             device.copy(self.memory, source)
-            device.synchronize()  # `source` goes with the plan
+            device.synchronize()  # `source` is freed with the plan
 
     def takes(self, code: int, nbytes: int) -> bool:
         """Return whether a payload fits into the array."""
@@ -139,13 +139,13 @@ class RecvNew(RecvMessage):
         dtype = list(CODES)[code]
         result = self.plan.result = np.empty(nbytes // dtype.itemsize, dtype)
         self.memory = self.wire = as_bytes(result)
-        del self.plan  # which has this message: the array goes with its last user
+        del self.plan  # breaks the cycle with this message, so that the array is freed with its last user
         return True
 
 
 @dataclass
 class Arrival:
-    """The wait for a message that is not received yet."""
+    """The wait for the arrival of a message."""
 
     mpi: MPI.Comm
     source: int
@@ -160,7 +160,7 @@ class Arrival:
 
 
 def probe(context: Context, source: int | None, tag: int, blocking: bool) -> int | None:
-    """Return the rank from which a message of that tag has come, or None if none has.
+    """Return the rank from which a message of that tag has arrived, or None.
 
     Raises: ValueError for a rank or a tag that is out of range.
     """
@@ -181,11 +181,11 @@ def words_of(rank: int | None) -> str:
 
 
 def run_message(context: Context, kind: type[PointToPoint], x: Any, peer: int | None, tag: int, blocking: bool) -> Any:
-    """Send `x` to a rank, or receive it from one, or from any; returns `x`, or a request.
+    """Send `x` to a rank, or receive it from one, or from any rank; returns `x`, or a request.
 
-    Without an `x`, what is received is a new array of the host.
+    Without an `x`, a message is received into a new host array.
 
-    Raises: ValueError for a rank or a tag that is out of range, or an array that will not do.
+    Raises: ValueError for a rank or a tag that is out of range, or an unsuitable array.
     """
     receives = kind is RecvMessage
     if peer is not None or not receives:
@@ -208,7 +208,7 @@ def run_message(context: Context, kind: type[PointToPoint], x: Any, peer: int | 
     own_node = context.topology.nodes[context.topology.node_of[context.rank]]
     if not blocking and peer is not None and peer not in own_node:
         return plan.start()
-    plan.begin()  # in a node no thread need move it on: it is copied once, when it is waited for
+    plan.begin()  # in a node no thread need advance it: it is copied once, when it is waited for
     return plan.wait() if blocking else plan
 
 

@@ -1,4 +1,4 @@
-"""The waiting for plans: in the thread that asks, which moves the other started plans on, or in one of its own."""
+"""Progress of plans: by the thread that waits, which also advances other started plans, or by a background thread."""
 
 import math
 import threading
@@ -19,23 +19,23 @@ from collectives.job.launch import at_exit
 if TYPE_CHECKING:
     from collectives.runtime.plan import Plan
 
-SPIN_S = 5e-5  # how long who waits looks and looks, before giving up the core between looks
-LATE_S = 5e-4  # after which a yield comes back that has gone to who computes all the time
+SPIN_S = 5e-5  # of polling before a waiting thread gives up the core between polls
+LATE_S = 5e-4  # a yield that returns later has gone to a computing process
 NAP_S, MOST_NAPS = 2e-5, 256
-YIELD_S = 1e-2  # from when on it sleeps
-SLEPT_SHARE = 1 / 64  # of what it has waited by then, so that it is late by as little
+YIELD_S = 1e-2  # of waiting before it sleeps
+SLEPT_SHARE = 1 / 64  # of the time waited so far, which bounds the delay
 LONGEST_SLEEP_S = 1e-3
-SHORTEST_SLEEP_S = 2e-5  # of the thread, while nothing moves
+SHORTEST_SLEEP_S = 2e-5  # of the thread, while no plan advances
 
 
 class Waitable(Protocol):
-    """What a run waits for: messages, or other ranks' arrival."""
+    """Something that a run waits for: messages, or other ranks' arrival."""
 
     def test(self) -> bool:
-        """Move on without waiting; return whether it is over."""
+        """Advance without waiting; return whether it is complete."""
 
     def spin(self) -> bool:
-        """Do the same, and perhaps stay for a moment."""
+        """Advance as `test` does, and possibly poll for a moment."""
 
     @property
     def num_barriers(self) -> int:
@@ -43,7 +43,7 @@ class Waitable(Protocol):
 
 
 class Wait(NamedTuple):
-    """A thread that waits: for a plan to go on, or for what `words` say."""
+    """A waiting thread: for a plan to advance, or for the event in `words`."""
 
     thread: int
     plan: "Plan | None"
@@ -54,12 +54,12 @@ class Progress:
     """Waits for requests, and keeps this process's other started plans moving meanwhile."""
 
     def __init__(self, oversubscribed: bool):
-        self.oversubscribed = oversubscribed  # more ranks than cores: who spins keeps others from coming
+        self.oversubscribed = oversubscribed  # more ranks than cores: spinning delays other ranks
         self.started: list[Plan] = []
         self.background = Background(self.started)
-        self.waits: dict[int, tuple[int, Plan | None, str]] = {}  # of this moment, each by a number of its own
+        self.waits: dict[int, tuple[int, Plan | None, str]] = {}  # current ones, each by its own number
         self.on_devices: WeakValueDictionary[int, Plan] = WeakValueDictionary()  # plans whose work devices do
-        self.tell: Callable[[str], None] = lambda words: None  # other ranks that this one's device has failed
+        self.tell: Callable[[str], None] = lambda words: None  # tells other ranks that this one's device has failed
         self.failure = ""  # of another rank's device
         self._num_waits = count()
         self._naps = 0
@@ -67,7 +67,7 @@ class Progress:
     def wait(
         self, awaited: Waitable, waiting: "Plan | None" = None, words: str = "", deadline_s: float = math.inf
     ) -> None:
-        """Wait for something of the plan `waiting`, if of any; `words` say what for, if for no collective.
+        """Wait for something, of the plan `waiting` if given; `words` describe it, if it is not a collective.
 
         Raises: TimeoutError when the clock `time.monotonic` passes `deadline_s`.
         """
@@ -80,7 +80,7 @@ class Progress:
 
     @contextmanager
     def inside(self, waiting: "Plan") -> Iterator[None]:
-        """Note a wait inside of MPI, or of CUDA."""
+        """Record a wait inside MPI or CUDA."""
         number = next(self._num_waits)
         self.waits[number] = get_ident(), waiting, ""
         try:
@@ -105,7 +105,7 @@ class Progress:
             self.relax(now_s - since_s)
 
     def relax(self, waited_s: float) -> None:
-        """Leave the core to others that want it, the more the longer nothing has moved."""
+        """Give up the core to others, the more the longer no plan has advanced."""
         if waited_s > YIELD_S:
             time.sleep(min(LONGEST_SLEEP_S, SLEPT_SHARE * waited_s))
         elif self.oversubscribed or waited_s > SPIN_S:
@@ -123,11 +123,11 @@ class Progress:
 
 
 class Background:
-    """A thread that advances the plans of a list, and sleeps while nothing moves, and while there are none.
+    """A thread that advances the plans of a list, and sleeps while none advances, or there are none.
 
-    What it runs gives up Python's lock: messages, NumPy's loops over long arrays, compiled programs.  A plan that the
-    process itself waits for is left to it.  MPI must allow calls from several threads; else there is no thread, and
-    plans move on only when their process waits or asks `done()`.
+    Its work releases Python's lock: messages, NumPy's loops over long arrays, compiled programs.  A plan that the
+    process itself waits for is left to that thread.  MPI must allow calls from several threads; else there is no
+    background thread, and plans advance only when their process waits or calls `done()`.
     """
 
     def __init__(self, plans: "Sequence[Plan]"):
@@ -138,7 +138,7 @@ class Background:
         self.ended = False
 
     def attend(self) -> None:
-        """Wake the thread: there is something to do."""
+        """Wake the thread: there is work to do."""
         if self.allowed and self.thread is None:
             self.thread = threading.Thread(target=self._run, name="collectives", daemon=True)
             self.thread.start()
@@ -162,7 +162,7 @@ class Background:
                 self.work.clear()
                 if not any(plan.in_background for plan in self.plans):
                     continue
-                self.work.set()  # one came in between
-            moved = [plan.advance() for plan in plans]
-            sleep_s = SHORTEST_SLEEP_S if any(moved) else min(2 * sleep_s, LONGEST_SLEEP_S)
+                self.work.set()  # one was added in between
+            progress = [plan.advance() for plan in plans]
+            sleep_s = SHORTEST_SLEEP_S if any(progress) else min(2 * sleep_s, LONGEST_SLEEP_S)
             time.sleep(sleep_s)

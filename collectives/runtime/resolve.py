@@ -1,10 +1,10 @@
-"""One path for every call: check its arguments, agree on it with the other ranks, choose an algorithm, bind it.
+"""The path of every call: check its arguments, agree on it with the other ranks, choose an algorithm, bind it.
 
-What is bound for calls is kept by their signature: the collective, its options, and of each array dtype, length and
-kind of memory, but not its address.  A later call of the same signature runs it on its own arrays.  That all ranks
-have found the same is compared when it runs, at its first barrier; where they have not, all of them resolve their
-calls again, together, and say there whether they disagree.  Arrays on devices are copied to buffers that stay, unless
-they are in symmetric memory: what is bound there is bound to these arrays.
+Bound calls are cached by signature: the collective, its options, and of each array dtype, length and kind of memory,
+but not its address.  A later call of the same signature runs the bound one on its own arrays.  At the first barrier of
+a run the ranks compare what they have bound; where that differs, all of them resolve their calls again, together, which
+reports a mismatch.  Arrays on devices are copied to persistent buffers, unless they are in symmetric memory: then the
+call is bound to these arrays.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from collectives.runtime.on_device import DeviceProgram, KernelCalls, KernelProgram
     from collectives.runtime.shared_memory import Program
 
-MOST_BOUND = 4096  # signatures of which what is bound is kept
-MOST_BOUND_ON_DEVICES = 256  # the same of arrays on devices
-MOST_PLACES = 8  # for which messages of one signature are bound
-LONGEST_WORDS = 500  # of an error that other ranks are told of
+MOST_BOUND = 4096  # signatures whose bound calls are cached
+MOST_BOUND_ON_DEVICES = 256  # the same for arrays on devices
+MOST_PLACES = 8  # addresses for which messages of one signature are bound
+LONGEST_WORDS = 500  # of an error that is sent to other ranks
 OPTIONS = {name: spec.options for name, spec in COLLECTIVES.items()}
 
 
@@ -56,7 +56,7 @@ Runs = Callable[[Any], Any]  # of a plan
 
 
 class Request(NamedTuple):
-    """A call as it is made: what `Resolver.run` is given."""
+    """A call as it is made: the arguments of `Resolver.run`."""
 
     collective: str
     x: Any
@@ -73,21 +73,21 @@ class Request(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """A call on which the ranks agree: its arguments on this rank, and how it is to be done."""
+    """A call on which the ranks agree: its arguments on this rank, and its algorithm."""
 
     a: Arguments
     operands: Operands
     choice: Choice | None  # None for the MPI library's own
     fused: Fused | None
-    number: int  # of what is bound for it: the same on all ranks
+    number: int  # of its binding: the same on all ranks
     all_move: bool = False  # whether all ranks' arrays are copied to buffers
 
 
 class Bound:
-    """What is bound for calls of one signature.
+    """The binding of calls of one signature.
 
-    `number` is the same on all ranks, and no other's.  A direct program takes arrays' addresses as they come; a
-    schedule of messages is bound to them, by `rebind`.  `new` makes a call's result, where that is a new array.
+    `number` is unique, and the same on all ranks.  A direct program takes any addresses of arrays; a schedule of
+    messages is bound to them, by `rebind`.  `new` makes a call's result, where that is a new array.
     """
 
     def __init__(self, number: int, call: Call, plan: Plan | None, resolved: Resolved):
@@ -95,12 +95,12 @@ class Bound:
         self.number, self.call, self.plan = number, call, plan
         self.program: Program | None = plan.only if plan and a.device is host() else None
         self.rebind: Callable[[tuple[int, ...]], Plan] | None = None
-        self.compared: ComparedPlan | None = None  # which brings any arrays
-        self.buffered: BufferedPlan | None = None  # the same of devices
-        self.comparing: DeviceProgram | KernelProgram | None = None  # a device's, which compares at its first barrier
+        self.compared: ComparedPlan | None = None  # takes any arrays
+        self.buffered: BufferedPlan | None = None  # takes any arrays on devices
+        self.comparing: DeviceProgram | KernelProgram | None = None  # on a device: compares at the first barrier
         self.places: dict[tuple[int, ...], Plan] = {}  # plans by addresses
         self.has_result = o.result is not None
-        self.returns_x = o.result is a.x and a.x is not a.out  # on ranks that get none, whatever out is
+        self.returns_x = o.result is a.x and a.x is not a.out  # on ranks without a result, for any `out`
         self.has = o.source is not None, o.out is not None
         is_new = self.has_result and o.result is not a.x and o.result is not a.out
         self.new: Callable[[Any], Any] | None = o.new if is_new else None
@@ -118,7 +118,7 @@ class Bound:
 
 
 class Resolver:
-    """Resolves the calls of one communicator, and keeps what is bound for them."""
+    """Resolver of the calls of one communicator, with a cache of bound calls."""
 
     def __init__(self, context: Context):
         self.context, self.calls, self.check = context, context.calls, context.check
@@ -129,7 +129,7 @@ class Resolver:
         self.bound: dict[Signature, Bound] = {}
         self.bound_on_devices: dict[Signature, Bound] = {}
         self.num_bound = 0
-        self.by_messages = not context.compares_in_memory  # which calls are compared
+        self.by_messages = not context.compares_in_memory  # whether calls are compared by messages
         self.staging: dict[str, StagingBuffers] = {}  # of calls, which run one after the other, by device
         self.kernels: KernelCalls | None = None  # once there are calls that devices compare
         self.latest: Callable[[], Plan | None] = lambda: None
@@ -149,18 +149,18 @@ class Resolver:
     ) -> Any:
         """Run a collective once, and return the result's array.
 
-        `options` are the values of what it takes besides `out`, in the order of `OPTIONS`.  `run` runs a plan to its
-        end, what has been bound already only if it does not end `at_once`; `note` is what else ranks must agree in;
-        `place` is the line that makes the call, if not that which calls the library.
+        `options` are the values of its other arguments besides `out`, in the order of `OPTIONS`.  `run` runs a plan to
+        its end, a bound call only if it does not end `at_once`; ranks must also agree in `note`; `place` is the line
+        that makes the call, by default that which calls the library.
         """
         try:
             signed = sign(self.memory, collective, x, out, (*options, note) if note else options)
             signature, addresses, keys, on_host, _ = signed
-            kept = self.bound if on_host else self.bound_on_devices
+            cache = self.bound if on_host else self.bound_on_devices
             try:
-                bound = kept.get(signature)
+                bound = cache.get(signature)
             except TypeError:  # an option is a list
-                bound = kept.get(hashable(signature))
+                bound = cache.get(hashable(signature))
         except Unsigned:
             return self.run_unsigned(Request(collective, x, out, options, run, note, place), at_once)
         if bound is None:
@@ -190,9 +190,9 @@ class Resolver:
         return result
 
     def execute(self, bound: Bound, addresses: tuple[int, ...], keys: tuple[int, ...], run: Runs) -> None:
-        """Run what is bound on arrays at two addresses in two windows, as a call that has been entered.
+        """Run a bound call on arrays at two addresses in two windows, as a call that has been entered.
 
-        Raises: MismatchError on all ranks where one of them would run something else; then nothing is done.
+        Raises: MismatchError on all ranks if one of them would run another one; then nothing is done.
         """
         call, plan = bound.call, bound.plan
         call.under_way = True  # so that its run is not counted again
@@ -227,7 +227,7 @@ class Resolver:
         return plan
 
     def run_first(self, request: Request, signed: Signed, compared: bool = False) -> Any:
-        """Resolve a call, keep what is bound for its signature, and run it."""
+        """Resolve a call, cache its binding by signature, and run it."""
         with Call(self.calls, request.collective) as call:
             call.place = request.place or call.place
             resolved = self.resolve(call, request, compared, moves=signed[-1])
@@ -240,7 +240,7 @@ class Resolver:
         return o.result
 
     def run_unsigned(self, request: Request, at_once: bool) -> Any:
-        """Run a call on fused arrays, or one that only this one can be bound for."""
+        """Run a call on fused arrays, or one without a signature."""
         if packed := self.pack(request):
             result = packed.result(self.run(*packed.request, at_once))
             packed.end()
@@ -253,7 +253,7 @@ class Resolver:
     def pack(self, request: Request) -> PackedCall | None:
         """Return a call on fused or strided arrays of the host as one on contiguous arrays; None for others.
 
-        Raises: InputError on every rank where one has wrong ones.
+        Raises: InputError on every rank if one has wrong arrays.
         """
         fused = request.x if isinstance(request.x, Fused) else None
         failure = "" if fused is None else fused.failure
@@ -288,9 +288,9 @@ class Resolver:
         return plan.start()
 
     def sign_start(self, request: Request) -> Signed | None:
-        """Return a call's signature, if what is bound for it may be started without waiting for the others."""
+        """Return a call's signature, if its binding may be started without waiting for the other ranks."""
         is_native = request.options[-1] == "mpi"  # waits inside MPI
-        is_uneven = request.arguments.get("send_counts") is not None  # ranks tell each other theirs first
+        is_uneven = request.arguments.get("send_counts") is not None  # ranks exchange counts first
         if is_native or is_uneven:
             return None
         options = (*request.options, request.note) if request.note else request.options
@@ -301,7 +301,7 @@ class Resolver:
             return None
 
     def plan_once(self, request: Request, signed: Signed | None = None) -> Plan:
-        """Make a plan for one run, counted as this call: if it is signed, of what is bound for its signature."""
+        """Make a plan for one run, counted as this call: if it is signed, of its signature's binding."""
         bound = self.bound.get(signed[0]) if signed else None
         if bound is not None:
             call = bound.call.of_plan(bound.call.name)
@@ -322,12 +322,12 @@ class Resolver:
         return plan
 
     def begin_bound(self, request: Request) -> Plan | None:
-        """Start a call if what is bound for it may be started without waiting for the others."""
+        """Start a call if its binding may be started without waiting for the other ranks."""
         signed = self.sign_start(request)
         return self.plan_once(request, signed).start() if signed and signed[0] in self.bound else None
 
     def plan_later(self, request: Request) -> Plan:
-        """Make a plan for one run, without waiting for the others: they agree on it when it runs, if it is new.
+        """Make a plan for one run without waiting for the other ranks: a new one is agreed on when it runs.
 
         Arrays on devices are agreed on at once.
         """
@@ -342,7 +342,7 @@ class Resolver:
         return plan
 
     def drain(self, run: Runs = run_now) -> None:
-        """Wait for the calls that have been started: programs on one channel run one after the other."""
+        """Wait for the started calls: programs on one channel run one after the other."""
         latest = self.latest()
         if latest is not None and latest.is_under_way:
             run(Predecessor(latest))
@@ -356,9 +356,9 @@ class Resolver:
         return plan.recorded_as(call.of_plan(plan.name))
 
     def free(self) -> None:
-        """Let go what is bound, and its memory.  Collective."""
+        """Free the bound calls and their memory.  Collective."""
         if self.kernels:
-            self.agreement.check("free", "")  # after which none runs, and no mismatch is left unheard of
+            self.agreement.check("free", "")  # after which none runs, and no mismatch is unreported
         self.bound.clear()
         self.bound_on_devices.clear()
         self.staging.clear()
@@ -372,7 +372,7 @@ class Resolver:
     # --- resolving ---
 
     def resolve(self, call: Call, request: Request, compared: bool = False, moves: bool = False) -> Resolved:
-        """Agree on a call; `compared`: the ranks have found out already that not all have bound the same."""
+        """Agree on a call; `compared`: the ranks have already found that their bindings differ."""
         run = None if compared else request.run
         return self.agree(call, request.collective, request.x, request.arguments, request.note, run, moves)
 
@@ -386,9 +386,9 @@ class Resolver:
         run: Runs | None = run_now,
         moves: bool = False,
     ) -> Resolved:
-        """Check a call, agree on it with the other ranks, and choose how to do it.  Collective.
+        """Check a call, agree on it with the other ranks, and choose its algorithm.  Collective.
 
-        `run` waits for the others; None where all are known to have come.  `moves`: it will be done on buffers.
+        `run` waits for the others; None if all are known to have arrived.  `moves`: the call will use buffers.
 
         Raises: InputError on every rank where one has wrong arguments, or not all make the same call.
         """
@@ -426,9 +426,9 @@ class Resolver:
         return Resolved(a, operands, choice, fused, self.num_bound, all_move)
 
     def allocate(self, fused: Fused) -> None:
-        """Give fused arrays a buffer that ranks reach.  Collective.
+        """Give fused arrays a buffer that all ranks can access.  Collective.
 
-        Raises: InputError on every rank where arrays do not go together, or ranks' lengths differ.
+        Raises: InputError on every rank where arrays are incompatible, or ranks' lengths differ.
         """
         with Call(self.calls, "fuse") as call:
             self.agreement.check(str(fused), fused.failure, call=call if self.check else None)
@@ -448,7 +448,7 @@ class Resolver:
         return a
 
     def exchange_counts(self, a: Arguments) -> Operands:
-        """Ask the other ranks how much will come, in an all-to-all of uneven chunks."""
+        """Exchange the counts of an all-to-all of uneven chunks."""
         assert a.send_counts is not None
         incoming = self.agreement.exchange(a.send_counts)
         with self.context.agreed(f"counts of {a.collective}"):
@@ -463,13 +463,13 @@ class Resolver:
 
     @contextmanager
     def telling(self, call: Call) -> Iterator[None]:
-        """Bind what a call needs; the other ranks, which would wait in vain, are told of an error on this one.
+        """Bind a call's resources; an error on this rank is sent to the others, which would wait in vain.
 
         Raises: CommunicationError.
         """
         try:
             yield
-        except (InputError, *FAILURES):  # which all have, or others have been told of
+        except (InputError, *FAILURES):  # raised on all ranks, or sent to the others already
             raise
         except Exception as error:
             words = f"{call.entry()}: {shorten(f'{type(error).__name__}: {error}', LONGEST_WORDS)}"
@@ -488,7 +488,7 @@ class Resolver:
         return plan
 
     def bind_moved(self, resolved: Resolved, staging: StagingBuffers, a: Arguments) -> Plan:
-        """Make a plan like that of a call for other arrays of devices, which compares where it can.  Collective."""
+        """Make a plan like that of a call for other device arrays, which compares calls where possible.  Collective."""
         resolved = resolved._replace(a=a, operands=operands_of(a))
         if (place := self.where_devices_compare(resolved)) is None:
             return self.bind(resolved, staging)
@@ -496,10 +496,10 @@ class Resolver:
         return self.binder.direct(a, resolved.operands, resolved.choice, place, resolved.number)
 
     def where_devices_compare(self, resolved: Resolved) -> Channel | KernelCalls | None:
-        """Return where ranks meet that run what is bound for a call on devices, if they compare there.  Collective.
+        """Return the channels on which devices compare the bound calls of ranks, if they do.  Collective.
 
-        Kernels are launched ahead of the others' answers, and so only those of calls that all ranks have bound alike:
-        not where one has an `out` of its own, or counts that the others do not know.
+        Kernels are launched before other ranks' answers, and so only for calls that all ranks bind in the same way: not
+        if one has an `out` of its own, or counts that the others do not know.
         """
         a, choice = resolved.a, resolved.choice
         if choice is None or choice.shared is None or choice.row.access < Access.STAGED:
@@ -513,9 +513,9 @@ class Resolver:
         return self.kernels
 
     def bind_call(self, call: Call, signed: Signed, resolved: Resolved) -> Bound:
-        """Bind what calls of a signature have in common, and keep it for the next one.  Collective."""
+        """Bind the calls of a signature, and cache the binding.  Collective."""
         o, choice, number = resolved.operands, resolved.choice, resolved.number
-        a = resolved.a.lent(o)  # so that no array of the caller's is kept
+        a = resolved.a.lent(o)  # so that no array of the caller's is kept alive
         collective = a.collective
         plan = rebind = compared = buffered = None
         signature, _, _, on_host, moves = signed
@@ -536,14 +536,14 @@ class Resolver:
         name = f"{collective} {choice.row.name if choice else 'mpi'}"
         bound = Bound(number, call.of_plan(name), plan, resolved)
         bound.rebind, bound.compared, bound.buffered = rebind, compared, buffered
-        moved = buffered.plan if buffered else plan
-        if moved and not on_host and self.where_devices_compare(resolved):
-            bound.comparing = cast("DeviceProgram | KernelProgram", moved.rounds[0])
+        device_plan = buffered.plan if buffered else plan
+        if device_plan and not on_host and self.where_devices_compare(resolved):
+            bound.comparing = cast("DeviceProgram | KernelProgram", device_plan.rounds[0])
         bound.call.number = call.number
-        kept, most = (self.bound, MOST_BOUND) if on_host else (self.bound_on_devices, MOST_BOUND_ON_DEVICES)
-        if len(kept) >= most:
-            del kept[next(iter(kept))]
-        kept[hashable(signature)] = bound
+        cache, most = (self.bound, MOST_BOUND) if on_host else (self.bound_on_devices, MOST_BOUND_ON_DEVICES)
+        if len(cache) >= most:
+            del cache[next(iter(cache))]
+        cache[hashable(signature)] = bound
         return bound
 
     def rebind(self, a: Arguments, messages: MessageBinder | None, place: tuple[int, ...]) -> Plan:
@@ -552,12 +552,12 @@ class Resolver:
         operands = operands_of(a)
         return messages.plan(a, operands) if messages else NativePlan(a, operands, self.context.mpi, self.progress)
 
-    # --- comparing what ranks have found ---
+    # --- comparing the ranks' bindings ---
 
     def compare(self, binding: int, number: int, run: Runs) -> None:
-        """Wait for the other ranks, and see that all have found the same; 0 for who has found nothing.  Collective.
+        """Wait for the other ranks, and compare all bindings' numbers; 0 without a binding.  Collective.
 
-        Raises: MismatchError on all ranks where they have not, or are in calls of other numbers.
+        Raises: MismatchError on all ranks where these or the numbers of calls differ.
         """
         if self.by_messages:
             self.comparison.use(number, binding=binding)
@@ -568,10 +568,10 @@ class Resolver:
         run(plan)
 
     def gate(self, run: Runs | None = run_now) -> Call | None:
-        """Let ranks that would run what they have bound know that this one has to agree first.  Collective.
+        """Tell ranks that would run a bound call that this one has to agree first.  Collective.
 
-        `run` waits for the others; None where all are known to have come.  Returns the call before in which this rank's
-        device has found that ranks differ, if it has.
+        `run` waits for the others; None if all are known to have arrived.  Returns the earlier call in which this
+        rank's device has found a mismatch, if any.
         """
         if self.kernels:
             self.kernels.gate()
@@ -583,23 +583,23 @@ class Resolver:
 
     @cached_property
     def gate_plan(self) -> tuple[Program, Plan]:
-        """A program that does no more than to compare, and its plan.  Made collectively."""
+        """A program that only compares calls, and its plan.  Made collectively."""
         program = self.binder.programs(None).gate(self.channel)
         return program, Plan("agreement", None, self.progress, host(), [program], only=program)
 
     @cached_property
     def headers(self) -> Headers:
-        """The headers by which ranks of several nodes compare.  Made collectively."""
+        """The headers by which ranks of several nodes compare calls.  Made collectively."""
         return Headers(self.context, self.binder)
 
     @cached_property
     def comparison(self) -> ComparedPlan:
-        """A plan that does no more than to compare, between nodes.  Made collectively."""
+        """A plan that only compares calls, between nodes.  Made collectively."""
         return self.headers.comparison()
 
     @cached_property
     def channel(self) -> Channel:
-        """The channel on which calls meet, one after the other.  Made collectively."""
+        """The channel of all calls, which run one after the other.  Made collectively."""
         from collectives.runtime.channel import Channel
 
         context = self.context

@@ -1,4 +1,4 @@
-"""Compiles direct rounds to programs: schedules of one node's ranks that read each other's memory on the host."""
+"""Compile direct rounds to programs: schedules of one node's ranks that read each other's memory on the host."""
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
@@ -35,22 +35,22 @@ from collectives.schedule.moves import Parts, name_ranks
 from collectives.schedule.spec import OPS
 
 interpreter, ENDED = kernels.run, kernels.ENDED
-PIECE_BYTES = 1 << 17  # read at a time from memory that only the system reaches
-SPINS = 150_000  # looks, some 50 us, before a waiting program gives up the core
-YIELDS = 20  # of the core, before it gives control back
-BRIEF_SPINS = 20  # of who only looks in
+PIECE_BYTES = 1 << 17  # read at a time from memory that is accessed through the system
+SPINS = 150_000  # polls, some 50 us, before a waiting program gives up the core
+YIELDS = 20  # of the core, before it returns
+BRIEF_SPINS = 20  # of a test that does not stay
 
 FORMS = {BFLOAT16: kernels.BFLOAT16, np.dtype("float16"): kernels.FLOAT16}
 OPCODES = {name: getattr(kernels, op.kernel) for name, op in OPS.items() if op.kernel}
 
 
 class Compiler(PhaseCompiler):
-    """Writes phases as a program."""
+    """Compiler of phases to a program."""
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self.code: list[int] = []
-        self.num_bounced = 0  # sources that are reduced at once and come by way of a buffer
+        self.num_bounced = 0  # sources of one reduction that are read through a buffer
 
     def compile(self, parts: Parts) -> np.ndarray:
         self.compile_parts(parts)
@@ -83,9 +83,9 @@ class Compiler(PhaseCompiler):
             length = min(PIECE_BYTES, nbytes - begin)
             here = []
             for nth, source in enumerate(sources):
-                brought = Address(0, BOUNCE, nth * PIECE_BYTES) if source.pid else source.after(begin)
-                self.copy(brought, source.after(begin), length)
-                here.append(brought)
+                local = Address(0, BOUNCE, nth * PIECE_BYTES) if source.pid else source.after(begin)
+                self.copy(local, source.after(begin), length)
+                here.append(local)
             self.add(target.after(begin), here, length)
 
     def add(self, target: Address, sources: list[Address], nbytes: int) -> None:
@@ -99,10 +99,10 @@ class Compiler(PhaseCompiler):
 
 
 class Program:
-    """A program of this rank, run again and again, from pause to pause; waited for as messages are.
+    """A program of this rank, run repeatedly, from pause to pause; waited for as messages are.
 
-    `addresses` are those of its two arrays, which may be others at each run; `number`, if not 0, that of the run, which
-    ranks compare.  `meanwhile` is done now and then while it waits.
+    `addresses` are those of its two arrays, which may change with each run; `number`, if not 0, is the run's, which
+    ranks compare.  `meanwhile` is called now and then while it waits.
     """
 
     number, moves, is_short = 0, (), True
@@ -136,7 +136,7 @@ class Program:
         self.arguments: tuple = (self.address, self.like, 0, 0, 0)
 
     def use(self, number: int, addresses: tuple[int, ...], keys: tuple[int, ...], binding: int | None = None) -> None:
-        """Work on other arrays, in the windows of these keys, from the next run on, which has that number."""
+        """Use other arrays, in the windows of these keys, from the next run on, which has that number."""
         self.arguments = (*self.arguments[:2], number, *addresses)
         if keys != self.keys:
             self.lie_in(keys)
@@ -144,12 +144,12 @@ class Program:
             self.frame[kernels.BINDING] = binding
 
     def lie_in(self, keys: tuple[int, ...]) -> None:
-        """Tell the other ranks from the next run on that this one's arrays are in these windows."""
+        """Publish these windows of this rank's arrays to the other ranks, from the next run on."""
         self.keys = keys
         self.bases[0] = [*(self.channel.base(0, key) if key else 0 for key in keys), *keys]
 
     def launch(self, number: int, array: int, out: int) -> bool:
-        """Begin a run on arrays at two addresses, and stay for a while; return whether it has ended.
+        """Begin a run on arrays at two addresses, and poll for a while; return whether it has ended.
 
         Raises: MismatchError.
         """
@@ -160,7 +160,7 @@ class Program:
         return self.interpret(answer)
 
     def follow(self) -> None:
-        """Find other ranks' arrays that have come to be in other windows."""
+        """Update the addresses of other ranks' arrays, whose windows have changed."""
         parity = self.channel.num_barriers % 2
         registers = self.registers[self.frame[kernels.TURN]]
         for nth, slot in enumerate(self.channel.slots.tolist()[1:], 1):
@@ -173,7 +173,7 @@ class Program:
                     registers[nth, index] = base + offset
 
     def test(self) -> bool:
-        """Run on as far as the others have come; return whether that was the end, or a pause."""
+        """Continue as far as the other ranks allow; return whether it is at the end, or at a pause."""
         limits = slice(kernels.SPINS, kernels.YIELDS + 1)
         spins, spun, yields = self.frame[limits].tolist()
         self.frame[limits] = BRIEF_SPINS, spun, 0
@@ -183,7 +183,7 @@ class Program:
             self.frame[kernels.SPINS], self.frame[kernels.YIELDS] = spins, yields
 
     def spin(self) -> bool:
-        """Run on, and stay for a while where others are to come; return whether that was the end, or a pause.
+        """Continue, polling for a while where others are late; return whether it is at the end, or at a pause.
 
         Raises: MismatchError where the ranks run different programs.
         """
@@ -217,12 +217,12 @@ class Program:
 
     @property
     def num_barriers(self) -> int:
-        """The number of barriers that this rank has come to, in all runs."""
+        """The number of barriers that this rank has reached, in all runs."""
         return self.channel.num_barriers
 
 
 def like(dtype: np.dtype) -> Any:
-    """Return a number to compile the kernels for: bools are reduced as bytes, 16-bit floats by code of their own.
+    """Return a number to compile the kernels for: bools are reduced as bytes, 16-bit floats by separate code.
 
     Pairs are only moved, as bytes.
     """
@@ -231,7 +231,7 @@ def like(dtype: np.dtype) -> Any:
 
 
 class ProgramBinder(DirectBinder):
-    """Turns a rank's direct rounds into a program."""
+    """Binder of a rank's direct rounds to a program."""
 
     def bind(
         self,
@@ -258,7 +258,7 @@ class ProgramBinder(DirectBinder):
         else:
             channel.reserve(buffers.turn_bytes, self.agree_max)
         if self.memory.node_comm.rank == 0:
-            compile_for(reduction.dtype)  # the others find it on disk then
+            compile_for(reduction.dtype)  # then the others find it on disk
         rows = self.exchange(arrays, chunks, buffers, channel.turn_bytes)
         compile_for(reduction.dtype)
         compiler = Compiler(rank, self.layouts(channel.ranks, rows, chunks), buffers, segmentation, reduction)
@@ -279,7 +279,7 @@ class ProgramBinder(DirectBinder):
         return program
 
     def gate(self, channel: Channel, binding: int = 0) -> Program:
-        """Make a program of one barrier, at which ranks compare what they are about to run."""
+        """Make a program of one barrier, at which ranks compare their next calls."""
         dtype = np.dtype(np.uint8)
         if self.memory.node_comm.rank == 0:
             compile_for(dtype)
@@ -289,18 +289,18 @@ class ProgramBinder(DirectBinder):
         return Program(code, channel, dtype, self.oversubscribed, self.meanwhile, binding)
 
     def fill(self, program: Program, rows: Sequence[tuple[ExportedMemory, list[int]]], channel: Channel) -> None:
-        """Put into a program's registers where the ranks' staging buffers are, and how to find their arrays."""
+        """Fill a program's registers with the addresses of the ranks' staging buffers and windows."""
         own = rows[channel.ranks[0]][0]
         program.keys = own.key, own.out_key
         key, offset = channel.begin
         window = self.memory.windows.by_key[key]
         for nth, rank in enumerate(channel.ranks):
-            known = rows[rank][0]
-            bases = zip(self.mapped(rank, known), (known.window, known.out_window), strict=True)
-            program.bases[nth] = [there if here is None else here for here, there in bases] + [known.key, known.out_key]
+            memory = rows[rank][0]
+            bases = zip(self.mapped(rank, memory), (memory.window, memory.out_window), strict=True)
+            program.bases[nth] = [*(far if near is None else near for near, far in bases), memory.key, memory.out_key]
             stage = window.bases[self.world_ranks[rank]] + offset
             for turn in range(TURNS):
-                pair = stage + turn * known.turn_bytes, stage + (1 - turn) * known.turn_bytes
+                pair = stage + turn * memory.turn_bytes, stage + (1 - turn) * memory.turn_bytes
                 program.registers[turn, nth, STAGING : STAGING + TURNS] = pair
 
 

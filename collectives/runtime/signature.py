@@ -1,4 +1,4 @@
-"""What decides how a call is run: its signature, which has everything but the addresses of its arrays."""
+"""The signature of a call, which decides how it is run: all but the addresses of its arrays."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ C_CONTIGUOUS, WRITEABLE = 0x1, 0x400  # of NumPy's flags
 
 DEVICE = "device"
 Signature = tuple[Hashable, ...]
-get_address = MPI.Get_address  # looked up once: this is on the way of every call
+get_address = MPI.Get_address  # looked up once: every call uses it
 
 
 class Unsigned(Exception):  # noqa: N818  not an error: such a call is resolved each time that it is made
-    """Arguments that have no signature: they will not do, or are bound where they lie."""
+    """Arguments without a signature: invalid ones, or arrays that are bound where they are."""
 
 
 # A call's signature; the addresses of its arrays, `out` being `x` where there is none; the keys of the windows of
@@ -53,7 +53,7 @@ def sign(memory: SymmetricMemory, collective: str, x: Any, out: Any, options: tu
 
 
 def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
-    """Return what decides how an array is worked on, its address, and the key of its window."""
+    """Return an array's part of a signature, its address, and the key of its window."""
     kind = type(x)
     if kind is np.ndarray:  # most calls
         flags, size = x.flags.num & (C_CONTIGUOUS | WRITEABLE), x.size
@@ -73,14 +73,14 @@ def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
         if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter) and x.is_cpu:
             return describe_tensor(memory, x, torch.strided)
         device, view = flat(x)
-    except (ValueError, TypeError, RuntimeError):  # whoever agrees on the call says why
+    except (ValueError, TypeError, RuntimeError):  # the agreement on the call reports why
         raise Unsigned from None
     if device is host():
         return describe(memory, view)
     address = view.data.ptr
     writable = getattr(view.flags, "writeable", True)
     key = memory.windows.key_at(address)
-    home = (address, key) if key else None  # in symmetric memory, calls are bound where it lies
+    home = (address, key) if key else None  # in symmetric memory, calls are bound to its place
     return (DEVICE, device, view.dtype, len(view), writable, home), address, key
 
 

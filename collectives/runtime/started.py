@@ -1,4 +1,4 @@
-"""A call that its caller does not wait for at once, as a run of what is bound for its signature."""
+"""A call that its caller does not wait for at once, as a run of its signature's binding."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ NOWHERE = (0, 0)  # the addresses and windows of no arrays
 
 
 class StartedCall(Plan):
-    """A call under way.  It begins when the one before it on its communicator has ended.
+    """A started call.  It begins when the previous one on its communicator has ended.
 
-    For what is bound for calls has one channel, where programs run one after the other, in one order on all ranks.
-    Where ranks turn out to have found different ones, or this one none, they resolve the call when it is its turn.
+    All bound calls share one channel, where programs run one after the other, in the same order on all ranks.  If the
+    ranks' bindings turn out to differ, or this rank has none, they resolve the call in its turn.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class StartedCall(Plan):
             self.place_in(bound)
         self.call = self.entered = call
         self.keep = request.x, request.out
-        self.inner: Plan | None = None  # whose messages it runs
+        self.inner: Plan | None = None  # the plan whose messages it runs
 
     def place_in(self, bound: Bound) -> None:
         self.result, self.addresses, self.keys = bound.place(self.request.x, self.request.out, *self.signed[1:3])
 
     def release(self) -> None:
-        """Refer to the arrays no more, once the run has ended, whose result is not asked for."""
+        """Drop the references to the arrays, once the run has ended and its result is not needed."""
         self.request, self.result, self.keep = self.request._replace(x=None, out=None), None, None
         self.before, self.after = [], []
 
@@ -70,7 +70,7 @@ class StartedCall(Plan):
         self.keep = None
 
     def attempt(self) -> Generator[Waitable, None, bool]:
-        """Run what is bound, unless another rank would run something else; return whether all have run it."""
+        """Run the binding, unless another rank would run a different one; return whether all have run it."""
         bound, resolver = self.bound, self.resolver
         number, binding = (self.entered.number * resolver.check, bound.number) if bound else (0, 0)
         if resolver.by_messages:
@@ -101,9 +101,9 @@ class StartedCall(Plan):
 
 
 class Predecessor:
-    """A call under way, which another one waits for: by its `run`, as for a plan, or as a step of its own run.
+    """A started call that another one waits for: by its `run`, as for a plan, or as a step of its own run.
 
-    Its errors are for who waits for it itself.
+    Its errors are raised only for its own caller.
     """
 
     num_barriers = 0
@@ -117,7 +117,7 @@ class Predecessor:
     spin = run_only = test
 
     def begin(self) -> None:
-        """Do nothing: it has begun."""
+        """Do nothing: it has begun already."""
 
     def wait(self, limit_s: float = math.inf) -> None:
         self.plan.join(time.monotonic() + limit_s)

@@ -1,4 +1,4 @@
-"""What measurements depend on: the machine, the libraries, and the version of this project."""
+"""Conditions of measurements: the machine, the libraries, and the version of this project."""
 
 import subprocess
 import sys
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def surroundings(comm: "Communicator", device: str) -> dict[str, Any]:
-    """Collect what a run depends on.  Collective."""
-    from mpi4py import MPI  # after `world`, which says what to do where it cannot be loaded
+    """Collect the conditions of a run.  Collective."""
+    from mpi4py import MPI  # after `world`, which reports remedies if it cannot be loaded
 
     gpu = ""
     if device == "cuda":

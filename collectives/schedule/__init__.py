@@ -1,1 +1,1 @@
-"""What is pure: schedules as data, proved, priced, drawn and simulated."""
+"""Schedules as data: proved, priced, drawn and simulated, without MPI."""

@@ -1,10 +1,10 @@
-"""What a schedule costs: counted from the rounds of all ranks, and in seconds on a machine of given speeds.
+"""Cost of a schedule: counted from the rounds of all ranks, and in seconds on a machine of given speeds.
 
-A round takes as long as its slowest rank, and no rank begins the next before.  A rank's sends inside its node go one
-after another, as do its receives, but the two at a time; what it reduces and copies comes after.  Runs for one peer are
-one message.  The ranks of a node share its cores, and its way to other nodes, on which messages follow each other.
-What comes from another node is reduced segment by segment, while the next one is on its way.  In
-`collectives.schedule.events` each rank goes on as soon as it can instead.
+A round takes as long as its slowest rank, and no rank begins the next before.  A rank's sends inside its node are
+serialized, and so are its receives, but both overlap each other; reductions and copies come after.  Runs for one peer
+are one message.  The ranks of a node share its cores, and its link to other nodes, which serializes messages.  Data
+from another node are reduced segment by segment, while the next segment is in flight.  In `collectives.schedule.events`
+each rank proceeds as soon as it can instead.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv,
 Nodes = tuple[tuple[int, ...], ...]  # the ranks of each
 T = TypeVar("T")
 
-# A schedule on more ranks, or with more rounds, is counted on some of its ranks: fewer, the longer it takes to make.
+# A schedule on more ranks, or with more rounds, is counted on a sample of its ranks: fewer, the more rounds it has.
 COUNTED_RANKS, COUNTED_ROUNDS, COUNTED_CHUNKS = 256, 20_000, 1 << 20
 
 
@@ -32,23 +32,21 @@ class Link(NamedTuple):
 
 
 class Network(NamedTuple):
-    """A machine's speeds, which `python -m collectives.bench` measures, in bench/constants.py.
+    """A machine's speeds, which `python -m collectives.bench` measures (bench/constants.py).
 
     The defaults are of two cores of a server (benchmarks/results) and of 10 Gbit/s Ethernet.
     """
 
-    within: Link = Link(3e-6, 3e-10)  # between two ranks of a node: tried
-    between: Link = Link(3e-5, 8e-10)  # between two nodes, of which one rank each talks: tried
-    gamma_s_per_byte: float = (
-        5e-11  # to reduce a byte that has arrived, or that is pulled, all cores at it: reduce_rate
-    )
-    copy_s_per_byte: float = 8e-11  # to copy a byte, all cores at it: copy_rate
-    meet_s: float = 5e-7  # for a node's ranks to meet, no more than cores: meeting
-    system: Link = Link(2e-6, 1.5e-10)  # more, to reach arrays through the system: for a meeting, and for a byte
-    pull_s_per_byte: float = 0.0  # more, for a byte of another rank's memory
-    cores: float = 1 << 20  # of the smallest node; more ranks at work than these slow each other down
-    nic: Link | None = None  # how long a message keeps others off its node's way out, or in; None: one pair fills it
-    segment_bytes: int = 1 << 20  # of what is reduced as it comes from another node
+    within: Link = Link(3e-6, 3e-10)  # between two ranks of a node
+    between: Link = Link(3e-5, 8e-10)  # between two nodes, one rank of each communicating
+    gamma_s_per_byte: float = 5e-11  # to reduce a byte received by a message or a get, all cores busy
+    copy_s_per_byte: float = 8e-11  # to copy a byte, all cores busy
+    meet_s: float = 5e-7  # a barrier of a node's ranks, no more than cores
+    system: Link = Link(2e-6, 1.5e-10)  # extra cost of access through the system: per barrier, and per byte
+    pull_s_per_byte: float = 0.0  # extra cost of a byte in another rank's memory
+    cores: float = 1 << 20  # of the smallest node; more busy ranks than these slow each other down
+    nic: Link | None = None  # time that a message occupies its node's link, each way; None: one pair fills it
+    segment_bytes: int = 1 << 20  # of data that are reduced as they arrive from another node
 
     @property
     def gate(self) -> Link:
@@ -56,7 +54,7 @@ class Network(NamedTuple):
         return self.nic or Link(0.0, self.between.beta_s_per_byte)
 
     def reduction_s(self, nbytes: float) -> float:
-        """Return the time from the end of a message between nodes until it is reduced, most of it while it comes."""
+        """Return the time from the end of a message between nodes to that of its reduction, which overlaps with it."""
         late = max(0.0, nbytes - self.segment_bytes)
         slower = max(0.0, self.gamma_s_per_byte - self.between.beta_s_per_byte)
         return (nbytes - late) * self.gamma_s_per_byte + late * slower
@@ -66,11 +64,11 @@ NETWORK = Network()
 
 
 def on_device(network: Network, has_barriers: bool = False) -> Network:
-    """Return the speeds with arrays in device memory, of which none was measured: orders of magnitude.
+    """Return the speeds with arrays in device memory: not measured, orders of magnitude only.
 
     A message goes through host memory at both ends: 10 us for a copy that the host waits for, and 50 GB/s, a PCIe link
-    of the fifth generation.  A byte of another rank's memory comes at 400 GB/s, NVLink's of the fourth.  Ranks meet by
-    a host's flags and two events on streams, or, where devices wait for each other, by flags in each other's memory.
+    of the fifth generation.  Another rank's memory is read at 400 GB/s, NVLink's of the fourth.  Barriers take a host's
+    flags and two events on streams, or, where devices wait for each other, flags in each other's memory.
     """
 
     def staged(link: Link) -> Link:
@@ -87,7 +85,7 @@ def on_device(network: Network, has_barriers: bool = False) -> Network:
 
 
 class PeerTraffic(NamedTuple):
-    """All that a rank sends another in a round, or receives from it."""
+    """The chunks that a rank sends another in a round, or receives from it."""
 
     is_send: bool
     peer: int
@@ -96,7 +94,7 @@ class PeerTraffic(NamedTuple):
 
 
 class RoundSummary(NamedTuple):
-    """A rank's work in a round; `copied` and `reduced` are chunks in its node's memory, `pulled` those of others."""
+    """A rank's work in a round; `copied` and `reduced` chunks in its node's memory, `pulled` from other ranks'."""
 
     messages: tuple[PeerTraffic, ...] = ()
     copied: int = 0
@@ -109,23 +107,23 @@ IDLE = RoundSummary()
 
 
 class Traffic(NamedTuple):
-    """Messages of a round, one way: to, or from, how many peers, and how many chunks."""
+    """Messages of a round in one direction: the numbers of peers and of chunks."""
 
     peers: float
     chunks: float
 
 
 class Work(NamedTuple):
-    """What a rank does in a round, in chunks; `near` is in its node, `far` beyond."""
+    """A rank's work in a round, in chunks; `near` is inside its node, `far` between nodes."""
 
     near_out: Traffic
     far_out: Traffic
     near_in: Traffic
     far_in: Traffic
     reduced: int
-    streamed: int  # of the reduced, what comes from beyond
+    streamed: int  # chunks among the reduced that come from other nodes
     copied: int
-    pulled: int  # of both, what comes from other ranks' memory or goes there
+    pulled: int  # chunks among both in other ranks' memory
     barriers: int
 
 
@@ -134,14 +132,14 @@ NO_WORK = Work(NOTHING, NOTHING, NOTHING, NOTHING, 0, 0, 0, 0, 0)
 
 
 class Stretch(NamedTuple):
-    """What a rank does in each of several rounds, and the round in which they are over."""
+    """A rank's work, the same in several rounds, and the round at which they end."""
 
     work: Work
     end: int
 
 
 class Load(NamedTuple):
-    """A rank's work in a round, and its node's: the ranks at work, and what leaves it and arrives."""
+    """A rank's work in a round, and its node's: the number of busy ranks, and traffic out and in."""
 
     work: Work
     busy: float
@@ -182,7 +180,7 @@ def price(rounds: Profile, chunk_bytes: float, network: Network) -> float:
 
 
 def time_s(load: Load, chunk_bytes: float, network: Network) -> float:
-    """Return how long one rank is at its part of a round."""
+    """Return the time of one rank's part of a round."""
     work, crowd = load.work, max(1.0, load.busy / network.cores)
     near, far, gate = network.within, network.between, network.gate
 
@@ -214,15 +212,15 @@ def time_s(load: Load, chunk_bytes: float, network: Network) -> float:
 def profile(row: Algorithm, size: int, nodes: Nodes, root: int = 0, pipelined: bool = False) -> Profile:
     """Count the rounds of an algorithm, once for vectors of all lengths; `pipelined`, all of them as one.
 
-    In a pipeline, each rank is in another round, on another segment: what takes longest is the rank with most to do.
+    In a pipeline, each rank is in another round, on another segment: the rank with most work determines the time.
     """
     of_root = row.rounds(root, size, root, nodes)
     limit = min(COUNTED_RANKS, COUNTED_ROUNDS // max(1, len(of_root)), COUNTED_CHUNKS // size)
     ranks = sample(nodes, root, max(4, limit))
-    counted = {rank: stretches(row.rounds(rank, size, root, nodes), rank, nodes) for rank in ranks}
+    stretches_by_rank = {rank: stretches(row.rounds(rank, size, root, nodes), rank, nodes) for rank in ranks}
     if pipelined:
-        return ((loads_of({rank: at_once(own) for rank, own in counted.items()}, nodes), 1),)
-    return merged(counted, nodes)
+        return ((loads_of({rank: at_once(own) for rank, own in stretches_by_rank.items()}, nodes), 1),)
+    return merged(stretches_by_rank, nodes)
 
 
 def sample(nodes: Nodes, root: int, limit: int) -> list[int]:
@@ -248,7 +246,7 @@ def spread(items: Sequence[T], number: int) -> list[T]:
 
 
 def summary(moves: Round, rank: int) -> RoundSummary:
-    """Return what a rank does in a round."""
+    """Return a rank's work in a round."""
     chunks: dict[tuple[bool, int], list[int]] = {}
     copied = reduced = pulled = 0
     barrier: tuple[int, ...] = ()
@@ -284,9 +282,9 @@ def stretches(rounds: Sequence[Round], rank: int, nodes: Nodes) -> list[Stretch]
 
 
 def merged(programs: Mapping[int, Sequence[Stretch]], nodes: Nodes) -> Profile:
-    """Merge ranks' programs: what they do from one end of any rank's stretch to the next.
+    """Merge ranks' stretches: their work from one end of any rank's stretch to the next.
 
-    Ranks of a node that are not given are taken to be like those that are.
+    Other ranks of a node are taken to be like those in `programs`.
     """
     rounds: Counter[frozenset[Load]] = Counter()
     at, begin = dict.fromkeys(programs, 0), 0

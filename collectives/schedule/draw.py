@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 COLORS = {"wait": "0.85", "reduce": "C3", "work": "C2"}
 LABELS = {"wait": "at its messages", "reduce": "reduces", "work": "copies, reads, barriers"}
 NARROW, WIDE = 4.0, 9.0  # inches
-LONGEST_NAME = 240  # bytes, of the 255 that file systems allow: more is added while a file is written
+LONGEST_NAME = 240  # bytes, of the 255 that file systems allow: a suffix is added while a file is written
 
 
 class Bar(NamedTuple):
@@ -46,27 +46,27 @@ class Diagram(NamedTuple):
 
 def figure(diagrams: Sequence[Diagram]) -> Any:
     """Draw diagrams side by side, over the same time: a matplotlib figure."""
-    from matplotlib.figure import Figure  # takes half a second, which only the one that draws should pay
+    from matplotlib.figure import Figure  # takes half a second, paid only for drawing
     from matplotlib.ticker import MaxNLocator
 
     height = min(40.0, 1.5 + 0.35 * max(diagram.num_ranks for diagram in diagrams))
-    drawn = Figure(figsize=(WIDE * len(diagrams), max(NARROW, height)), layout="constrained")
+    chart = Figure(figsize=(WIDE * len(diagrams), max(NARROW, height)), layout="constrained")
     end, unit, scale = time_axis(max(diagram.end for diagram in diagrams))
     for place, diagram in enumerate(diagrams, 1):
-        axes = drawn.add_subplot(1, len(diagrams), place, title=diagram.title, xlabel=f"time ({unit})", ylabel="rank")
+        axes = chart.add_subplot(1, len(diagrams), place, title=diagram.title, xlabel=f"time ({unit})", ylabel="rank")
         axes.set_xlim(0, end)
         axes.set_ylim(diagram.num_ranks - 0.5, -0.5)  # rank 0 on top
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         draw(axes, diagram, scale)
     entries = {
-        label: handle for axes in drawn.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        label: handle for axes in chart.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    drawn.legend(entries.values(), entries, loc="outside lower center", ncols=len(entries) or 1)
-    return drawn
+    chart.legend(entries.values(), entries, loc="outside lower center", ncols=len(entries) or 1)
+    return chart
 
 
 def refuse(path: str) -> None:
-    """Refuse a path where no file can be put, by a ValueError: a folder, too, or a device, which would be replaced."""
+    """Raise ValueError for a path where no file can be put, for a folder, and for a device, which would be replaced."""
     is_other = os.path.exists(path) and not os.path.isfile(path)
     is_long = len(os.fsencode(os.path.basename(path))) > LONGEST_NAME
     if not os.access(os.path.dirname(path) or ".", os.W_OK) or is_other or is_long:
@@ -80,14 +80,14 @@ def refuse_picture(path: str) -> None:
         raise ValueError(f"{path} needs matplotlib: pip install '.[plots]'")
 
 
-def save(drawn: Any, path: str) -> None:
+def save(chart: Any, path: str) -> None:
     """Write a matplotlib figure as PNG, in one go."""
-    drawn.savefig(f"{path}.part", format="png")
+    chart.savefig(f"{path}.part", format="png")
     os.replace(f"{path}.part", path)
 
 
 def time_axis(seconds: float) -> tuple[float, str, float]:
-    """Return where the axis ends, its unit, and how many of those make a second.
+    """Return the end of the axis, its unit, and the number of units in a second.
 
     >>> time_axis(0.002)
     (2.04, 'ms', 1000.0)

@@ -1,10 +1,10 @@
 """Follow every rank and message of a collective through a network, one event after the other.
 
-A rank goes on to its next round as soon as its own moves are over.  A message can go when both ranks are at it, and
-both are done with it when it has come.  Between nodes it passes the way out of one and the way into the other, which
-are the node's ranks' in common; each takes messages in the order in which they come to it, of those that come at once
-the lower sender's first, and is free for the next one after `Network.gate`.  Inside a node, a rank sends one message
-after the other, and takes one after the other.  What it reduces and copies comes as in `collectives.schedule.cost`.
+A rank begins its next round as soon as its own moves are over.  A message starts when both ranks have posted it, and
+completes on both when it has arrived.  Between nodes it passes the sending node's link out and the receiving node's
+link in, which a node's ranks share; each link takes messages in order of arrival, of simultaneous ones the lower
+sender's first, and is free for the next one after `Network.gate`.  Inside a node, a rank's sends are serialized, and so
+are its receives.  Reductions and copies follow as in `collectives.schedule.cost`.
 """
 
 from collections import defaultdict
@@ -17,11 +17,11 @@ from collectives.algorithms import Algorithm
 from collectives.schedule.cost import IDLE, Network, Nodes, RoundSummary, summary
 from collectives.schedule.draw import Bar, MessageLine
 
-OUT, IN = 0, 1  # the ways that a message takes
+OUT, IN = 0, 1  # the links that a message passes
 
 
 class Outcome(NamedTuple):
-    """The seconds after which each rank ended, and what happened until then."""
+    """The seconds after which each rank ended, and the events until then."""
 
     ends: list[float]
     bars: list[Bar]
@@ -59,7 +59,7 @@ def rounds_of(row: Algorithm, nodes: Nodes, root: int) -> list[list[RoundSummary
 
 
 class Post(NamedTuple):
-    """One end of a message, whose rank is at it from `time` on."""
+    """One end of a message, which its rank has posted at `time`."""
 
     time: float
     chunks: int
@@ -67,7 +67,7 @@ class Post(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """A message that both ranks are at since `begin`, and that comes to a way at `time`."""
+    """A message that both ranks have posted by `begin`, and that reaches a link at `time`."""
 
     time: float
     way: int
@@ -79,7 +79,7 @@ class Passage(NamedTuple):
 
 
 class OpenRound:
-    """The messages of a rank's round: how many have not come, and the chunks to reduce of those that have."""
+    """The messages of a rank's round: how many have not arrived, and the chunks to reduce of those that have."""
 
     def __init__(self, number: int, begin: float):
         self.number, self.over, self.near, self.far = number, begin, 0, 0
@@ -92,7 +92,7 @@ class Simulation:
         self.rounds, self.nodes, self.network, self.chunk_bytes = rounds, nodes, network, chunk_bytes
         self.node_of = {rank: number for number, node in enumerate(nodes) for rank in node}
         self.number, self.clock = [0] * len(rounds), [0.0] * len(rounds)  # rounds that are over, and when they were
-        self.posts: dict[tuple[int, int, int], Post] = {}  # that wait for the other end, by round, source and dest
+        self.posts: dict[tuple[int, int, int], Post] = {}  # without the other end yet, by round, source and dest
         self.pending: dict[int, OpenRound] = {}
         self.arrived: dict[tuple[int, ...], list[float]] = defaultdict(list)  # at a barrier, and when
         self.free: dict[tuple[int, bool, int], float] = defaultdict(float)  # since when a rank's or node's way is
@@ -110,11 +110,11 @@ class Simulation:
                 self.pass_way(heappop(self.passing))
 
     def count_busy(self, node: int, number: int) -> int:
-        """Count the ranks of a node that have something to do in a round."""
+        """Count the ranks of a node that have work in a round."""
         return sum(self.rounds[rank][number] != IDLE for rank in self.nodes[node])
 
     def crowd(self, rank: int) -> float:
-        """Return how many times slower a rank is in its round, as others share its core."""
+        """Return the slowdown of a rank in its round, as others share its core."""
         node, cores = self.node_of[rank], self.network.cores
         return max(1.0, self.num_busy(node, self.number[rank]) / cores) if len(self.nodes[node]) > cores else 1.0
 
@@ -140,7 +140,7 @@ class Simulation:
                 self.post((number, source, dest), Post(time, chunks, reduced))
 
     def arrive(self, rank: int, ranks: tuple[int, ...], time: float) -> None:
-        """Arrive at a barrier; the last one lets all go on."""
+        """Arrive at a barrier; the last rank releases all."""
         self.arrived[ranks].append(time)
         if len(self.arrived[ranks]) == len(ranks):
             end = max(self.arrived.pop(ranks)) + self.crowd(rank) * self.network.meet_s
@@ -148,7 +148,7 @@ class Simulation:
                 self.end_round(member, end)
 
     def post(self, key: tuple[int, int, int], own: Post) -> None:
-        """Let a message go, if the other end is there."""
+        """Post one end of a message; start it, if the other end is posted."""
         _, source, dest = key
         other = self.posts.pop(key, None)
         if other is None or other.chunks != own.chunks:
@@ -158,7 +158,7 @@ class Simulation:
         heappush(self.passing, Passage(time, OUT, source, dest, own.chunks, own.reduced + other.reduced, time))
 
     def pass_way(self, message: Passage) -> None:
-        """Bring a message to the way in, or over it."""
+        """Move a message from the link out to the link in, or over the latter."""
         time, way, source, dest, chunks, _, _ = message
         nodes, network, nbytes = (self.node_of[source], self.node_of[dest]), self.network, chunks * self.chunk_bytes
         far = nodes[0] != nodes[1]
@@ -174,7 +174,7 @@ class Simulation:
             self.end_message(message, begin + takes_s, far)
 
     def end_message(self, message: Passage, time: float, far: bool) -> None:
-        """Let ranks that have no other message to wait for reduce, and go on."""
+        """Let ranks without further messages to wait for reduce, and end their round."""
         self.lines.append(MessageLine(message.source, message.dest, message.begin, time))
         arrived = self.pending[message.dest]
         arrived.near += message.reduced * (not far)
@@ -189,7 +189,7 @@ class Simulation:
                 self.end_round(rank, pending.over + self.crowd(rank) * (near_s + far_s), pending.over)
 
     def end_round(self, rank: int, end: float, over: float | None = None) -> None:
-        """Go on; messages were over at `over`, if there were any."""
+        """End a rank's round, whose messages, if any, were over at `over`."""
         begin = self.clock[rank]
         self.bars += [Bar(rank, begin, end, "work")] if over is None else messages_then_reduce(rank, begin, over, end)
         self.clock[rank] = end

@@ -1,7 +1,7 @@
-"""Networks to simulate: usual fabrics, each with its sources, nodes x ranks, and what was measured of these hosts.
+"""Networks to simulate: usual fabrics, each with its sources, nodes x ranks, and measured speeds of these hosts.
 
-What a source does not say of a fabric is another one's.  They are of the hardware and of libraries in C: what Python
-adds to a message, `python -m collectives.bench` shows.
+Values without a source for a fabric are taken from another one.  They describe hardware and libraries in C: `python -m
+collectives.bench` shows the overhead of Python.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collectives.job.settings import Range
 from collectives.runtime.choose import links
 from collectives.schedule.cost import NETWORK, Link, Network, Nodes
 
-RANKS = Range(1, 2**17, unit="ranks")  # whose schedules are computed in minutes
+RANKS = Range(1, 2**17, unit="ranks")  # more would take longer than minutes
 TIME, SPEED = Range(0, 10**9, unit="us"), Range(0, 10**9, open="above", unit="GB/s")
 
 
@@ -76,7 +76,7 @@ FABRICS = {
 def topology(text: str, ranks: int | None) -> tuple[Nodes, Network, str]:
     """Parse --topology into the nodes' ranks, the speeds, and a description of both.
 
-    Raises: ValueError for what makes no sense, with the remedy.
+    Raises: ValueError for invalid values, with the remedy.
     """
     if text in FABRICS:
         fabric = FABRICS[text]
@@ -99,7 +99,7 @@ def refuse_too_many(ranks: int, what: str) -> None:
 
 
 def measured_topology(ranks: int | None) -> tuple[Nodes, Network, str]:
-    """Read the speeds that were measured last, of the same nodes, or of `ranks` in nodes of that length."""
+    """Read the latest measured speeds, for the same nodes, or for `ranks` in nodes of that length."""
     latest = links.load_latest()
     if latest is None:
         raise ValueError(
@@ -123,7 +123,7 @@ def in_nodes(ranks: int, length: int) -> Nodes:
 
 
 def add_network_flags(parser: argparse.ArgumentParser) -> None:
-    """Add what `with_flags` reads."""
+    """Add the flags that `with_flags` reads."""
     add = parser.add_argument
     for name, words in (("within", "in a node"), ("between", "between nodes"), ("nic", "of a node, for all its ranks")):
         add(f"--{name}", nargs=2, type=float, metavar=("US", "GB/s"), help=f"a message {words}")

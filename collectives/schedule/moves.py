@@ -18,17 +18,17 @@ class Send(NamedTuple):
 
 
 class Recv(NamedTuple):
-    """Receive `run` from rank `source`, replacing what is there."""
+    """Receive `run` from rank `source`, replacing its contents."""
 
     source: int
     run: range
 
 
 class RecvReduce(NamedTuple):
-    """Receive `run` from rank `source` and reduce it with what is there, at the end of the round.
+    """Receive `run` from rank `source` and reduce it with the contents of `run`, at the end of the round.
 
-    What comes from a lower rank stands on the left of the operator, so that two ranks that exchange
-    and reduce the same two values get the same bits.
+    The lower rank's operand stands on the left of the operator, so that two ranks that exchange and reduce the same two
+    values get the same bits.
     """
 
     source: int
@@ -43,7 +43,7 @@ class Copy(NamedTuple):
 
 
 class Get(NamedTuple):
-    """Copy run `theirs` of rank `source`'s vector, which lies in this rank's reach, to the own `run`."""
+    """Copy run `theirs` of rank `source`'s vector, which this rank can access, to its own `run`."""
 
     source: int
     theirs: range
@@ -51,7 +51,7 @@ class Get(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Copy the own `run` to run `theirs` of rank `to`'s vector, which lies in this rank's reach."""
+    """Copy this rank's `run` to run `theirs` of rank `to`'s vector, which this rank can access."""
 
     to: int
     run: range
@@ -59,7 +59,7 @@ class Put(NamedTuple):
 
 
 class GetReduce(NamedTuple):
-    """Reduce run `theirs` of the ranks `sources`, in that order, into the own `run`."""
+    """Reduce run `theirs` of the ranks `sources`, in that order, into this rank's `run`."""
 
     sources: tuple[int, ...]
     theirs: range
@@ -67,7 +67,7 @@ class GetReduce(NamedTuple):
 
 
 class Barrier(NamedTuple):
-    """Go on when all of `ranks` are here: what they wrote before can be read after.  Alone in its round."""
+    """Wait until all of `ranks` are here: their earlier writes can be read after.  Alone in its round."""
 
     ranks: tuple[int, ...]
 
@@ -77,7 +77,7 @@ Round = tuple[Move, ...]
 Schedule = Iterable[Round]
 Parts = Sequence[Sequence[Round]]
 
-MESSAGES = 8  # as many may go from one rank to another in a round
+MESSAGES = 8  # the most from one rank to another in a round
 
 
 def chunk(index: int, size: int) -> range:
@@ -109,19 +109,19 @@ def shares(num_chunks: int, parts: int) -> list[range]:
 def embed(schedule: Schedule, ranks: Sequence[int], runs: Sequence[range]) -> Iterator[Round]:
     """Place a group's schedule in the world: its rank i is `ranks[i]`, its chunk i is the run `runs[i]`.
 
-    Where runs are empty, what would move them is left out.
+    Moves of empty runs are dropped.
     """
 
     def place(run: range) -> range:
         return range(runs[run.start].start, runs[run.stop - 1].stop) if run else run
 
     for moves in schedule:
-        kept = (m for m in moves if isinstance(m, Barrier) or place(m.run) or not m.run)
-        yield tuple(replaced(m, ranks.__getitem__, place) for m in kept)
+        nonempty = (m for m in moves if isinstance(m, Barrier) or place(m.run) or not m.run)
+        yield tuple(replaced(m, ranks.__getitem__, place) for m in nonempty)
 
 
 def replaced(move: Move, rank: Callable[[int], int], run: Callable[[range], range]) -> Move:
-    """Return a move with others in place of its ranks and runs."""
+    """Return a move with its ranks and runs replaced."""
 
     def other(value: Any) -> Any:
         if isinstance(value, range):
@@ -147,7 +147,7 @@ def in_parts(schedule: Schedule) -> Iterator[tuple[bool, list[tuple[int, Round]]
 
 
 def backwards(schedule: Schedule, take: type[Recv] | type[RecvReduce]) -> Iterator[Round]:
-    """Yield a schedule from its end to its start: what was sent is taken, and what was received or reduced is sent."""
+    """Yield a schedule from its end to its start: sends become receives, and receives and reductions become sends."""
 
     def move(m: Move) -> Move:
         match m:

@@ -1,8 +1,8 @@
-"""What each collective must achieve, and the symbolic run of all ranks that proves it of a schedule.
+"""The contract of each collective, and the symbolic run of all ranks that proves it of a schedule.
 
-The run holds no numbers: a chunk's value says which chunk of the input it is and how often each rank is in it.
-Sends complete only when received, so that a schedule that passes needs no buffering anywhere.  Where ranks reach
-each other's memory, every read and write must be ordered by barriers: two that are not are a race, whoever wins it.
+The run holds no numbers: a chunk's value says which chunk of the input it is and how often each rank is in it.  Sends
+complete only when received, so that a schedule that passes needs no buffering anywhere.  Where ranks access each
+other's memory, barriers must order every read and write: two accesses without order are a race.
 """
 
 from collections import defaultdict, deque
@@ -29,7 +29,7 @@ from collectives.schedule.moves import (
 )
 from collectives.schedule.spec import At, Chunks, Collective, spec_of
 
-RUNS = 3  # of a schedule on shared memory, one after the other, to see that a run leaves the next one in peace
+RUNS = 3  # successive runs of a schedule on shared memory, to prove that a run does not disturb the next
 BITS = 16  # a rank's count in a multiset of contributions, kept as one integer
 
 
@@ -54,12 +54,12 @@ Vector = dict[int, Value]
 
 
 def before(spec: Collective, rank: int, size: int, root: int) -> Vector:
-    """Return what a rank's working vector holds ahead of a collective."""
+    """Return the contents of a rank's working vector before a collective."""
     return {c: Value(c, contributions((rank,))) for c in spec.gives.on(rank, size, root)}
 
 
 def after(spec: Collective, rank: int, size: int, root: int) -> Vector:
-    """Return what it must hold after it; where the result has chunks of its own, `x` as it was."""
+    """Return its contents due after it; where the result has chunks of its own, `x` unchanged."""
     values = before(spec, rank, size, root) if spec.exchanges else {}
     for chunk in spec.gets.on(rank, size, root):
         count = contributions(spec.sources(At(rank, chunk, size, root)))
@@ -74,7 +74,7 @@ def contributions(ranks: Sequence[int]) -> int:
 
 
 class ContractError(Exception):
-    """A schedule that does not do what its collective must; says where."""
+    """Violation of a collective's contract by a schedule, with its place."""
 
 
 def check(
@@ -86,7 +86,7 @@ def check(
     in_order: bool = False,
     **root: int,
 ) -> None:
-    """Run every rank's schedule symbolically and hold the result against what the collective promises.
+    """Run every rank's schedule symbolically and compare the result with the collective's contract.
 
     With `apart` the result is due in chunks p to 2p-1 of the working vector.  With `in_order`, every sum must be
     ((rank 0 + rank 1) + rank 2) + ...
@@ -113,7 +113,7 @@ def check(
 
 
 class Rerun(NamedTuple):
-    """The pause between two runs of a schedule: the caller takes the result and overwrites everything for the next."""
+    """A pause between two runs of a schedule: the caller takes the result and overwrites everything for the next."""
 
 
 def repeated(rounds: list[Round], width: int, num_scratch: int) -> list[Round]:
@@ -137,7 +137,7 @@ def check_everyone_heard(heard: list[int], size: int) -> None:
 
 
 class Message(NamedTuple):
-    """One side of a message that waits for the other: rank `rank`'s move."""
+    """One side of a message, waiting for the other: rank `rank`'s move."""
 
     rank: int
     move: Send | Recv | RecvReduce
@@ -170,13 +170,13 @@ class World:
         size = len(programs)
         self.heard = [1 << rank for rank in range(size)]  # a bit for each rank whose start is known here
         self.rounds = [0] * size
-        self.pending = [0] * size  # unmatched moves of the round at hand
+        self.pending = [0] * size  # unmatched moves of the current round
         self.landings: list[list[Landing]] = [[] for _ in range(size)]
         self.news = [0] * size
         self.sends: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
         self.receives: dict[tuple[int, int], deque[Message]] = defaultdict(deque)
         self.shared = any(moves and isinstance(moves[0], Rerun) for moves in programs[0])
-        self.barriers: dict[tuple[int, ...], list[int]] = defaultdict(list)  # who has come so far
+        self.barriers: dict[tuple[int, ...], list[int]] = defaultdict(list)  # the ranks that have arrived
         self.seen = [[0] * size if self.shared else [] for _ in range(size)]  # rounds of others that are over, for each
         self.writers: dict[tuple[int, int], LastUse] = {}
         self.readers: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)  # since then, with their rounds
@@ -203,7 +203,7 @@ class World:
                 )
 
     def post(self, rank: int) -> list[int]:
-        """Post the round at hand; return the peers that it set going."""
+        """Post the current round; return the peers that can now proceed."""
         if self.rounds[rank] == len(self.programs[rank]):
             return []
         moves = self.programs[rank][self.rounds[rank]]
@@ -244,7 +244,7 @@ class World:
             self.landings[rank].append(Landing(rank, here, total))
 
     def rerun(self, rank: int) -> None:
-        """Take the result, and have the caller overwrite what is his: a race if another still reads it."""
+        """Take the result, and overwrite the caller's memory: a race if another rank still reads it."""
         self.check_result(rank)
         self.landings[rank] += [Landing(rank, c, v) for c, v in self.before[rank].items()]
 
@@ -264,13 +264,13 @@ class World:
         if len(self.barriers[ranks]) < len(ranks):
             return []
         del self.barriers[ranks]
-        seen = [max(column) for column in zip(*(self.seen[r] for r in ranks), strict=True)]
+        clock = [max(column) for column in zip(*(self.seen[r] for r in ranks), strict=True)]
         news = 0
         for member in ranks:
-            seen[member] = self.rounds[member]
+            clock[member] = self.rounds[member]
             news |= self.heard[member]
         for member in ranks:
-            self.seen[member] = seen
+            self.seen[member] = clock
             self.news[member] |= news
             self.pending[member] -= 1
         return [member for member in ranks if member != rank]
@@ -288,7 +288,7 @@ class World:
         self.pending[receive.rank] -= 1
 
     def value(self, rank: int, owner: int, chunk: int, move) -> Value:
-        """Return what `rank` reads in a chunk of `owner`'s."""
+        """Return the value that `rank` reads in a chunk of `owner`'s."""
         if chunk not in self.vectors[owner]:
             whose = "" if owner == rank else f", where rank {owner}"
             raise ContractError(f"{self.at(rank)} would {show(move)}{whose or ', but'} holds nothing in [{chunk}]")
@@ -305,7 +305,7 @@ class World:
         return use.rank == rank or use.round < self.seen[rank][use.rank]
 
     def land(self, rank: int) -> None:
-        """End the round at hand: what was received takes effect."""
+        """End the current round: received chunks take effect."""
         for owner, chunk, value, source in self.landings[rank]:
             vector = self.vectors[owner]
             if source is not None:
@@ -341,15 +341,15 @@ class World:
 
     def check_disjoint(self, rank: int, moves: Round) -> None:
         """Refuse a chunk written twice in a round, or while it is read; a RecvReduce writes after all Sends."""
-        written: dict[int, object] = {}
+        writers: dict[int, object] = {}
         for move in moves:
             for chunk in move.run if isinstance(move, Recv | RecvReduce | Copy | Get | GetReduce) else ():
-                if chunk in written:
+                if chunk in writers:
                     raise ContractError(f"{self.at(rank)} writes [{chunk}] twice: {show(move)}")
-                written[chunk] = move
+                writers[chunk] = move
         for reader in moves:
             for chunk in own_reads(rank, reader):
-                writer = written.get(chunk)
+                writer = writers.get(chunk)
                 late = isinstance(reader, Send) and isinstance(writer, RecvReduce)  # a reduction writes after all sends
                 in_place = writer is reader and not isinstance(reader, Copy)
                 if writer is not None and not late and not in_place:

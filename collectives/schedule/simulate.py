@@ -3,7 +3,7 @@
 python -m collectives.schedule.simulate all_reduce --topology ndr --ranks 65536
 python -m collectives.schedule.simulate broadcast --topology 512x8 --between 2 25 --nic 0 100
 
-Of few ranks every message is followed, of more every round is priced (`collectives.schedule.cost`).
+With few ranks every message is simulated, with more every round is priced (`collectives.schedule.cost`).
 """
 
 import argparse
@@ -20,7 +20,7 @@ from collectives.schedule.events import simulate
 from collectives.schedule.fabrics import FABRICS, RANKS, add_network_flags, topology, with_flags
 from collectives.schedule.spec import COLLECTIVES
 
-EXACT_RANKS = 128  # up to which every rank is followed, unless flags say otherwise
+EXACT_RANKS = 128  # up to which every rank is simulated, unless flags say otherwise
 FACTOR = Range(2, 2**30)
 
 Times = dict[str, list[float]]  # seconds by algorithm, for each size
@@ -77,7 +77,7 @@ def parser() -> Parser:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the flags, and add what follows from them: nodes, network, words, exact, rows, sizes.
 
-    Raises: ValueError for what makes no sense, with the remedy.
+    Raises: ValueError for invalid flags, with the remedy.
     """
     flags = parser().parse_args(arguments)
     if flags.begin > flags.end:
@@ -108,7 +108,7 @@ def choose_algorithms(collective: str, names: Sequence[str] | None, nodes: Nodes
 
 
 def predict_times(flags: argparse.Namespace, times: Times) -> None:
-    """Predict the seconds of each algorithm at each size, and show how far that is."""
+    """Predict the seconds of each algorithm at each size, and show progress."""
     nodes, network = flags.nodes, flags.network
     with progress_bar(len(flags.rows) * len(flags.sizes), "time") as bar:
         for row in flags.rows:
@@ -136,9 +136,9 @@ def table(sizes: Sequence[int], times: Times) -> Iterator[str]:
     widths = {name: max(11, len(name)) for name in times}
     yield "  bytes" + "".join(f" {name:>{width}}" for name, width in widths.items())
     for place, nbytes in enumerate(sizes):
-        known = {name: of_row[place] for name, of_row in times.items() if place < len(of_row)}
-        fastest = min(known, key=known.__getitem__, default="")
-        cells = (f"{known[name] * 1e6:.1f}" if name in known else "-" for name in times)
+        seconds = {name: of_row[place] for name, of_row in times.items() if place < len(of_row)}
+        fastest = min(seconds, key=seconds.__getitem__, default="")
+        cells = (f"{seconds[name] * 1e6:.1f}" if name in seconds else "-" for name in times)
         cells = (f"{cell}{' <' if name == fastest else '  '}" for name, cell in zip(times, cells, strict=True))
         line = "".join(f" {cell:>{width + 1}}" for cell, width in zip(cells, widths.values(), strict=True))
         yield f"{size_in_words(nbytes):>7}{line}".rstrip()

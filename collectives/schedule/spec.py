@@ -1,8 +1,8 @@
-"""The collectives and the ops, a row each: what a collective takes and what ranks hold before and after; names of ops.
+"""The collectives and the ops, a row each: arguments, chunks on ranks before and after; names of ops.
 
-A collective is about a vector in p chunks, of which a rank's arrays hold all, its own, or none.  What the library
-needs to know of a collective follows from its row: which arguments it checks, how long a new result is, where the
-chunks of a call lie, what a schedule must prove, and which call of MPI does the same.
+A collective is about a vector in p chunks, of which a rank's arrays hold all, its own, or none.  All else follows from
+a collective's row: which arguments are checked, the length of a new result, the places of a call's chunks, the contract
+of a schedule, and the equivalent call of MPI.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +94,7 @@ class Collective(NamedTuple):
         return (*(name for name in self.takes if name != "out"), "algorithm")
 
     def reads(self, rank: int, root: int) -> bool:
-        """Return whether `x` counts on a rank."""
+        """Return whether a rank's `x` is read."""
         return bool(self.gives.on(rank, rank + 1, root))
 
     def writes(self, rank: int, root: int) -> bool:
@@ -107,7 +107,7 @@ NONE, OWN, ALL, ALL_ON_ROOT, ALL_BUT_ON_FIRST = Chunks
 IN_PLACE, APART = True, False
 SUMS = "wire_dtype reproducible"
 ROWS = (
-    # name, what `x` holds, what the result holds, of which ranks, arguments, MPI's functions, where without an `out`
+    # name, chunks of `x`, chunks of the result, their source ranks, arguments, MPI's functions, whether in place
     ("all_reduce", ALL, ALL, everyone, f"op out {SUMS}", "Allreduce", IN_PLACE),
     ("reduce_scatter", ALL, OWN, everyone, f"out op counts {SUMS}", "Reduce_scatter_block Reduce_scatter", APART),
     ("all_gather", OWN, ALL, owner, "out counts", "Allgather Allgatherv", APART),
@@ -129,14 +129,14 @@ COLLECTIVES = {
 def spec_of(collective: str) -> Collective:
     """Return the row of a name.
 
-    Raises: ValueError where there is none, with the names there are.
+    Raises: ValueError for an unknown name, with the valid ones.
     """
     if collective not in COLLECTIVES:
         raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(COLLECTIVES)}")
     return COLLECTIVES[collective]
 
 
-# --- ops: what each library calls them, and of which numbers they make no sense ---
+# --- ops: their names in each library, and the kinds of numbers that they refuse ---
 
 TO_COUNT = "use 'max' for any, 'min' for all, or cast to int32 to count"
 UNORDERED = "complex numbers have no order; use 'sum', 'prod' or 'avg'"
@@ -162,7 +162,7 @@ class NamedOp(NamedTuple):
     kernel: str
     mpi: str
     torch: str
-    refused: Mapping[str, str]  # of which kinds of numbers, and what to use there
+    refused: Mapping[str, str]  # by kind of numbers: the op to use there
 
 
 OPS = {
@@ -172,7 +172,7 @@ OPS = {
         NamedOp("prod", "multiply", "PROD", "PROD", "PRODUCT", OF_NUMBERS),
         NamedOp("min", "minimum", "MIN", "MIN", "MIN", OF_ORDERED),
         NamedOp("max", "maximum", "MAX", "MAX", "MAX", OF_ORDERED),
-        NamedOp("avg", "add", "SUM", "SUM", "AVG", OF_NUMBERS),  # a sum, which is divided
+        NamedOp("avg", "add", "SUM", "SUM", "AVG", OF_NUMBERS),  # a sum, divided by the number of ranks
         NamedOp("band", "bitwise_and", "BAND", "BAND", "BAND", OF_BITS),
         NamedOp("bor", "bitwise_or", "BOR", "BOR", "BOR", OF_BITS),
         NamedOp("bxor", "bitwise_xor", "BXOR", "BXOR", "BXOR", OF_BITS),

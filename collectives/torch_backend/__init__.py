@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from collectives.job.launch import import_mpi
 
-import_mpi()  # before the modules below do, by which MPI would start
+import_mpi()  # before the modules below import mpi4py, which would start MPI
 
 from collectives.torch_backend.group import create_group  # noqa: E402
 from collectives.torch_backend.rendezvous import create_store, offer_mpi  # noqa: E402
@@ -19,7 +19,7 @@ from collectives.torch_backend.rendezvous import create_store, offer_mpi  # noqa
 __all__ = ["create_store"]
 
 dist.Backend.register_backend("collectives", create_group, extended_api=True, devices=["cpu", "cuda"])
-# From 2.15 on torch's flight recorder asks groups for backends, which one in Python has not, unless told to pass it by.
+# From 2.15 on torch's flight recorder asks groups for backends, which one in Python lacks, unless told to skip it.
 if passed_by := getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None):
     passed_by.add("collectives")
 offer_mpi()

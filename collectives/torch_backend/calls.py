@@ -1,4 +1,4 @@
-"""A collective as torch asks for it, run as a communicator's call on one array, or as several."""
+"""A collective as torch requests it, run as a communicator's call on one array, or as several."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ Tensors = list[torch.Tensor]
 
 @dataclass(slots=True)
 class TorchCall:
-    """A collective on two vectors in pieces: what this rank gives, and where its result goes."""
+    """A collective on two vectors in pieces: this rank's input, and the memory of its result."""
 
     collective: str
     inputs: Tensors
     outputs: Tensors
     options: tuple  # in the communicator's order
-    note: str = ""  # what else ranks must agree in
-    failure: str = ""  # why it cannot be done
-    place: tuple[str, int] | None = None  # the line that makes it
+    note: str = ""  # further facts in which ranks must agree
+    failure: str = ""  # why it is refused
+    place: tuple[str, int] | None = None  # source line of the call
 
     def __str__(self) -> str:
         tensors = self.inputs or self.outputs
@@ -48,7 +48,7 @@ class TorchCall:
         return f"{self.collective}({', '.join(words)})"
 
     def refusal(self) -> str:
-        """Return why it cannot be done, or nothing."""
+        """Return why it is refused, or nothing."""
         if self.failure:
             return self.failure
         tensors = self.inputs if self.inputs is self.outputs else self.inputs + self.outputs
@@ -71,8 +71,8 @@ class TorchCall:
             unpack(result, self.outputs)
 
     def begin(self, comm: Communicator) -> Plan | None:
-        """Begin it, if nobody has to be waited for, and nothing is to be done after it."""
-        if self.refusal():  # of sparse rows, too, which torch 2.6 does not ask whether they are contiguous
+        """Begin it, if that needs no wait for other ranks, and no work after it."""
+        if self.refusal():  # also of sparse rows, whose contiguity torch 2.6 does not check
             return None
         if len(self.outputs) > 1 or not all(t.is_contiguous() and t.dtype in KNOWN for t in self.outputs):
             return None
@@ -95,7 +95,7 @@ class TorchCall:
 
 @lru_cache(1024)
 def options_of(collective: str, **values: Any) -> tuple:
-    """Return the values of all that a collective takes, in the communicator's order."""
+    """Return the values of all options of a collective, in the communicator's order."""
     return tuple((DEFAULTS | values).get(name) for name in OPTIONS[collective])
 
 
@@ -104,19 +104,19 @@ def total(tensors: Tensors) -> int:
 
 
 def pack(tensors: Tensors, is_moved: bool, is_empty: bool = False) -> torch.Tensor | None:
-    """Return tensors as one that is contiguous: the one itself, or a new one, with what they hold unless `is_empty`."""
+    """Return tensors as a contiguous one: the only one itself, or a new one, with their contents unless `is_empty`."""
     if not tensors:
         return None
     first = tensors[0]
     if len(tensors) > 1 or not first.is_contiguous():
         first = first.new_empty(total(tensors)) if is_empty else torch.cat([t.detach().reshape(-1) for t in tensors])
-    if is_moved and first.dtype not in KNOWN:  # of torch's own: as integers of their length
+    if is_moved and first.dtype not in KNOWN:  # torch's own dtypes: as integers of their size
         return first.detach().view(-1).view(INTEGERS[first.itemsize])
     return first
 
 
 def unpack(packed: torch.Tensor | None, tensors: Tensors) -> None:
-    """Copy the pieces of what was packed back into the tensors, unless they lie there."""
+    """Copy the pieces of a packed tensor back into the tensors, unless they share memory."""
     if packed is None or packed.data_ptr() == tensors[0].data_ptr():
         return
     pieces = packed.detach().view(-1).view(tensors[0].dtype).split([t.numel() for t in tensors])
@@ -125,7 +125,7 @@ def unpack(packed: torch.Tensor | None, tensors: Tensors) -> None:
 
 
 def caller(frame: FrameType) -> tuple[str, int]:
-    """Return the innermost place, from a frame on, that is outside torch and this package."""
+    """Return the innermost source line, from a frame on, that is outside torch and this package."""
     while is_library(frame.f_code.co_filename) and frame.f_back:
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
@@ -142,7 +142,7 @@ Execute = Callable[[TorchCall], None]
 
 
 def sum_products(call: TorchCall, factor: Any, execute: Execute) -> None:
-    """Sum up what each rank gives, times a factor of its own; what it gives stays as it is."""
+    """Sum the ranks' inputs, each times a factor of its own; inputs stay unchanged."""
     if (dtype := call.inputs[0].dtype) not in FLOATS:
         call.failure = f"op PREMUL_SUM of {dtype}: only floats are multiplied, so use SUM, or cast"
     inputs = [(tensor.detach() * factor).to(tensor.dtype) for tensor in call.inputs]
@@ -154,7 +154,7 @@ def sum_products(call: TorchCall, factor: Any, execute: Execute) -> None:
 
 
 def sum_sparse(tensor: torch.Tensor, op: Any, size: int, place: tuple[str, int], execute: Execute) -> None:
-    """Sum up tensors in coordinates: every rank gets all indices and values, and adds them up in order of ranks."""
+    """Sum sparse tensors of coordinates: every rank gets all indices and values, and adds them in rank order."""
     gather = partial(TorchCall, "all_gather", place=place)
     failure = "" if op == op.SUM else f"op {op.name} of a sparse tensor: use SUM, or pass tensor.to_dense()"
     own = tensor.detach().coalesce()

@@ -17,7 +17,7 @@ from collectives.torch_backend.rendezvous import communicator, part
 from collectives.torch_backend.runner import Runner, untraced
 from collectives.torch_backend.work import MessageWork
 
-LONGEST_WAIT_S = 1e6  # that a store takes
+LONGEST_WAIT_S = 1e6  # that a store accepts
 
 
 def create_group(backend_options: Any, _: Any) -> "Group":
@@ -29,9 +29,9 @@ def create_group(backend_options: Any, _: Any) -> "Group":
 
 @untraced
 class Group(Runner):
-    """torch's calls, as it makes them: with lists of one tensor each; see `torch.distributed` for what they do.
+    """torch's calls, as it makes them, with lists of one tensor each; see `torch.distributed` for their meaning.
 
-    Of names that torch has changed, both are there.
+    Both names of renamed calls are present.
     """
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
@@ -55,9 +55,9 @@ class Group(Runner):
         return self.run(TorchCall("barrier", [], [], options_of("barrier")), opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks by way of the store, where rank 0 says who has not come.
+        """Wait for all ranks through the store; rank 0 names missing ones.
 
-        Raises: DistBackendError on rank 0 with the first rank that is missing, or, asked for, all; and on the others.
+        Raises: DistBackendError on rank 0 with the first missing rank, or all, if requested; and on the others.
         """
         self.num_monitored += 1
         limit_s = self.limit_s if timeout is None else timeout.total_seconds()
@@ -152,10 +152,10 @@ class Group(Runner):
         self.bound_device_id = device
 
     def perform_nocolor_split(self, device: torch.device) -> None:
-        """Do nothing: ranks that a new group leaves out need not come."""
+        """Do nothing: ranks outside a new group need not take part."""
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: calls are compared as they are."""
+        """Do nothing: ranks compare calls without such numbers."""
 
     def get_group_store(self) -> dist.Store:
         return self.store
@@ -195,17 +195,17 @@ def uneven(counts: list[int]) -> tuple[int, ...] | None:
 
 
 def row_counts(tensor: torch.Tensor, splits: Sequence[int] | None, size: int) -> tuple[int, ...]:
-    """Return how many elements the rows of each split have, of equal ones if there are none."""
+    """Return the number of elements in the rows of each split, or of equal splits if there are none."""
     rows = len(tensor)
     row = tensor.numel() // rows if rows else 0
     return tuple(n * row for n in splits or [rows // size] * size)
 
 
-# --- a barrier that says who has not come, in gloo's words, which programs may look for ---
+# --- a barrier that names missing ranks, in gloo's words, which programs may look for ---
 
 
 def wait_for_others(store: dist.Store, size: int, prefix: str, limit_s: float, name_all: bool) -> str:
-    """Do rank 0's part; returns what went wrong."""
+    """Do rank 0's part; returns the error."""
     deadline_s = time.monotonic() + limit_s
     late = [r for r in range(1, size) if awaited(store, f"{prefix}: {r}", deadline_s - time.monotonic()) is None]
     missing = ", ".join(map(str, late if name_all else late[:1]))
@@ -218,7 +218,7 @@ def wait_for_others(store: dist.Store, size: int, prefix: str, limit_s: float, n
 
 
 def report_to_first(store: dist.Store, rank: int, prefix: str, limit_s: float) -> str:
-    """Do another rank's part; returns what went wrong."""
+    """Do another rank's part; returns the error."""
     store.set(f"{prefix}: {rank}", "")
     over = awaited(store, f"{prefix}: over", 2 * limit_s)
     why = f"nothing came from it within {2 * limit_s:g} s" if over is None else over.decode()
@@ -227,7 +227,7 @@ def report_to_first(store: dist.Store, rank: int, prefix: str, limit_s: float) -
 
 
 def awaited(store: dist.Store, key: str, limit_s: float) -> bytes | None:
-    """Return what the store has under a key, once it has; None where it has nothing in time."""
+    """Return the store's value of a key, once there is one; None if there is none in time."""
     try:
         store.wait([key], timedelta(seconds=min(max(limit_s, 1e-3), LONGEST_WAIT_S)))
     except dist.DistStoreError:

@@ -1,4 +1,4 @@
-"""How torch finds the ranks of a job: MPI has been told by the launcher."""
+"""torch's rendezvous of the ranks of a job, which MPI knows from the launcher."""
 
 import os
 import socket
@@ -19,13 +19,13 @@ from collectives.job.errors import InputError
 from collectives.job.launch import end_job, start_mpi
 
 SET_BY_HAND = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-NOTHING = [-1, -1]  # RANK and WORLD_SIZE that a rank has not been told
+NOTHING = [-1, -1]  # RANK and WORLD_SIZE of a rank for which they are not set
 
 
 def offer_mpi() -> None:
-    """Answer init_method="mpi://", and "env://", torch's default, where nobody else numbers the ranks."""
+    """Answer init_method="mpi://", and "env://", torch's default, if ranks are not numbered otherwise."""
     register_rendezvous_handler("mpi", rendezvous)
-    by_environment = _rendezvous_handlers["env"]  # torch lets no one register a second
+    by_environment = _rendezvous_handlers["env"]  # torch refuses a second registration
 
     def either(url: str, **options: Any) -> Iterator[tuple]:
         return by_environment(url, **options) if numbered(url) else rendezvous(url, **options)
@@ -34,11 +34,11 @@ def offer_mpi() -> None:
 
 
 def numbered(url: str) -> bool:
-    """Return whether ranks have their numbers from elsewhere than MPI.
+    """Return whether ranks are numbered by other means than MPI.
 
-    Ranks that mpirun or srun started need none, and may have inherited a variable; they go by all four, or by MPI.
+    Ranks that mpirun or srun started need no variables, but may have inherited one; they use all four, or MPI.
 
-    Raises: InputError on every rank where they would not all go the same way, or not meet there.
+    Raises: InputError on every rank if they would not all use the same means, or not find each other.
     """
     if "rank=" in url:
         return True
@@ -46,7 +46,7 @@ def numbered(url: str) -> bool:
     if environment.launched_size() == 1:
         return any(set_here)
     every = gathered_numbers([int(os.environ[name]) for name in SET_BY_HAND[:2]] if all(set_here) else NOTHING)
-    if all(told == NOTHING for told in every):
+    if all(numbers == NOTHING for numbers in every):
         return False
     if odd := misfits(every):
         number, size = ("not set" if value < 0 else value for value in every[odd[0]])
@@ -70,7 +70,7 @@ def misfits(every: list[list[int]]) -> list[int]:
 
 
 def gathered_numbers(numbers: list[int]) -> list[list[int]]:
-    """Return what each rank has been told.  Collective."""
+    """Return the numbers set for each rank.  Collective."""
     comm = Communicator(started_world())
     every = comm.all_gather(np.array(numbers))
     comm.free()
@@ -84,7 +84,7 @@ def rendezvous(url: str, **options: Any) -> Iterator[tuple[dist.Store, int, int]
 
 
 def create_store(comm: MPI.Comm, timeout: timedelta = timedelta(minutes=5)) -> dist.Store:
-    """Create torch's store of keys and values, served by rank 0, whose address and port go by MPI.  Collective."""
+    """Create torch's store of keys and values, served by rank 0, whose address and port MPI sends.  Collective."""
     names = comm.allgather(socket.gethostname())
     host = names[0] if len(set(names)) > 1 else "127.0.0.1"
     server = dist.TCPStore(host, 0, None, True, timeout, wait_for_workers=False) if comm.rank == 0 else None
@@ -93,9 +93,9 @@ def create_store(comm: MPI.Comm, timeout: timedelta = timedelta(minutes=5)) -> d
 
 
 def started_world() -> MPI.Intracomm:
-    """Start MPI's world, whose job ends if a rank fails: the others would wait for it.
+    """Start MPI's world, which ends the job if a rank fails: the others would wait for it.
 
-    Raises: InputError where the launcher has started ranks that do not know of each other.
+    Raises: InputError if the launcher has started ranks that are not connected.
     """
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = end_job
@@ -103,7 +103,7 @@ def started_world() -> MPI.Intracomm:
 
 
 def communicator(mpi: Any, store: dist.Store, rank: int, size: int, name: str) -> Communicator:
-    """Make a communicator of the ranks that have come together in a store, in whatever order, of MPI's world."""
+    """Make a communicator of those ranks of MPI's world that use a store, in any order."""
     world = mpi.COMM_WORLD
     store.set(f"world rank of {rank}", str(world.rank))
     if rank == 0:

@@ -1,4 +1,4 @@
-"""The ranks of a process group, and the running of their calls."""
+"""The ranks of a process group, and the execution of their calls."""
 
 import math
 import sys
@@ -29,23 +29,23 @@ RedOp: Any = ReduceOp.RedOpType
 PREMUL_SUM = int(RedOp.PREMUL_SUM)
 OP_NAMES = {int(getattr(RedOp, op.torch)): name for name, op in OPS.items() if op.torch} | {PREMUL_SUM: "sum"}
 OP_NAMES_OF_BOOL = OP_NAMES | {int(RedOp.SUM): "max", int(RedOp.PRODUCT): "min"}  # as NCCL's
-Base: Any = ProcessGroup  # whose declared overloads are for its callers; torch asks a backend for one of each
+Base: Any = ProcessGroup  # its declared overloads are for callers; a backend implements one of each
 
 
 class Runner(Base):
-    """A process group without its calls: these run in the order in which they are made, each once ranks have agreed."""
+    """Base of a process group: its calls run in the order in which they are made, each once ranks have agreed."""
 
     def __init__(self, comm: Communicator, store: dist.Store, timeout: timedelta, name: str):
         super().__init__(comm.rank, comm.size)
         self.comm, self.store, self.limit_s, self._name = comm, store, seconds(timeout), name
         self.queue = CallQueue()
-        comm.barrier()  # which all ranks are here for
+        comm.barrier()  # all ranks are here for it
         self.coalesced: list[Work] | None = None
         self.failure = ""
         self.num_monitored = 0
         self.finished = Finished()
 
-    # --- what torch asks of a group itself ---
+    # --- torch's interface of a group itself ---
 
     def rank(self) -> int:
         return self.comm.rank
@@ -88,7 +88,7 @@ class Runner(Base):
         self.limit_s = seconds(timeout)
 
     def shutdown(self) -> None:
-        """End the group, and give back what it holds, unless a call has failed on any rank: it may not come here."""
+        """End the group, and free its resources, unless a call has failed on any rank: it may not come here."""
         self.queue.end()
         with suppress(TimeoutError):
             self.comm._resolver.drain(partial(self.run_plan, None, time.monotonic()))
@@ -97,11 +97,11 @@ class Runner(Base):
         self.failure = self.failure or "the group has been destroyed"
 
     def abort(self) -> None:
-        """End the group without waiting for anyone."""
+        """End the group without waiting for other ranks."""
         self.fail("the group has been aborted")
 
     def all_are_done(self) -> bool:
-        """Return whether every rank ends the group, and none of them because a call has failed."""
+        """Return whether every rank ends the group, and none of them after a failed call."""
         came, sleep_s = self.comm.mpi.Ibarrier(), SHORTEST_SLEEP_S
         deadline_s = time.monotonic() + self.limit_s
         while not came.Test():
@@ -119,7 +119,7 @@ class Runner(Base):
             return True
 
     def fail(self, words: str) -> None:
-        """Let no call in this group be made any more."""
+        """Refuse all further calls in this group."""
         self.failure = words
         with suppress(dist.DistError):  # rank 0, which serves the store, may have ended
             self.store.set("failed", words)
@@ -144,7 +144,7 @@ class Runner(Base):
         return self.keep(PlanWork(plan, results, self.limit_of(opts), partial(self.error_of, call), self.queue))
 
     def keep(self, work: Work) -> Work:
-        """Have asynchronous work waited for with what is coalesced; hold it where torch does not."""
+        """Add asynchronous work to coalesced calls, if any; hold a reference where torch does not."""
         if not CPP_HOLDS_WORKS:
             HELD.add(work)
         if self.coalesced is not None:
@@ -158,7 +158,7 @@ class Runner(Base):
         if op != PREMUL_SUM:
             return self.run(call, opts)
         call.place, call.note = caller(sys._getframe(1)), "PREMUL_SUM"
-        factor = opts.reduceOp.__getstate__()[1]  # as older torch has no name for it
+        factor = opts.reduceOp.__getstate__()[1]  # older torch has no attribute for it
         return self.submit(partial(sum_products, call, factor), outputs or inputs, opts)
 
     def last(self, works: list[Work]) -> Work:
@@ -179,18 +179,18 @@ class Runner(Base):
         return self.keep(work)
 
     def run_plan(self, opts: Any, begin_s: float, plan: Plan) -> None:
-        """Run a plan of a call that was made at that time."""
+        """Run a plan of a call that was made at `begin_s`."""
         if not plan.run_only():
             plan.begin()
             plan.wait(max(0, begin_s + self.limit_of(opts) - time.monotonic()))
 
     def limit_of(self, opts: Any) -> float:
-        """Return how many seconds a call may take."""
+        """Return the time limit of a call in seconds."""
         limit_s = seconds(getattr(opts, "timeout", None))
         return self.limit_s if limit_s == math.inf else limit_s
 
     def execute(self, opts: Any, run: Runs | None, call: TorchCall) -> None:
-        """Run a call to its end, its plans by `run` or in this thread; what goes wrong is torch's kind of error."""
+        """Run a call to its end, its plans by `run` or in this thread; errors become torch's kind."""
         if self.failure:
             raise dist.DistBackendError(f"{call}: {self.failure}")
         try:
@@ -199,7 +199,7 @@ class Runner(Base):
             raise self.error_of(call, error, self.limit_of(opts)) from error
 
     def error_of(self, call: TorchCall, error: Exception, limit_s: float) -> dist.DistBackendError:
-        """Make torch's kind of error.  After all but a refusal, no call can be made any more."""
+        """Make torch's kind of error.  After any but a refusal, further calls are refused."""
         if isinstance(error, InputError):
             return dist.DistBackendError(str(error))
         late = f"{call} did not finish within its timeout of {limit_s:g} s: not all {self.comm.size} ranks have arrived"
@@ -210,7 +210,7 @@ class Runner(Base):
 def untraced(group: type) -> type:
     """Run a class's methods, and what they call, as they are: compiled code ends before and begins again after them.
 
-    torch calls them from C++, from where its compiler goes into them as if they were the program's own.
+    torch calls them from C++, where its compiler would trace them as if they were the program's own.
     """
     for name, method in list(vars(group).items()):
         if isinstance(method, FunctionType):
@@ -219,7 +219,7 @@ def untraced(group: type) -> type:
 
 
 def not_compiled(method: Callable) -> Callable:
-    """Disable the compiler, without the seconds that importing it takes where nobody uses it."""
+    """Disable the compiler, without the seconds for importing it where it is not used."""
     disabled: list[Callable] = []
 
     @wraps(method)

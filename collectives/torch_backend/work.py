@@ -1,4 +1,4 @@
-"""What torch's calls return to wait for, and the threads that run asynchronous calls in their order."""
+"""Work objects of torch's calls, and the threads that run asynchronous calls in order."""
 
 import math
 import queue
@@ -22,16 +22,16 @@ from collectives.runtime.started import Predecessor
 
 Base: Any = Work  # declared with a C++ result and future
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 1e-3
-BUSY = 0.25  # of a moment, for which others compute, above which they need the core
+BUSY = 0.25  # share of time for which other threads compute, above which they need the core
 FAILURES = (TimeoutError, InputError, CommunicationError, MPI.Exception)
-IDLE_S = 1e-3  # for how long nobody is taken to compute
-HELD: set[Work] = set()  # by Python until they are waited for or asked for their future
+IDLE_S = 1e-3  # a period without computation after which others are taken to be idle
+HELD: set[Work] = set()  # referenced until they are waited for or asked for their future
 Tensors = Sequence[torch.Tensor]
-ErrorOf = Callable[[Exception, float], DistBackendError]  # of what was raised, and the time limit
+ErrorOf = Callable[[Exception, float], DistBackendError]  # takes the exception, and the time limit
 
 
 class Finished(Base):
-    """The work of a call that is over."""
+    """The work of a completed call."""
 
     def __init__(self, tensors: Tensors = ()):
         super().__init__()
@@ -67,7 +67,7 @@ class Finished(Base):
 
 
 class PlanWork(Finished):
-    """The work of a plan under way, which its caller's thread moves on when it waits.
+    """The work of a started plan, which its caller's thread advances when it waits.
 
     `error_of` makes torch's kind of error.
     """
@@ -90,7 +90,7 @@ class PlanWork(Finished):
         return self.error is not None or bool(self.attempt(self.plan.done))
 
     def attempt(self, look: Callable[[], Any], limit_s: float = 0) -> Any:
-        """Return what `look` does, and keep what it raises."""
+        """Return the result of `look`; on a failure, store the error and return True."""
         try:
             return look()
         except FAILURES as error:
@@ -108,13 +108,13 @@ class PlanWork(Finished):
         return pending.future
 
     def follow(self, run: Runs) -> None:
-        """Have a thread of the group's wait, for the future."""
+        """Let a thread of the group wait, for the future."""
         self.attempt(lambda: run(Predecessor(self.plan)), self.limit_s)
         self.wait()
 
 
 class MessageWork(PlanWork):
-    """The work of a message under way: of a tensor's own memory, or of a copy where that has gaps."""
+    """The work of a message in flight: of a tensor's own memory, or of a copy if that has gaps."""
 
     def __init__(self, begin: Callable, tensor: torch.Tensor, peer: int | None, tag: int, limit_s: float):
         self.compact = tensor.detach().contiguous()
@@ -140,7 +140,7 @@ class MessageWork(PlanWork):
         return is_over and is_past(self.after)
 
     def finish(self) -> None:
-        """Do what remains when the message has come, perhaps to another thread; what follows on its stream is later."""
+        """Finish a message that has arrived, perhaps in another thread; order later work on its stream after it."""
         if self.is_finished:
             follow(self.after, self.compact.device)
             return
@@ -155,10 +155,10 @@ class MessageWork(PlanWork):
 
 
 class Pending(Finished):
-    """The work of a call that a thread of the group's runs; that of a device is over there when the event `after` is.
+    """The work of a call that a thread of the group runs; on a device it is complete when the event `after` is.
 
-    `execute` makes the call, with what is to run its plans; they must end `limit_s` seconds after it was queued.
-    `inputs` are what it reads.
+    `execute` makes the call, with a function to run its plans; they must end `limit_s` seconds after it was queued.
+    `inputs` are the tensors that it reads.
     """
 
     def __init__(self, execute: Callable[[Runs], Any], tensors: Tensors, limit_s: float, inputs: Tensors = ()):
@@ -204,14 +204,14 @@ class Pending(Finished):
         self.over.set()
 
     def run_on_stream(self) -> None:
-        """Run it after what its caller's stream held; the host waits for no work of the device."""
+        """Run it after the earlier work on its caller's stream; the host does not wait for the device."""
         self.stream = torch.cuda.Stream(self.device)
         with torch.cuda.stream(self.stream):
             self.stream.wait_event(self.before)
             self.execute(self.run_plan)
             self.after = self.stream.record_event()
         for tensor in (*self.tensors, *self.inputs):
-            tensor.record_stream(self.stream)  # whose memory is nobody else's before then
+            tensor.record_stream(self.stream)  # its memory is not reused before then
 
     def set_future(self) -> None:
         """Run the future's continuations, too, which may wait for other calls; they follow this one on the device."""
@@ -222,9 +222,9 @@ class Pending(Finished):
                 self.future.set_exception(self.error)
 
     def run_plan(self, plan: Plan) -> None:
-        """Run a plan and leave the core to who computes, until somebody waits, or nobody computes.
+        """Run a plan and leave the core to computing threads, until one waits for it, or none computes.
 
-        C++ that waits for the future does not say so: what shows is that this process's other threads do nothing.
+        C++ code that waits for the future does not tell; but then this process's other threads are idle.
         """
         plan.begin()
         self.finish(plan)
@@ -248,7 +248,7 @@ class Pending(Finished):
 
 
 def event_on(device: torch.device | None) -> Any:
-    """Return an event after what the current stream holds by now; None where there are no streams."""
+    """Return an event after the current stream's work by now; None if there are no streams."""
     return torch.cuda.current_stream(device).record_event() if device is not None and device.type == "cuda" else None
 
 
@@ -277,15 +277,15 @@ def ends_within(plan: Plan, limit_s: float) -> bool:
 
 
 def seconds(timeout: timedelta | None) -> float:
-    """Return torch's time limit in seconds; none, or one below 0, is no limit of its own."""
+    """Return torch's time limit in seconds; none, or one below 0, means no limit of its own."""
     limit_s = math.inf if timeout is None else timeout.total_seconds()
     return limit_s if limit_s > 0 else math.inf
 
 
 class CallQueue:
-    """Runs calls one after the other, in threads of its own; while it is empty, a caller may run one himself.
+    """A queue that runs calls one after the other, in its own threads; while it is empty, a caller may run one itself.
 
-    One thread has the turn to run a call.  It gives that up before it sets the call's future, so that a continuation
+    One thread at a time may run a call.  It gives up its turn before it sets the call's future, so that a continuation
     may wait for calls behind its own: while all threads are in continuations, one more is started.
     """
 
@@ -334,7 +334,7 @@ class CallQueue:
             return pending
 
     def end(self) -> None:
-        """Return when all calls are over, and what follows them."""
+        """Return when all calls and their continuations are complete."""
         if self.threads:
             self.calls.put(None)
             for thread in self.threads:

@@ -1,1 +1,1 @@
-"""How mismatched calls and ranks that wait in vain are found."""
+"""Detection of mismatched calls and of deadlocks."""

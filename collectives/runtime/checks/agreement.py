@@ -1,4 +1,4 @@
-"""How ranks find out that they do not ask for the same, before any of them waits for the others in vain."""
+"""Detect mismatched calls before any rank waits for the others in vain."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ LATE = "arrays lie in symmetric memory at one place on some ranks, and not on ot
 
 
 class Side(NamedTuple):
-    """What a rank says, as which of its calls, if that counts; and from where, which may differ."""
+    """A rank's description, its call's number, if compared, and its source line, which may differ."""
 
     description: str
     number: str
@@ -27,13 +27,13 @@ class Side(NamedTuple):
 
 
 class Agreement:
-    """Compares what the ranks of a communicator say, by one all-reduce of a few integers while they agree."""
+    """Comparison of the descriptions of a communicator's ranks: one all-reduce of a few integers while they agree."""
 
     def __init__(self, rank: int, size: int, bind_plan: Callable[[Arguments], Plan]):
         self.rank, self.size, self.bind_plan = rank, size, bind_plan
         self.digest = np.zeros(3 + NUM_FACTS, np.int64)
         self.extremes = bind_plan(Arguments("all_reduce", rank, size, self.digest, op="max"))
-        self.gate: Callable[[], Call | None] = lambda: None  # lets ranks know that would run what they have bound
+        self.gate: Callable[[], Call | None] = lambda: None  # tells ranks that would run a bound call
 
     def check(
         self,
@@ -43,16 +43,16 @@ class Agreement:
         call: Call | None = None,
         gate: Callable[[], Call | None] | None = None,
     ) -> list[int]:
-        """Raise InputError on all ranks where one has a failure, or not all have said the same.  Collective.
+        """Raise InputError on all ranks if one has a failure, or their descriptions differ.  Collective.
 
-        Ranks that say it in a `call` must be at the same number.  Returns the elementwise maximum of the ranks'
-        `facts`, of which there may be up to `NUM_FACTS`.  `gate`, in place of the usual one, returns a call before, if
-        devices have found that ranks differ in it: that is what this rank says then.
+        With a `call`, its number is compared, too.  Returns the elementwise maximum of the ranks' `facts`, up to
+        `NUM_FACTS` integers.  `gate`, in place of the usual one, returns an earlier call, if devices have found a
+        mismatch in it: this rank then describes that one.
         """
         late = (gate or self.gate)()
         if late:
             description, failure, call = late.description, "", late
-            late.calls.number = late.number  # those after it have not been run
+            late.calls.number = late.number  # later ones have not been run
         number = str(call.number) if call else ""
         text = f"!{failure}" if failure else f"{description}#{number}"
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
@@ -68,7 +68,7 @@ class Agreement:
         return highest_facts[: len(facts)]
 
     def disagreement(self, mine: Side, call: Call | None) -> str:
-        """Return both sides, in words.  From here on the ranks count calls alike again.  Collective."""
+        """Return both sides, in words.  After it the ranks' call numbers are equal again.  Collective."""
         sides = [Side(*text.split("\0")) for text in self.gather_texts("\0".join(mine))]
         if call:
             call.calls.number += max(int(side.number or 0) for side in sides) - call.number
@@ -106,7 +106,7 @@ class Agreement:
 
 
 def disagreement(sides: list[Side]) -> str:
-    """Write one line on what ranks said that is not the same: failures first, then the two sides."""
+    """Format the disagreement of ranks in one line: failures first, then the two sides."""
     failed = {rank: side.description[1:] for rank, side in enumerate(sides) if side.description.startswith("!")}
     if failed:
         rank, text = next(iter(failed.items()))

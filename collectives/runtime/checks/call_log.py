@@ -1,6 +1,6 @@
-"""What collectives this rank has entered, to be told when ranks disagree or wait for each other in vain.
+"""Log of the collectives that this rank has entered, for reports of mismatches and deadlocks.
 
-It is kept at every call, so it costs little: words are made of it only when they are asked for.
+Every call is logged, at little cost: words are formatted only on demand.
 """
 
 import contextlib
@@ -42,14 +42,14 @@ class SourceLine(NamedTuple):
 
 
 def caller(frame: FrameType) -> tuple[str, int]:
-    """Return the innermost place, from a frame on, that is outside the library."""
+    """Return the innermost source line outside the library, from a frame on."""
     while (file := frame.f_code.co_filename) in NOT_THE_CALLER and frame.f_back:
         frame = frame.f_back
     return file, frame.f_lineno
 
 
 def place_of(thread: int) -> SourceLine | None:
-    """Return where a thread is in its program, rather than in the libraries that it calls."""
+    """Return the source line of a thread in its program, rather than in the libraries that it calls."""
     innermost = frame = sys._current_frames().get(thread)
     while frame and frame.f_code.co_filename.startswith(NOT_THE_PROGRAM):
         frame = frame.f_back
@@ -58,7 +58,7 @@ def place_of(thread: int) -> SourceLine | None:
 
 
 class Entry(NamedTuple):
-    """A collective that was entered: on which communicator, as which of its calls, from where."""
+    """An entered collective: its communicator, its number among the calls there, and its source line."""
 
     call: "Call"
     number: int
@@ -71,7 +71,7 @@ class Entry(NamedTuple):
 
 
 class Record:
-    """The last collectives that this rank has entered on communicators that come from one by `split`."""
+    """The last collectives that this rank has entered on communicators made from one by `split`."""
 
     def __init__(self) -> None:
         self.ring: deque[tuple[Call, int, tuple[str, int]]] = deque(maxlen=LENGTH)
@@ -80,8 +80,8 @@ class Record:
         self.short: list[weakref.ref[Call]] = []  # of plans that may run without an entry in the ring
 
     def entries(self) -> list[Entry]:
-        """Return what was entered last, the latest at the end; of plans run the short way, their latest run only."""
-        entries = [Entry(*kept) for kept in list(self.ring)]
+        """Return the last entries, the latest at the end; of plans run on the fast path, their latest run only."""
+        entries = [Entry(*fields) for fields in list(self.ring)]
         for call in filter(None, (reference() for reference in self.short)):
             own = [i for i, entry in enumerate(entries) if entry.call.calls is call.calls]
             if call.number > max((entries[i].number for i in own if entries[i].call is call), default=0):
@@ -94,7 +94,7 @@ class Record:
         return self.num_closed + sum(calls.number for calls in list(self.communicators))
 
     def without_gaps(self) -> list[Entry]:
-        """Return the latest entries, back to where a run that was only counted is missing."""
+        """Return the latest entries, back to a missing one of a run that was only counted."""
         unbroken: list[Entry] = []
         expected: dict[Calls, int] = {}
         for entry in reversed(self.entries()):
@@ -110,9 +110,9 @@ class Record:
 
 
 class Calls:
-    """The collectives called on one communicator, counted: the same on all of its ranks, if they call the same.
+    """Counter of the collectives called on one communicator: equal on all ranks, if they make the same calls.
 
-    `label` tells it from others of its record; `members` are its ranks, counted in the communicator that all come from.
+    `label` tells it from others of its record; `members` are its ranks, numbered in the original communicator.
     """
 
     def __init__(self, record: Record, label: str, members: Sequence[int]):
@@ -121,7 +121,7 @@ class Calls:
         record.communicators.append(self)
 
     def part(self, color: int, ranks: Sequence[int]) -> "Calls":
-        """Return the calls of a part that a split has just made of these `ranks`."""
+        """Return the counter of a communicator that a split has just made of these `ranks`."""
         label = f" of split(color={color}) #{self.number}{self.label}"
         return Calls(self.record, label, [self.members[rank] for rank in ranks])
 
@@ -131,7 +131,7 @@ class Calls:
 
 
 class Call:
-    """A collective that is called once, or the runs of a plan.  As a context manager: entered, and left."""
+    """A collective that is called once, or the runs of a plan.  As a context manager it is entered and left."""
 
     __slots__ = (
         "__weakref__",
@@ -161,7 +161,7 @@ class Call:
         self.under_way = False
 
     def enter(self, depth: int = 1, place: tuple[str, int] | None = None) -> None:
-        """Count it, and keep it with its place, or the caller's, at least `depth` frames up: each looked at costs."""
+        """Count it, and log it with its place or the caller's, at least `depth` frames up: each frame costs time."""
         calls = self.calls
         calls.number = self.number = calls.number + 1
         self.place = place or caller(sys._getframe(depth))
@@ -169,14 +169,14 @@ class Call:
         self.under_way = True
 
     def describe(self, collective: str, description: str, flat: Any, lengths: Sequence[int]) -> str:
-        """Take down what is called, and on how much; returns it as it is compared."""
+        """Note the collective and its lengths; returns the description that ranks compare."""
         self.description = self.name.replace(collective, description)
         if flat is not None:
             self.nbytes, self.dtype, self.lengths = flat.nbytes, flat.dtype, lengths
         return self.description
 
     def entry(self) -> Entry:
-        """Return the entry of the last time that it was entered."""
+        """Return the entry of the latest run."""
         return Entry(self, self.number, self.place)
 
     def of_plan(self, name: str) -> "Call":
@@ -187,7 +187,7 @@ class Call:
 
 
 def show_runs(entries: Sequence[Entry]) -> str:
-    """Show consecutive runs of one collective from one place, as one.
+    """Show consecutive runs of one collective from one source line as one.
 
     >>> barrier = Call(Calls(Record(), "", range(2)), "barrier direct")
     >>> show_runs([Entry(barrier, 2, ("a.py", 8)), Entry(barrier, 3, ("a.py", 8))])
@@ -199,6 +199,6 @@ def show_runs(entries: Sequence[Entry]) -> str:
 
 
 def show_last(entries: Sequence[Entry], most: int) -> str:
-    """Return the latest collectives, the latest first; at most so many, runs of one from one place as one."""
+    """Return the last collectives, latest first, at most so many; runs of one from one source line count once."""
     runs = groupby(entries, key=lambda entry: (entry.call.calls.label, entry.call.name, entry.place))
     return ", ".join(show_runs(group) for group in reversed([list(group) for _, group in runs][-most:]))

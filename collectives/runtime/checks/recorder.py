@@ -1,8 +1,8 @@
 """The last calls of a rank in a file, as PyTorch's flight recorder writes them: `torchfrtrace FOLDER` compares ranks.
 
-Written are the collectives of the call log, back to the last run of a plan that was only counted, and the messages
-between ranks that are under way.  Nothing is timed, as that would cost a small call more than the log does.  The
-analyzer compares collectives, lengths, dtypes and states; of roots, ops and algorithms it does not know.
+The file has the collectives of the call log, back to the last run of a plan that was only counted, and the pending
+messages between ranks.  Nothing is timed, as that would cost a small call more than the log does.  The analyzer
+compares collectives, lengths, dtypes and states, but not roots, ops and algorithms.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from collectives.runtime.point_to_point import PointToPoint, SendMessage
 from collectives.runtime.progress import Progress
 
 VERSION = "2.10"  # of the format
-BACKEND = "nccl"  # of those that every version of the analyzer knows
-# Calls by names that the analyzer knows, of which it compares lengths as ours do; all others are barriers to it.
+BACKEND = "nccl"  # a backend that every version of the analyzer knows
+# The analyzer's names of calls whose lengths it compares as we do; all other calls are shown to it as barriers.
 TYPES = {name: name for name in ("all_reduce", "all_to_all", "broadcast", "reduce", "gather", "scatter", "split")}
 TYPES |= {"all_gather": "_all_gather_base", "reduce_scatter": "reduce_scatter_v", "empty": "new_window"}
 TYPES |= {"scan": "_reduce_oop", "exscan": "_reduce_oop"}
 
 
 class CallGroup(NamedTuple):
-    """The ranks that a call is of, counted in the communicator that all come from."""
+    """The ranks of a call, numbered in the original communicator."""
 
     name: str
     ranks: Sequence[int]
 
 
 class TracedCall(NamedTuple):
-    """A call, by what the analyzer compares: `number` is that in its group, `kind` its type and peers."""
+    """A call in the analyzer's terms: `number` is that in its group, `kind` its type and peers."""
 
     group: CallGroup
     number: int
@@ -54,7 +54,7 @@ class TracedCall(NamedTuple):
     is_p2p: bool = False
 
     def fields(self, record_id: int, group_id: int) -> dict[str, Any]:
-        """Return the fields of the format, None or 0 for what is not recorded."""
+        """Return the fields of the format, None or 0 for those that are not recorded."""
         return {
             "record_id": record_id,
             "pg_id": group_id,
@@ -81,7 +81,7 @@ class TracedCall(NamedTuple):
 
 
 class Recorder:
-    """Writes the calls of a communicator and its parts into `folder`, one for all ranks; None for nowhere."""
+    """Writer of the calls of a communicator and its parts to `folder`, the same for all ranks; None for nowhere."""
 
     def __init__(self, rank: int, record: Record, progress: Progress, folder: Path | None):
         self.rank, self.record, self.progress = rank, record, progress
@@ -104,7 +104,7 @@ class Recorder:
         return {calls.label: calls.number + 1 for calls in list(self.record.communicators)} | numbers
 
     def write(self, begins: Mapping[str, int] | None = None) -> str:
-        """Write the file, from the numbers that all ranks know on, if they have agreed on those; return what failed."""
+        """Write the file, from the first calls that all ranks know, if agreed on; return the failure."""
         if not self.folder:
             return ""
         unfinished = self.folder / f".{self.rank}.unfinished"
@@ -117,7 +117,7 @@ class Recorder:
         return ""
 
     def trace(self, begins: Mapping[str, int] | None) -> dict[str, Any]:
-        """Return what the file holds.
+        """Return the contents of the file.
 
         Without numbers to begin at, the analyzer drops calls by `record_id`, as if all ranks had made equally many.
         """
@@ -174,7 +174,7 @@ def traced_collective(entry: Entry) -> TracedCall:
 
 
 def traced_messages(progress: Progress) -> Iterator[TracedCall]:
-    """Trace the messages between ranks that are under way: those of two ranks and a tag as calls of a group of two."""
+    """Trace the pending messages between ranks: those of two ranks and a tag as calls of a group of two."""
     threads = {id(plan): thread for thread, plan, _ in list(progress.waits.values())}
     numbers: Counter[str] = Counter()
     for plan in list(progress.started):
@@ -197,7 +197,7 @@ def traced_messages(progress: Progress) -> Iterator[TracedCall]:
 
 
 def group_and_kind(step: PointToPoint) -> tuple[CallGroup, str]:
-    """Return the ranks that a message may be of, and its type with its ends, counted in those."""
+    """Return the possible ranks of a message, and its type with its two ends, numbered among these."""
     calls = step.mailbox.calls
     own = calls.members[step.mailbox.rank]
     peer = None if step.peer == MPI.ANY_SOURCE else calls.members[step.peer]
@@ -221,7 +221,7 @@ class WriteOnSignal:
 
 
 def write_on_signal(recorder: Recorder) -> None:
-    """Have a recorder write on SIGUSR2, unless the program has a use for that signal."""
+    """Make a recorder write on SIGUSR2, unless the program handles that signal."""
     if threading.current_thread() is not threading.main_thread():
         return
     handler = signal.getsignal(signal.SIGUSR2)

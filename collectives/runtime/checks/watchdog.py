@@ -1,10 +1,10 @@
-"""The watchdog: where ranks wait for each other in vain, it prints where each of them is, and ends the job.
+"""The watchdog: if ranks are deadlocked, it prints where each of them is, and aborts the job.
 
-Every rank has a thread that looks twice a second how long its rank has been waiting, and whether another rank asks.
-A rank that has waited too long asks all others, prints what they answer, and aborts.  The threads talk by messages
-of their own, so they need nothing of their ranks, which may be blocked in MPI or in the caller's code; a rank that
-is stopped, or whose code keeps Python's lock, does not answer.
-When a rank has ended its program its thread goes on answering until all have, which MPI would wait for anyway.
+Every rank has a thread that checks twice a second how long its rank has been waiting, and whether another rank asks. A
+rank that has waited too long asks all others, prints their answers, and aborts.  The threads exchange messages of their
+own, independently of their ranks, which may be blocked in MPI or in the caller's code; a rank that is stopped, or whose
+code keeps Python's lock, does not answer.  When a rank has ended its program, its thread still answers until all ranks
+have ended, as MPI would wait for them anyway.
 """
 
 import math
@@ -25,11 +25,11 @@ from collectives.runtime.progress import Progress, Wait
 from collectives.schedule.moves import name_ranks
 
 POLL_S = 0.5
-ANSWER_S = 5.0  # how long to wait for the others' answers
-LAST_WORDS_S = 0.5  # for what is printed to get through, before the job is ended
-ASK = None  # a message that is no answer
+ANSWER_S = 5.0  # to wait for the others' answers
+LAST_WORDS_S = 0.5  # for output to get through, before the job is aborted
+ASK = None  # a message that is not an answer
 MOST_REPORTED = 16  # calls, which others compare
-MOST_SHOWN = 3  # of the last collectives of a rank, runs of one counted once
+MOST_SHOWN = 3  # of a rank's last collectives, repeated runs counted once
 
 
 class WriteCalls(NamedTuple):
@@ -39,19 +39,19 @@ class WriteCalls(NamedTuple):
 
 
 class Written(NamedTuple):
-    """The answer to that: what has failed."""
+    """The answer to `WriteCalls`: the failure, if any."""
 
     failure: str
 
 
 class DeviceFailure(NamedTuple):
-    """A message to all ranks: what went wrong on the sender's device."""
+    """A message to all ranks: the error of the sender's device."""
 
     words: str
 
 
 class Awaited(NamedTuple):
-    """The call that a rank waits in; `members` are the ranks that it is to be called on."""
+    """The call that a rank waits in; `members` are the ranks that must make it."""
 
     title: str
     label: str
@@ -60,7 +60,7 @@ class Awaited(NamedTuple):
 
 
 class Report(NamedTuple):
-    """A rank's place, in words; the number of its calls on each communicator, by label; and its last ones."""
+    """A rank's position in words; the number of its calls on each communicator, by label; and its last ones."""
 
     words: str
     numbers: dict[str, int]
@@ -73,14 +73,14 @@ Message = Report | WriteCalls | Written | DeviceFailure | None
 
 
 class Times(NamedTuple):
-    """The seconds since the wait has begun, and since anything has changed."""
+    """The seconds since the wait began, and since the latest change."""
 
     waited_s: float
     quiet_s: float
 
 
 class Watchdog:
-    """The thread of one rank.  `tag` is one that no other message on `comm` has; `progress` has the waits."""
+    """The thread of one rank.  `tag` is reserved for it on `comm`; `progress` has the waits."""
 
     def __init__(self, comm: MPI.Comm, tag: int, recorder: Recorder, progress: Progress, timeout_s: float):
         self.comm, self.tag, self.recorder, self.timeout_s = comm, tag, recorder, timeout_s
@@ -91,11 +91,11 @@ class Watchdog:
         self.alone = MPI.Query_thread() < MPI.THREAD_MULTIPLE  # this thread may not call MPI
         self.poll_s = min(POLL_S, timeout_s / 4)
         self.clock_s, self.looked = 0.0, time.monotonic()
-        self.since: dict[int, float] = {}  # when each wait was first seen
-        self.device_since: dict[tuple[int, int], float] = {}  # the same of the latest run of each plan on a device
-        self.failed_s = math.inf  # when another rank's device was said to have failed
+        self.since: dict[int, float] = {}  # the time at which each wait was first seen
+        self.device_since: dict[tuple[int, int], float] = {}  # the same for the latest run of each plan on a device
+        self.failed_s = math.inf  # the time of another rank's report that its device failed
         self.state: Any = None
-        self.changed_s = 0.0  # when the state was last seen to change
+        self.changed_s = 0.0  # the time at which the state was last seen to change
         self.patient_until_s = 0.0
         self.sent: list[MPI.Request] = []
         self.lock, self.stopped = threading.Lock(), False
@@ -104,7 +104,7 @@ class Watchdog:
         self.thread.start()
 
     def stop(self) -> None:
-        """Return when the thread uses the communicator no more; it ends soon after."""
+        """Return once the thread does not use the communicator any more; it ends soon after."""
         with self.lock:
             self.stopped = True
 
@@ -120,18 +120,18 @@ class Watchdog:
             if not self.alone:
                 self.leave()
         except MPI.Exception as error:
-            # Ranks that read shared memory would wait for ever.
+            # Ranks that poll shared memory would wait for ever.
             what = show_dead(dead) if (dead := dead_ranks()) else "MPI has failed"
             self.last_words(f"rank {self.rank}: {what} ({error}); this ends the job")
 
     def look(self) -> None:
-        """Answer who asks; and sound the alarm, if it is time."""
+        """Answer ranks that ask, and sound the alarm, if it is time."""
         self.tell_time()
         for source, message in self.incoming():
             self.take(source, message)
         if self.clock_s > self.failed_s + ANSWER_S and (self.waits or self.on_device(self.failed_s)):
             self.last_words(f"rank {self.rank} cannot continue, as {self.progress.failure}; this ends the job")
-        # Lower ranks first, so that it is not all of them that ask: each alarm reaches the others within a poll.
+        # Lower ranks first, so that not all of them ask: each alarm reaches the others within a poll.
         limit_s = self.timeout_s + POLL_S * self.rank.bit_length()
         overdue: set[Any] = {number for number, at in self.since.items() if self.clock_s - at >= limit_s}
         overdue |= self.on_device(self.clock_s - limit_s).keys()
@@ -139,7 +139,7 @@ class Watchdog:
             self.sound(overdue)
 
     def tell_time(self) -> None:
-        """See what has changed; time in which this process was stopped does not count."""
+        """Update the times of waits and changes; time in which this process was stopped does not count."""
         now = time.monotonic()
         self.clock_s += min(now - self.looked, 2 * POLL_S)
         self.looked = now
@@ -153,9 +153,9 @@ class Watchdog:
             self.state, self.changed_s = state, self.clock_s
 
     def on_device(self, until_s: float = math.inf) -> dict[tuple[int, int], Plan]:
-        """Return the plans that devices have not finished, of those whose latest run was seen by a time.
+        """Return the plans whose latest run was seen by a time and is not finished on its device.
 
-        Devices are asked for no others: a thread that asks ends the capture of a graph.
+        Other plans are not queried: a thread that queries a device ends the capture of a graph.
         """
         unfinished = {}
         for run in [run for run, at in self.device_since.items() if at <= until_s]:
@@ -167,7 +167,7 @@ class Watchdog:
         return unfinished
 
     def take(self, source: int, message: Message) -> None:
-        """Take a message that is no answer."""
+        """Handle a message that is not an answer."""
         if message is ASK:
             self.answer(source)
         elif isinstance(message, WriteCalls):
@@ -176,7 +176,7 @@ class Watchdog:
             self.progress.failure, self.failed_s = f"rank {source} has failed in {message.words}", self.clock_s
 
     def tell(self, words: str) -> None:
-        """Tell all other ranks that this one's device has failed, from any thread."""
+        """Tell all other ranks, from any thread, that this rank's device has failed."""
         with self.lock:
             for rank in range(self.size) if not (self.alone or self.stopped) else ():
                 if rank != self.rank:
@@ -192,7 +192,7 @@ class Watchdog:
         self.sent.append(self.comm.isend(message, dest, self.tag))
 
     def answer(self, source: int) -> None:
-        """Say where this rank is, and leave it to the other to end the job."""
+        """Send this rank's report, and leave it to the other rank to end the job."""
         self.patient_until_s = self.clock_s + 3 * ANSWER_S
         self.send(self.report(), source)
 
@@ -207,9 +207,9 @@ class Watchdog:
         return report_of(self.recorder, wait and Wait(*wait), times, main)
 
     def sound(self, overdue: set[int]) -> None:
-        """Ask all ranks, print what they say and end the job.
+        """Ask all ranks, print their answers and abort the job.
 
-        Not if the overdue waits end while the answers come, or a lower rank asks, too.
+        Do not if the overdue waits end while answers arrive, or if a lower rank asks, too.
         """
         reports: dict[int, Report] = {}
         others = [rank for rank in range(self.size) if rank != self.rank and not self.alone]
@@ -240,7 +240,7 @@ class Watchdog:
         self.last_words(f"rank {self.rank} has waited for {limit}; this ends the job:\n{words}", begins, others)
 
     def have_written(self, begins: dict[str, int], others: set[int]) -> dict[int, str]:
-        """Have other ranks write their last calls; return what has failed, by rank, of those that have tried."""
+        """Tell other ranks to write their last calls; return the failures by rank, of those that have tried."""
         for rank in others:
             self.send(WriteCalls(begins), rank)
         failures: dict[int, str] = {}
@@ -253,11 +253,11 @@ class Watchdog:
     def last_words(
         self, words: str, begins: Mapping[str, int] | None = None, others: Mapping[int, str] | None = None
     ) -> None:
-        """Write the last calls, print the words and where they are, and end the job."""
+        """Write the last calls, print the words and where the calls are written, and abort the job."""
         failures = {**(others or {}), self.rank: self.recorder.write(begins)}
         failure = next(filter(None, failures.values()), "")
         remedy = failure or self.recorder.remedy(len(failures) == self.size)
-        try:  # where another rank has ended mpirun before, nobody reads this, and Abort may return
+        try:  # if another rank has ended mpirun before, nobody reads this, and Abort may return
             print(words, remedy, sep="\n", file=sys.stderr, flush=True)
             time.sleep(LAST_WORDS_S)
             if not self.alone:
@@ -298,7 +298,7 @@ def report_of(recorder: Recorder, wait: Wait | None, times: Times, main: threadi
 
 
 def common_begins(reports: Iterable[Report]) -> dict[str, int]:
-    """Return the first calls that all ranks know, by label, and that of those that some wait in."""
+    """Return the first calls that all ranks know, by label, for communicators in whose calls some wait."""
     begins: dict[str, int] = {}
     for report in reports:
         begins |= {label: max(number, begins.get(label, 0)) for label, number in report.begins.items()}
@@ -314,7 +314,7 @@ def is_finished(plan: Plan) -> bool:
 
 
 def awaited_by(wait: Wait, entries: Sequence[Entry]) -> Entry | None:
-    """Return the call that a wait is part of: the latest, where the ranks agree with plans of the library's own."""
+    """Return the call of a wait: the latest one, where the ranks agree by plans of the library's own."""
     if wait.words:
         return None
     if wait.plan is not None and wait.plan.call is not None:
@@ -334,8 +334,8 @@ def of_no_wait(entries: Sequence[Entry], quiet_s: float, main: threading.Thread)
     )
     if not entries:
         return f"{where}; it has called none"
-    ended = "started" if entries[-1].call.under_way else "ended"
-    return f"{where}; its last: {entries[-1]}, {ended} {quiet_s:.0f} s ago{before(entries[:-1])}"
+    event = "started" if entries[-1].call.under_way else "ended"
+    return f"{where}; its last: {entries[-1]}, {event} {quiet_s:.0f} s ago{before(entries[:-1])}"
 
 
 def before(entries: Sequence[Entry]) -> str:
@@ -343,7 +343,7 @@ def before(entries: Sequence[Entry]) -> str:
 
 
 def account(reports: Mapping[int, Report], polled: Iterable[int], size: int) -> str:
-    """Format the reports of the ranks that were polled, and what follows from them, a line each."""
+    """Format the reports of the ranks that were asked, and the conclusions, a line each."""
     silent = "does not answer: it is stopped, has died, or is in code that lets no other thread run"
     lines = [f"rank {rank} of {size} {reports[rank].words if rank in reports else silent}" for rank in polled]
     for awaited in dict.fromkeys((r.awaited.label, r.awaited.number) for _, r in sorted(reports.items()) if r.awaited):

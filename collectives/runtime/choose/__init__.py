@@ -1,1 +1,1 @@
-"""What algorithm="auto" means."""
+"""The choice of an algorithm by algorithm="auto"."""

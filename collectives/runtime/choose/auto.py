@@ -1,15 +1,15 @@
-"""What `algorithm="auto"` means: the fastest algorithm by measurement, else by the cost model.  It is never "mpi".
+"""The choice of `algorithm="auto"`: the fastest algorithm by measurement, else by the cost model; never "mpi".
 
-What has been measured is in the tuning file, with the machine's speeds for the cost model:
-`python -m collectives.bench --tune FILE` writes it, COLLECTIVES_TUNING=FILE makes `algorithm="auto"` follow it.
-It is JSON; a row of `fastest` says for a collective, a kind of memory, a number of ranks and a number of nodes up to
-how many bytes of vector which algorithm is the best:
+Measurements are in the tuning file, with the machine's speeds for the cost model: `python -m collectives.bench --tune
+FILE` writes it, COLLECTIVES_TUNING=FILE makes `algorithm="auto"` follow it.  It is JSON; a row of `fastest` gives, for
+a collective, a kind of memory, a number of ranks and a number of nodes, the best algorithms, each up to a number of
+bytes of the vector:
 
     {"collective": "all_reduce", "memory": "ordinary", "ranks": 4, "nodes": 1,
      "up_to_bytes": [[16384, "recursive_doubling"], [134217728, "ring"]]}
 
-A size counts as the nearest that was measured, on a logarithmic scale; the cost model decides on what is larger than
-twice the largest, or has no row.
+A size counts as the nearest that was measured, on a logarithmic scale; the cost model decides for sizes larger than
+twice the largest, and without a row.
 """
 
 import json
@@ -30,7 +30,7 @@ MEMORIES = ("symmetric", "ordinary")  # arrays from `comm.empty`, and all others
 
 
 class Case(NamedTuple):
-    """The subject of a row of the file."""
+    """The case that a row of the file is for."""
 
     collective: str
     memory: str
@@ -38,18 +38,18 @@ class Case(NamedTuple):
     nodes: int
 
 
-Limits = tuple[tuple[int, str], ...]  # up to how many bytes which algorithm, ascending
+Limits = tuple[tuple[int, str], ...]  # ascending pairs of a limit in bytes and the algorithm up to there
 
 
 @dataclass(frozen=True, eq=False)
 class Tuning:
-    """The measurements of a machine: by default none."""
+    """The measurements of a machine, by default none."""
 
     network: Network = NETWORK
     source: str = ""  # the file's path
     fastest: Mapping[Case, Limits] = field(default_factory=dict)
-    environment: Mapping[str, Any] = field(default_factory=dict)  # in which it was measured
-    measured: bool = False  # the network, without a file
+    environment: Mapping[str, Any] = field(default_factory=dict)  # of the measurement
+    measured: bool = False  # whether the network's speeds were measured, without a file
 
     def find(self, case: Case, nbytes: int) -> str | None:
         """Return the algorithm that was the fastest there, if that was measured."""
@@ -61,12 +61,12 @@ Candidates = tuple[Algorithm, ...]  # rows of one collective that can be run
 
 
 def usable(rows: Sequence[Algorithm], access: Access) -> Candidates:
-    """Return the rows within reach."""
+    """Return the rows that ranks with this access can run."""
     return tuple(row for row in rows if row.access <= access)
 
 
 class Question(NamedTuple):
-    """A vector of `nbytes`, in one kind of memory, and the candidates among which one is to be chosen for it."""
+    """A choice to be made: a vector of `nbytes`, in one kind of memory, and the candidates for it."""
 
     collective: str
     nbytes: int
@@ -127,24 +127,24 @@ def speeds_of(row: Algorithm, network: Network, memory: str) -> Network:
 
 
 def copied_before(row: Algorithm, nbytes: int, size: int) -> float:
-    """Return bytes that go to a working vector ahead of the rounds, where an algorithm by messages needs one."""
+    """Return the bytes copied to a working vector before the rounds, where an algorithm by messages needs one."""
     share = {"all_gather": 1 / size, "reduce_scatter": 1.0}.get(row.collective, 0.0)
     return 0.0 if row.access >= Access.STAGED else nbytes * share
 
 
 def explain(question: Question) -> str:
-    """Say what is chosen, why, and what the model predicts for all candidates, in a few lines."""
-    chosen, (collective, _, size, nodes) = choose(question), question.case
+    """Report the choice, its reason, and the model's prediction for each candidate, in a few lines."""
+    choice, (collective, _, size, nodes) = choose(question), question.case
     where = f"{size} rank{'s' * (size != 1)} of {nodes} node{'s' * (nodes != 1)}"
-    lines = [f"{collective} of {question.nbytes} bytes on {where}: {chosen}", reason(question, chosen)]
+    lines = [f"{collective} of {question.nbytes} bytes on {where}: {choice}", reason(question, choice)]
     for name, seconds in question.ranking():
-        lines.append(f"{seconds * 1e6:14.1f} us  {name}{' <' * (name == chosen)}")
+        lines.append(f"{seconds * 1e6:14.1f} us  {name}{' <' * (name == choice)}")
     return "\n".join(lines)
 
 
-def reason(question: Question, chosen: str) -> str:
+def reason(question: Question, choice: str) -> str:
     tuning = question.tuning
-    if chosen == question.measured:
+    if choice == question.measured:
         return f"measured to be the fastest ({tuning.source}); the cost model, with the speeds measured, says:"
     if tuning.source:
         return f"not measured ({tuning.source}); by the cost model, with the speeds measured:"
@@ -191,7 +191,7 @@ def read_tuning(path: Path) -> str:
 def parse_tuning(text: str, source: str) -> Tuning:
     """Parse a tuning file that was read from `source`.
 
-    Raises: ValueError that says what is wrong with it, and the remedy.
+    Raises: ValueError with the fault and the remedy.
     """
     try:
         data = json.loads(text)
@@ -234,13 +234,13 @@ def numbers(data: dict[str, Any], *names: str) -> list[float]:
 
 def parse_row(data: Any) -> tuple[Case, Limits]:
     case = Case(*(take(data, name, kind) for name, kind in Case.__annotations__.items()))
-    known = algorithms.names(case.collective)
+    names = algorithms.names(case.collective)
     bounds = [-1]
     for entry in take(data, "up_to_bytes", list):
         if not (isinstance(entry, list) and list(map(type, entry)) == [int, str]):
             raise ValueError(f"'up_to_bytes' has {json.dumps(entry)}, but must have pairs of bytes and a name")
-        if entry[1] not in known:
-            raise ValueError(f"{case.collective} has no algorithm {entry[1]!r}: it has {', '.join(known) or 'none'}")
+        if entry[1] not in names:
+            raise ValueError(f"{case.collective} has no algorithm {entry[1]!r}: it has {', '.join(names) or 'none'}")
         bounds.append(entry[0])
     if any(a >= b for a, b in pairwise(bounds)):
         raise ValueError(f"'up_to_bytes' of {case.collective} does not ascend")

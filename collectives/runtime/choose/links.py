@@ -1,6 +1,6 @@
-"""What has been measured of links, kept for the next job on the same hosts.
+"""Measured speeds of links, kept for the next job on the same hosts.
 
-`python -m collectives.bench` measures and keeps; `algorithm="auto"` uses what is there, and never measures.  There is a
+`python -m collectives.bench` measures and keeps them; `algorithm="auto"` uses them, and never measures.  There is a
 file for each list of hosts, in the user's cache folder, or where COLLECTIVES_LINKS says.
 """
 
@@ -14,8 +14,8 @@ from collectives.runtime.choose.auto import network_to_json, parse_network, take
 from collectives.schedule.cost import Network
 
 VERSION = 1
-LONGEST_MEETING_S = 1e-3  # of a node's ranks, and a short message between two: of a node whose cores are its own
-LEAST_BYTES_PER_S = 2e8  # that a rank copies or reduces
+LONGEST_MEETING_S = 1e-3  # of a node's barrier, and of a short message inside it, with cores of its own
+LEAST_BYTES_PER_S = 2e8  # at which a rank copies or reduces
 
 
 class LinkKey(NamedTuple):
@@ -26,7 +26,7 @@ class LinkKey(NamedTuple):
 
     @property
     def file(self) -> Path | None:
-        """The file of these hosts; None where nothing is to be kept."""
+        """The file of these hosts; None if measurements are not to be kept."""
         return environment.kept_file("links", self)
 
 
@@ -63,7 +63,7 @@ def read(path: Path | None) -> str:
 
 
 def doubt(network: Network) -> str:
-    """Return why speeds can't be those of a quiet machine; empty if they can.
+    """Return why speeds can't be those of an idle machine; empty if they can.
 
     >>> from collectives.schedule.cost import NETWORK
     >>> doubt(NETWORK), doubt(NETWORK._replace(meet_s=0.041))
@@ -79,7 +79,7 @@ def doubt(network: Network) -> str:
 
 
 def parse(text: str) -> CachedLinks | None:
-    """Parse a file; None for one that is broken or can't be believed, which the next measurement replaces."""
+    """Parse a file; None for one that is invalid or implausible, which the next measurement replaces."""
     try:
         data = json.loads(text)
         if take(data, "version", int) != VERSION:
@@ -92,7 +92,7 @@ def parse(text: str) -> CachedLinks | None:
 
 
 def save(links: CachedLinks) -> str:
-    """Write what has been measured; returns where, or why not."""
+    """Write the measured speeds; returns the path, or why they are not written."""
     path = links.place.file
     if path is None:
         return "not kept (COLLECTIVES_LINKS=0)"
@@ -103,7 +103,7 @@ def save(links: CachedLinks) -> str:
 
 
 def load_latest() -> CachedLinks | None:
-    """Return what has been measured last, on whatever hosts."""
+    """Return the latest measured speeds, of any hosts."""
     folder = environment.links_folder()
     files = sorted(folder.glob("links-*.json"), key=lambda path: path.stat().st_mtime) if folder else []
     return next((links for path in reversed(files) if (links := parse(read(path)))), None)
