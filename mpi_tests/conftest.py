@@ -16,11 +16,11 @@ os.environ["COLLECTIVES_LINKS"] = "0"  # what is kept of this machine's links wo
 def rig():
     """Yield a rig of 4 hosts of 2 slots, at 1 Gbit/s."""
     try:
-        made = Rig().__enter__()
+        emulator = Rig().__enter__()
     except UnavailableError as error:
         pytest.skip(str(error))
-    yield made
-    made.__exit__()
+    yield emulator
+    emulator.__exit__()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -202,34 +202,34 @@ def shaped(x: np.ndarray, form: str) -> np.ndarray:
 
 def arguments(case: Case, rank: int, out: Any) -> dict[str, Any]:
     """Return the arguments other than x."""
-    passed: dict[str, Any] = {"algorithm": case.algorithm}
+    keywords: dict[str, Any] = {"algorithm": case.algorithm}
     if case.collective in REDUCING:
-        passed |= {"op": case.op, "reproducible": case.reproducible}
+        keywords |= {"op": case.op, "reproducible": case.reproducible}
     if case.collective in ROOTED:
-        passed["root"] = case.root
+        keywords["root"] = case.root
     if case.has_out:
-        passed["out"] = out
+        keywords["out"] = out
     if case.are_passed and case.collective == "all_to_all":
-        passed["send_counts"] = case.counts[rank]
+        keywords["send_counts"] = case.counts[rank]
     elif case.are_passed:
         gives_one = case.collective in ("all_gather", "gather")
-        passed["counts"] = [row[0] for row in case.counts] if gives_one else case.counts[0]
-    return passed
+        keywords["counts"] = [row[0] for row in case.counts] if gives_one else case.counts[0]
+    return keywords
 
 
 def run(comm: collectives.Communicator, case: Case, x: Any, out: Any, values: np.ndarray) -> Any:
     """Return what the collective returns, of a plan's second run."""
-    passed = arguments(case, comm.rank, out)
+    keywords = arguments(case, comm.rank, out)
     if case.run == "call":
-        return getattr(comm, case.collective)(x, **passed)
+        return getattr(comm, case.collective)(x, **keywords)
     if case.run == "work":
-        return getattr(comm, case.collective)(x, blocking=False, **passed).wait()
-    plan = comm.plan(case.collective, x, **passed)
+        return getattr(comm, case.collective)(x, blocking=False, **keywords).wait()
+    plan = comm.plan(case.collective, x, **keywords)
     plan()
     np.asarray(x).reshape(-1)[:] = values
-    got = plan()
+    actual = plan()
     plan.free()
-    return got
+    return actual
 
 
 def difference(comm: collectives.Communicator, case: Case) -> str:
@@ -245,22 +245,24 @@ def difference(comm: collectives.Communicator, case: Case) -> str:
         except collectives.InputError:
             return ""
         return f"{case.fault} is not refused"
-    got = run(comm, case, x, out, xs[comm.rank])
-    if got is None or want is None:
-        return "" if got is want else f"got {got}, not {want}"
+    actual = run(comm, case, x, out, xs[comm.rank])
+    if actual is None or want is None:
+        return "" if actual is want else f"got {actual}, not {want}"
     if case.has_out and gets(comm, case):
-        if got is not out:
+        if actual is not out:
             return "what is returned is not out"
         if not case.in_place and not np.array_equal(np.asarray(x).reshape(-1), xs[comm.rank]):
             return "x has changed"
-    return unlike(np.asarray(got).reshape(-1), want, exact=case.op != "avg")
+    return unlike(np.asarray(actual).reshape(-1), want, exact=case.op != "avg")
 
 
-def unlike(got: np.ndarray, want: np.ndarray, exact: bool) -> str:
+def unlike(actual: np.ndarray, want: np.ndarray, exact: bool) -> str:
     """Say where two arrays differ; NumPy rounds an average's quotient differently for complex numbers."""
-    if (got.shape, got.dtype) != (want.shape, want.dtype):
-        return f"got {got.dtype} {got.shape}, not {want.dtype} {want.shape}"
-    wrong = np.flatnonzero(got != want if exact else abs(got.astype(complex) - want) > 1e-2 * abs(want.astype(complex)))
+    if (actual.shape, actual.dtype) != (want.shape, want.dtype):
+        return f"got {actual.dtype} {actual.shape}, not {want.dtype} {want.shape}"
+    wrong = np.flatnonzero(
+        actual != want if exact else abs(actual.astype(complex) - want) > 1e-2 * abs(want.astype(complex))
+    )
     return f"wrong in {len(wrong)} of {len(want)} elements, the first at {wrong[0]}" if len(wrong) else ""
 
 

@@ -117,8 +117,8 @@ def number(draws: random.Random, values: Range, is_whole: bool) -> Draw:
 def of_field(draws: random.Random, field: Any, hint: Any) -> Draw:
     kind = value_type(hint)
     if choices := field.metadata.get("choices"):
-        chosen = draws.choice(choices)
-        return Draw(str(chosen)) if draws.random() < 0.7 else Draw(draws.choice(NAMES) + "?", True)
+        choice = draws.choice(choices)
+        return Draw(str(choice)) if draws.random() < 0.7 else Draw(draws.choice(NAMES) + "?", True)
     if kind in (int, float):
         return number(draws, field.metadata["range"], kind is int)
     if kind is bool:
@@ -129,14 +129,14 @@ def of_field(draws: random.Random, field: Any, hint: Any) -> Draw:
 def settings(draws: random.Random, kind: type, base: dict[str, Any]) -> tuple[list[str], str, list[str]]:
     """Draw fields of a dataclass as flags or a TOML file; return both, and the fields with absurd values."""
     hints, in_file = get_type_hints(kind), draws.random() < 0.4
-    chosen = draws.sample(fields(kind), draws.randint(1, 4))  # type: ignore[arg-type]
-    drawn = {field.name: of_field(draws, field, hints[field.name]) for field in chosen}
-    absurd = [f"{name}={draw.text!r:.40}" for name, draw in drawn.items() if draw.is_absurd]
+    subset = draws.sample(fields(kind), draws.randint(1, 4))  # type: ignore[arg-type]
+    draw_by_name = {field.name: of_field(draws, field, hints[field.name]) for field in subset}
+    absurd = [f"{name}={draw.text!r:.40}" for name, draw in draw_by_name.items() if draw.is_absurd]
     lines, words = [], []
     for name, value in base.items():
-        if name not in drawn:
+        if name not in draw_by_name:
             words += [f"--{name}={value}"]
-    for name, draw in drawn.items():
+    for name, draw in draw_by_name.items():
         if in_file:
             lines.append(f"{name} = {toml(draw, value_type(hints[name]))}")
         elif value_type(hints[name]) is bool:
@@ -221,14 +221,14 @@ def bench_case(draws: random.Random) -> Case:
 
 
 def environment_case(draws: random.Random) -> Case:
-    known = {
+    ranges = {
         "COLLECTIVES_CORES": environment.CORES,
         "OMP_NUM_THREADS": environment.THREADS,
         "COLLECTIVES_TIMEOUT_S": environment.SECONDS,
     }
-    name = draws.choice([*known, "COLLECTIVES_CHECK", "COLLECTIVES_FAKE_NODES", "COLLECTIVES_LINKS"])
-    if name in known:
-        draw = number(draws, known[name], name != "COLLECTIVES_TIMEOUT_S")
+    name = draws.choice([*ranges, "COLLECTIVES_CHECK", "COLLECTIVES_FAKE_NODES", "COLLECTIVES_LINKS"])
+    if name in ranges:
+        draw = number(draws, ranges[name], name != "COLLECTIVES_TIMEOUT_S")
     elif name == "COLLECTIVES_LINKS":
         draw = draws.choice((Draw("/dev/null", True), Draw("0"), Draw("no-such")))
     else:
@@ -269,10 +269,10 @@ def in_process(case: Case, words: list[str]) -> None:
         what = planning.parse_request(words, "")
         model = what.job.model
         if what.machine.world_size <= 16 and model.n_layer <= 4 and what.job.global_batch_size <= 1024:
-            ended(planner.main(words))
+            exit_on_error(planner.main(words))
     elif case.command == "simulate":
         if simulate.parse(words).ranks <= 16:
-            ended(simulate.main(words))
+            exit_on_error(simulate.main(words))
     elif case.command == "bench":
         with mock.patch.object(sys, "argv", ["bench", *words]):
             bench.refuse_unwritable(bench.parse(case.ranks))
@@ -280,7 +280,7 @@ def in_process(case: Case, words: list[str]) -> None:
         raise ValueError(why)
 
 
-def ended(status: int) -> None:
+def exit_on_error(status: int) -> None:
     if status:
         raise SystemExit(status)
 
@@ -308,8 +308,10 @@ def outcome(case: Case, limit_s: float) -> tuple[int, str]:
 def of_process(command: list[str], variables: dict[str, str], limit_s: float) -> tuple[int, str]:
     with tempfile.TemporaryDirectory() as folder:
         env = surroundings() | {"PYTHONPATH": str(ROOT), "COLLECTIVES_LINKS": folder} | variables
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit_s, check=False)
-    return done.returncode, done.stderr
+        result = subprocess.run(
+            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit_s, check=False
+        )
+    return result.returncode, result.stderr
 
 
 @contextlib.contextmanager
@@ -356,11 +358,11 @@ def main() -> None:
     deadline, counts = time.monotonic() + args.seconds, Counter[str]()
     for number in itertools.count(args.only or 0):
         case = draw_case(args.seed, number)
-        why, done = wrong(case, args.limit)
+        why, label = wrong(case, args.limit)
         if why:
             again = shlex.join(["python", "-m", "mpi_tests.fuzz_settings", f"--seed={args.seed}", f"--only={number}"])
             sys.exit(f"case {number} of --seed {args.seed}: {case.command} {why}: {case}\nagain: {again}")
-        counts[f"{case.command} {done}"] += 1
+        counts[f"{case.command} {label}"] += 1
         last = args.only is not None or (number + 1 == args.cases if args.cases else time.monotonic() > deadline)
         if last:
             break

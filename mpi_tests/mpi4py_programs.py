@@ -67,12 +67,12 @@ def run(program: Program, num_ranks: int, with_ours: bool) -> Any:
     ours = ["-m", "collectives.mpi4py"] if with_ours else []
     env = environment() | SETTINGS | {"COLLECTIVES_MPI4PY": "report,ours" if with_ours else ""}
     env["PYTHONPATH"] = f"{ROOT}:{PACKAGES}"
-    ended = watched([find_mpirun(), "-n", num_ranks, sys.executable, *ours, *words], env, LIMIT_S)
-    results = [line for line in ended.stdout.splitlines() if line.startswith("result ")]
-    if ended.returncode or len(results) != 1:
-        raise RuntimeError(f"{Path(path).name} ended with {ended.returncode}: {ended.stderr[-2000:]}")
-    if with_ours and not any(map(int, OURS.findall(ended.stderr))):
-        raise RuntimeError(f"{Path(path).name}: no call was ours: {ended.stderr[-2000:]}")
+    result = watched([find_mpirun(), "-n", num_ranks, sys.executable, *ours, *words], env, LIMIT_S)
+    results = [line for line in result.stdout.splitlines() if line.startswith("result ")]
+    if result.returncode or len(results) != 1:
+        raise RuntimeError(f"{Path(path).name} ended with {result.returncode}: {result.stderr[-2000:]}")
+    if with_ours and not any(map(int, OURS.findall(result.stderr))):
+        raise RuntimeError(f"{Path(path).name}: no call was ours: {result.stderr[-2000:]}")
     return json.loads(results[0].removeprefix("result "))
 
 

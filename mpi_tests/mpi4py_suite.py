@@ -51,11 +51,11 @@ def run(num_ranks: int, files: str, mode: str | None) -> tuple[str, set[str]]:
         "-i",
         rf"test_{files}\.py",
     ]
-    ended = watched(words, environment() | {"COLLECTIVES_MPI4PY": mode or ""}, MANY_S)
-    failed = set(re.findall(r"^(?:FAIL|ERROR): \w+ \((.*)\)$", ended.stderr, re.MULTILINE))
-    numbers = sorted(set(re.findall(r"^Ran (\d+) tests", ended.stderr, re.MULTILINE)))
-    if not numbers or numbers == ["0"] or (ended.returncode and not failed):
-        failed.add(f"the job, which ended with {ended.returncode}: {ended.stderr[-2000:]}")
+    result = watched(words, environment() | {"COLLECTIVES_MPI4PY": mode or ""}, MANY_S)
+    failed = set(re.findall(r"^(?:FAIL|ERROR): \w+ \((.*)\)$", result.stderr, re.MULTILINE))
+    numbers = sorted(set(re.findall(r"^Ran (\d+) tests", result.stderr, re.MULTILINE)))
+    if not numbers or numbers == ["0"] or (result.returncode and not failed):
+        failed.add(f"the job, which ended with {result.returncode}: {result.stderr[-2000:]}")
     return " or ".join(numbers), failed
 
 

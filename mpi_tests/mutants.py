@@ -88,17 +88,17 @@ def files_of(tree: Path, tests: Selection) -> list[str]:
     files = sorted((tree / "mpi_tests").rglob(tests.file))
     if not files:
         raise FileNotFoundError(f"no {tests.file} beneath {tree / 'mpi_tests'}")
-    chosen = [file for file in files if (file.parent.name == "with_ranks") == tests.need_ranks]
-    return list(map(str, chosen or files))
+    matches = [file for file in files if (file.parent.name == "with_ranks") == tests.need_ranks]
+    return list(map(str, matches or files))
 
 
 def command(tree: Path, tests: Selection, test_limit_s: float) -> list[str]:
     """Return the command line that runs some tests of a tree, on ranks each for no longer than `test_limit_s`."""
-    chosen = [*files_of(tree, tests), *(["-k", tests.keys] if tests.keys else [])]
+    selection = [*files_of(tree, tests), *(["-k", tests.keys] if tests.keys else [])]
     if not tests.ranks:
-        return [sys.executable, *PYTEST, "-m", "not mpi", *chosen]
+        return [sys.executable, *PYTEST, "-m", "not mpi", *selection]
     launcher = [find_mpirun(), "-n", str(tests.ranks), sys.executable]
-    return [*launcher, *PYTEST, "--with-mpi", "--only-mpi", f"--rank-timeout={test_limit_s:g}", *chosen]
+    return [*launcher, *PYTEST, "--with-mpi", "--only-mpi", f"--rank-timeout={test_limit_s:g}", *selection]
 
 
 def surroundings(tree: Path, kernels: str = "kernels") -> dict[str, str]:
@@ -150,8 +150,8 @@ def outcome(status: int, output: str) -> tuple[str, str]:
         return BROKEN, f"exit status {status}: {reason}"
     if build := OF_A_BUILD.search(output):
         return BROKEN, build[0]
-    if ended := OF_A_TEST.search(output):
-        return (LATE if "not finished after" in ended[0] else FAILED), ended[0]
+    if result := OF_A_TEST.search(output):
+        return (LATE if "not finished after" in result[0] else FAILED), result[0]
     return (FAILED if counts - {"passed"} else BROKEN), reason
 
 
@@ -206,12 +206,12 @@ def examine(clean: dict[Selection, Ended], patience: float, tree: Path, mutant: 
     try:
         for tests in mutant.tests:
             limits_s = patience * (more_s + SLOWER * clean[tests].seconds), patience * more_s
-            ended = run(tree, tests, *limits_s, kernels)
-            if ended.word == LATE:
-                ended = run(tree, tests, *(AGAIN * limit_s for limit_s in limits_s), kernels)
-            if ended.word != PASSED:
-                word = "BROKEN BUILD" if ended.word == BROKEN else CAUGHT
-                return Verdict(word, ended.why, time.monotonic() - begin)
+            result = run(tree, tests, *limits_s, kernels)
+            if result.word == LATE:
+                result = run(tree, tests, *(AGAIN * limit_s for limit_s in limits_s), kernels)
+            if result.word != PASSED:
+                word = "BROKEN BUILD" if result.word == BROKEN else CAUGHT
+                return Verdict(word, result.why, time.monotonic() - begin)
         return Verdict("SURVIVED", "", time.monotonic() - begin)
     finally:
         path.write_text(text)
@@ -249,8 +249,8 @@ def examine_all(
 
 def row(mutant: Mutant, verdict: Verdict) -> str:
     word, why, seconds = verdict
-    told = word if word == CAUGHT else f"**{word}** {why}".strip()
-    return name(mutant) + cells(told, date.today(), f"{seconds:.0f}")
+    text = word if word == CAUGHT else f"**{word}** {why}".strip()
+    return name(mutant) + cells(text, date.today(), f"{seconds:.0f}")
 
 
 def name(mutant: Mutant) -> str:
@@ -299,20 +299,20 @@ def main() -> int:
     flags = parser.parse_args()
     rows = {mutant: f"{mutant} {' '.join(map(str, mutant.tests))}" for mutant in MUTANTS}
     mutants = [mutant for mutant, row in rows.items() if any(word in row for word in flags.only)]
-    known = earlier(flags.out, MUTANTS) if flags.out else {}
-    done: dict[Mutant, Verdict] = {}
+    by_mutant = earlier(flags.out, MUTANTS) if flags.out else {}
+    verdicts: dict[Mutant, Verdict] = {}
 
     def tell(mutant: Mutant, verdict: Verdict) -> None:
-        done[mutant] = verdict
-        known[mutant] = row(mutant, verdict)
+        verdicts[mutant] = verdict
+        by_mutant[mutant] = row(mutant, verdict)
         if flags.out:
-            flags.out.write_text(table(known, MUTANTS))
+            flags.out.write_text(table(by_mutant, MUTANTS))
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = [copy_tree(flags.tree, Path(folder, str(number))) for number in range(max(1, flags.jobs))]
         examine_all(mutants, copies, flags.patience, tell)
-    print(table({mutant: known[mutant] for mutant in mutants}, mutants), end="")
-    return any(verdict.word != CAUGHT for verdict in done.values())
+    print(table({mutant: by_mutant[mutant] for mutant in mutants}, mutants), end="")
+    return any(verdict.word != CAUGHT for verdict in verdicts.values())
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ class Selection(NamedTuple):
         >>> print(Selection("test_zero.py", "sgd", ranks=2))
         test_zero.py -k 'sgd' on 2 ranks
         """
-        chosen = f" -k '{self.keys}'" if self.keys else ""
-        return f"{self.file}{chosen}{f' on {self.ranks} ranks' if self.ranks else ''}"
+        keys = f" -k '{self.keys}'" if self.keys else ""
+        return f"{self.file}{keys}{f' on {self.ranks} ranks' if self.ranks else ''}"
 
     @property
     def need_ranks(self) -> bool:

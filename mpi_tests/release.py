@@ -71,8 +71,8 @@ class Row(NamedTuple):
 def interpreter(version: str) -> str:
     """Return a Python of this version: pyenv's, whose name on the PATH may run none, or the PATH's."""
     root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    found = sorted(root.glob(f"versions/{version}.*/bin/python{version}"))
-    return str(found[-1]) if found else f"python{version}"
+    paths = sorted(root.glob(f"versions/{version}.*/bin/python{version}"))
+    return str(paths[-1]) if paths else f"python{version}"
 
 
 def elsewhere(name: str, packages: str, command: str, python: str = "python3", folder: str = "") -> Check:
@@ -151,8 +151,8 @@ def table(rows: Iterable[Row]) -> str:
 def earlier(path: Path) -> dict[str, Row]:
     """Return the rows of a table that is there, by check."""
     lines = path.read_text().splitlines() if path.exists() else []
-    found = lines.index(TITLES) + 2 if TITLES in lines else len(lines)
-    return {row.check: row for row in map(Row.parse, lines[found:])}
+    begin = lines.index(TITLES) + 2 if TITLES in lines else len(lines)
+    return {row.check: row for row in map(Row.parse, lines[begin:])}
 
 
 def main() -> int:

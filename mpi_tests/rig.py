@@ -157,9 +157,9 @@ def limit(namespace, device, rate):
 
 def run(*command):
     """Run a command; raise RigError with its message if it fails."""
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        complaint = " ".join((ended.stderr or ended.stdout).split())
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        complaint = " ".join((result.stderr or result.stdout).split())
         error = UnavailableError if any(word in complaint for word in BARRED) else RigError
         raise error(f"the rig can't be made: {shlex.join(command)}: {complaint}")
 

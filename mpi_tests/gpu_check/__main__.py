@@ -64,7 +64,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     return flags
 
 
-def chosen(flags: argparse.Namespace) -> list[str]:
+def selection(flags: argparse.Namespace) -> list[str]:
     names = flags.only or list(CHECKS)
     return [name for name in names if flags.half in (None, CHECKS[name].half)]
 
@@ -115,12 +115,12 @@ def main(words: Sequence[str] | None = None, module: str = "mpi_tests.gpu_check"
         print(f"skipped: {why}")
         return 0
     rows: list[Row] = []
-    bar = progress_bar(chosen(flags), "check")
+    bar = progress_bar(selection(flags), "check")
     for name in bar:
         bar.set_description(name)
-        found = rows_of(name, flags.device, CHECKS[name].limit_s, module)
-        show(*("  ".join(row) for row in found))
-        rows += found
+        rows_of_check = rows_of(name, flags.device, CHECKS[name].limit_s, module)
+        show(*("  ".join(row) for row in rows_of_check))
+        rows += rows_of_check
         if flags.out:  # as far as it goes, should this process be ended
             flags.out.write_text(f"{title(flags.device)}\n\n{table(rows)}\n")
     print(f"\n{title(flags.device)}\n\n{table(rows)}")

@@ -83,9 +83,9 @@ def main() -> None:
     runs, why = able(comm, trial)
     times = dict(zip(runs, medians(comm, list(runs.values()), REPEATS, WARMUPS), strict=True))
     mpi_s = times.pop("mpi", None)
-    found = {"copy_s": copy_s(comm, device, nbytes), "ours_s": times, "mpi_s": mpi_s, "why_no_mpi": why}
+    measurements = {"copy_s": copy_s(comm, device, nbytes), "ours_s": times, "mpi_s": mpi_s, "why_no_mpi": why}
     if comm.rank == 0:
-        print(json.dumps(found))
+        print(json.dumps(measurements))
 
 
 if __name__ == "__main__":

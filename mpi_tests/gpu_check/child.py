@@ -28,13 +28,13 @@ def rows_of(name: str, device: str, limit_s: float, module: str) -> list[Row]:
         paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         end = []
         try:
-            ended = watched([sys.executable, *words], environment() | {"PYTHONPATH": paths}, limit_s + SPARE_S)
+            result = watched([sys.executable, *words], environment() | {"PYTHONPATH": paths}, limit_s + SPARE_S)
         except AssertionError as error:
             end = [Row(name, "an end", last_line(str(error)), "too long")]
         else:
-            if ended.returncode:
-                how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"exit status {ended.returncode}"
-                end = [Row(name, "an end", f"{how}: {last_line(ended.stderr)}", "crashed")]
+            if result.returncode:
+                how = f"signal {-result.returncode}" if result.returncode < 0 else f"exit status {result.returncode}"
+                end = [Row(name, "an end", f"{how}: {last_line(result.stderr)}", "crashed")]
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [Row(*json.loads(line)) for line in lines if line.endswith("\n")] + end
 

@@ -21,14 +21,14 @@ def on_ranks(setting: Setting, ranks: int, *command: Any, env: dict[str, str] | 
     Raises: AssertionError with what it said, if it failed; CannotRunError where there is no mpirun.
     """
     if ranks == 1:
-        ended = watched([sys.executable, *command], environment() | (env or {}), setting.left_s)
+        result = watched([sys.executable, *command], environment() | (env or {}), setting.left_s)
     elif not (shutil.which("mpirun") or (Path(sys.executable).parent / "mpirun").exists()):
         raise CannotRunError(NO_MPI)
     else:
         more = {"OMP_NUM_THREADS": "1"} | (env or {})  # as ranks share the cores
-        ended = launch(ranks, sys.executable, *command, env=more, timeout=setting.left_s)
-    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
-    return ended.stdout
+        result = launch(ranks, sys.executable, *command, env=more, timeout=setting.left_s)
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+    return result.stdout
 
 
 def program(setting: Setting, ranks: int, name: str, *more: Any, env: dict[str, str] | None = None) -> Any:

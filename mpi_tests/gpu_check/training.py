@@ -62,15 +62,15 @@ def parity(setting: Setting) -> list[Row]:
 def mixes(setting: Setting) -> Iterator[Row]:
     """Compare the losses of layouts of 4 ranks with those of one rank, each on the device."""
     need(setting)
-    ranks, chosen = (2, SMALL_MIXES) if setting.is_small else (4, MIXES)
+    ranks, mixes_by_name = (2, SMALL_MIXES) if setting.is_small else (4, MIXES)
     alone = losses(setting, setting.device)
-    for name, mix in chosen.items():
+    for name, mix in mixes_by_name.items():
         yield row(f"training, {name}", "one rank's losses", losses(setting, setting.device, ranks, mix), alone)
 
 
-def row(check: str, goal: str, measured: np.ndarray, wanted: np.ndarray) -> Row:
-    worst = float(np.max(np.abs(measured / wanted - 1)))
-    return Row(check, f"{goal} within {RTOL:g}", f"within {worst:.1e} of {len(wanted)} losses", verdict(worst < RTOL))
+def row(check: str, goal: str, measured: np.ndarray, expected: np.ndarray) -> Row:
+    worst = float(np.max(np.abs(measured / expected - 1)))
+    return Row(check, f"{goal} within {RTOL:g}", f"within {worst:.1e} of {len(expected)} losses", verdict(worst < RTOL))
 
 
 @cache  # on the CPU, a training there and one here are the same

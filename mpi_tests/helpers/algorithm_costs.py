@@ -163,10 +163,10 @@ def count(rounds):
 def cost(algorithm, size):
     """Return rounds with messages, or barriers, and the chunks that each round's busiest rank moves and reduces."""
     schedules = {rank: list(algorithm(rank, size)) for rank in range(size)}
-    counted = count(tally(schedules, nodes_of(size)))
-    if counted.barriers:
-        return counted.barriers, counted.copied, counted.reduced
-    return counted.messages, counted.sent, counted.reduced
+    counts = count(tally(schedules, nodes_of(size)))
+    if counts.barriers:
+        return counts.barriers, counts.copied, counts.reduced
+    return counts.messages, counts.sent, counts.reduced
 
 
 def nodes_of(*lengths):

@@ -26,10 +26,10 @@ def check_possible() -> None:
 def mirror() -> str:
     """Return where apt finds Debian's packages."""
     lines = subprocess.run(["apt-get", "indextargets", "--format", "$(REPO_URI)"], capture_output=True, text=True)
-    found = [line for line in lines.stdout.split() if line.rstrip("/").endswith("/debian")]
-    if not found:
+    mirrors = [line for line in lines.stdout.split() if line.rstrip("/").endswith("/debian")]
+    if not mirrors:
         sys.exit("error: apt has no mirror of Debian, whose address ends in /debian: add one to its sources")
-    return found[0]
+    return mirrors[0]
 
 
 def make_root(root: Path, suite: str, packages: Sequence[str], clone: str) -> None:

@@ -106,6 +106,6 @@ def checkout(folder: Path) -> Path:
 def run(command: str, folder: Path = ROOT, fails: bool = False) -> subprocess.CompletedProcess[str]:
     """Run a command of a page in bash, in the environment that the pages say to activate."""
     env = environment() | {"PATH": f"{Path(sys.executable).parent}:{environment()['PATH']}"}
-    ended = subprocess.run(["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
-    assert (ended.returncode != 0) == fails, f"{command}\n{ended.stdout}{ended.stderr}"
-    return ended
+    result = subprocess.run(["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    assert (result.returncode != 0) == fails, f"{command}\n{result.stdout}{result.stderr}"
+    return result

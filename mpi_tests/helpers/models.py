@@ -48,10 +48,10 @@ def tensors_alive():
 each_mode = pytest.mark.parametrize("sequence", [False, True], ids=["", "sequence-parallel"])
 
 
-def close(got, wanted, rtol=1e-10):
-    got, wanted = got.detach(), wanted.detach()
-    scale = wanted.abs().max()
-    torch.testing.assert_close(got, wanted, rtol=rtol, atol=rtol * float(scale))
+def close(actual, expected, rtol=1e-10):
+    actual, expected = actual.detach(), expected.detach()
+    scale = expected.abs().max()
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=rtol * float(scale))
 
 
 def part(parameter, whole, comm):

@@ -15,8 +15,8 @@ from pathlib import Path
 
 def library() -> Path | None:
     """Return the library of the wheel nvidia-cuda-nvrtc-cu12, if it is installed."""
-    found = find_spec("nvidia.cuda_nvrtc") if find_spec("nvidia") else None
-    places = found.submodule_search_locations if found else None
+    spec = find_spec("nvidia.cuda_nvrtc") if find_spec("nvidia") else None
+    places = spec.submodule_search_locations if spec else None
     return next((path for place in places or () for path in Path(place).glob("lib/libnvrtc.so.*")), None)
 
 

@@ -24,19 +24,19 @@ class Page(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag, attributes):
-        given = dict(attributes)
+        values = dict(attributes)
         self.tags.append(tag)
-        self.links += [given[name] for name in ("href", "src", "srcset", "data", "action") if name in given]
+        self.links += [values[name] for name in ("href", "src", "srcset", "data", "action") if name in values]
         self._end_cell()
         if tag == "figure":
-            self.charts.append(json.loads(given["data-chart"]))
+            self.charts.append(json.loads(values["data-chart"]))
         elif tag == "table":
-            self._rows = self.tables.setdefault(given["id"], [])
+            self._rows = self.tables.setdefault(values["id"], [])
             self._names = []
         elif tag == "tr":
             self._end_row()
         elif tag == "td":
-            self._cell = given
+            self._cell = values
         self._text = ""
 
     def handle_endtag(self, tag):
@@ -66,11 +66,11 @@ def check_charts(page: Page) -> None:
     """Check that each chart names a table and columns of the page."""
     for chart in page.charts:
         columns = page.tables[chart["table"]][0].keys()
-        used = {chart["x"]["column"]} if "column" in chart["x"] else set()
+        names = {chart["x"]["column"]} if "column" in chart["x"] else set()
         for line in chart.get("lines", ()):
-            used |= {*line["where"], *(name for pair in line.get("bands", ()) for name in pair)}
-        used |= {part["column"] for part in chart.get("parts", ())}
-        assert used <= columns, (chart["title"], used - columns)
+            names |= {*line["where"], *(name for pair in line.get("bands", ()) for name in pair)}
+        names |= {part["column"] for part in chart.get("parts", ())}
+        assert names <= columns, (chart["title"], names - columns)
 
 
 def check_fetches_nothing(text: str) -> None:

@@ -90,9 +90,9 @@ class Operations(TorchDispatchMode):
         self.placement = placement
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, torch.Tensor) and x.numel()]
-        here = [x for x in given if self.placement.has(x)]
-        there = [x for x in given if x.dim() and not self.placement.has(x)]
+        tensors = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, torch.Tensor) and x.numel()]
+        here = [x for x in tensors if self.placement.has(x)]
+        there = [x for x in tensors if x.dim() and not self.placement.has(x)]
         name = func._schema.name
         if here and there and name not in COPIES:
             raise AssertionError(f"{name} of tensors on {DEVICE} and on the host: {[tuple(x.shape) for x in there]}")

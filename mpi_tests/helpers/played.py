@@ -60,16 +60,16 @@ def needs(action, num_stages):
 
 def merged(schedule, seed=0):
     """Return all actions with their ranks, in a random order that respects their dependencies."""
-    draw, done = random.Random(seed), set()
+    draw, actions = random.Random(seed), set()
     ahead = {rank: list(order) for rank, order in enumerate(schedule.orders) if order}
     while ahead:
         ready = [
             rank
             for rank, order in ahead.items()
-            if all(done.intersection(either) for either in needs(order[0], schedule.num_stages))
+            if all(actions.intersection(either) for either in needs(order[0], schedule.num_stages))
         ]
         rank = draw.choice(ready)
-        done.add(ahead[rank][0])
+        actions.add(ahead[rank][0])
         yield rank, ahead[rank].pop(0)
         if not ahead[rank]:
             del ahead[rank]
@@ -95,20 +95,20 @@ class Players:
     def play(self, batches, sum_up=torch.clone):
         """Return the loss, checking that no rank ever keeps more activations than the schedule states."""
         weights = loss_weights(batches, IGNORED, sum_up)
-        last, loss, passed = self.schedule.num_stages - 1, 0.0, {}
+        last, loss, messages = self.schedule.num_stages - 1, 0.0, {}
         for rank, (number, kind, micro_batch) in merged(self.schedule):
             stage = self.stages[number]
             if kind == FORWARD:
-                y = stage.forward(micro_batch, passed.pop((number, micro_batch), None), batches[micro_batch])
+                y = stage.forward(micro_batch, messages.pop((number, micro_batch), None), batches[micro_batch])
                 if number == last:
                     loss += weights[micro_batch] * float(y)
                     y = y.new_tensor(weights[micro_batch])
-                passed[number + 1, micro_batch] = y
+                messages[number + 1, micro_batch] = y
             elif kind == WEIGHTS:
                 stage.backward_weights(micro_batch)
             else:
                 act = stage.backward if kind == BACKWARD else stage.backward_inputs
-                passed[number, micro_batch] = act(micro_batch, passed.pop((number + 1, micro_batch)))
+                messages[number, micro_batch] = act(micro_batch, messages.pop((number + 1, micro_batch)))
             alive = sum(self.stages[own].num_alive for own in self.schedule.stages(rank))
             assert alive <= self.schedule.peaks[rank]
         assert not any(stage.num_alive for stage in self.stages.values())
@@ -116,12 +116,12 @@ class Players:
 
     def gradients(self):
         """Return the gradients by the whole model's names; those of the tied head and embedding are summed."""
-        found = {}
+        sums = {}
         for model in self.models:
             for name, p in model.named_parameters():
                 name = name.replace("lm_head", "transformer.wte")
-                found[name] = found[name] + p.grad if name in found else p.grad
-        return found
+                sums[name] = sums[name] + p.grad if name in sums else p.grad
+        return sums
 
 
 class Alone:
@@ -158,9 +158,9 @@ def dropping_results(config, num_samples):
     return whole_batch(model_of(config, place), batch)
 
 
-def check_results(players, batches, wanted, rtol):
+def check_results(players, batches, expected, rtol):
     loss, gradients = players.play(batches), players.gradients()
-    assert loss == pytest.approx(wanted[0], rel=rtol)
-    assert gradients.keys() == wanted[1].keys()
-    for name, gradient in wanted[1].items():
+    assert loss == pytest.approx(expected[0], rel=rtol)
+    assert gradients.keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
         close(gradients[name].to(gradient.dtype), gradient, rtol)

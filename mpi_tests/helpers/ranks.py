@@ -210,12 +210,12 @@ class Ranks:
         """Set the test up on all ranks or on none."""
         if not self.votes_on_setup(item):
             return (yield)
-        ended = True
+        completed = True
         try:
             result = yield
-            ended = False
+            completed = False
         finally:
-            elsewhere = self.world.highest(ended) and not ended
+            elsewhere = self.world.highest(completed) and not completed
         if elsewhere:
             raise OtherRankError("the setup has ended on another rank")
         return result

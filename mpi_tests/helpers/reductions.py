@@ -58,9 +58,9 @@ def reduced(op, xs, divisor=1):
         return total.astype(dtype)
 
 
-def same(got, want, op="sum", where=()):
+def same(actual, want, op="sum", where=()):
     """Bit for bit, but that all NaNs are one, and of a zero and its negative either may be the least."""
-    np.testing.assert_array_equal(canonical(got, op), canonical(want, op), err_msg=str(where), strict=True)
+    np.testing.assert_array_equal(canonical(actual, op), canonical(want, op), err_msg=str(where), strict=True)
 
 
 @np.errstate(invalid="ignore")
@@ -82,10 +82,10 @@ def reduce(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> None:
 def check_reduction(cupy: Any, op: str, xs: list[np.ndarray], case: str) -> None:
     num, divisor = len(xs), 3 if op == "avg" else 1
     offsets = {ALIGNED: [0] * (num + 1), SHIFTED: [1] * (num + 1), MIXED: range(num + 1), IN_PLACE: [1] * num}[case]
-    held = [Guarded(cupy, x, offset) for x, offset in zip(xs, offsets, strict=False)]
-    out = held[num // 2] if case == IN_PLACE else Guarded(cupy, np.zeros_like(xs[0]), offsets[-1])
-    reduce(op, out.array, [x.array for x in held], divisor)
+    inputs = [Guarded(cupy, x, offset) for x, offset in zip(xs, offsets, strict=False)]
+    out = inputs[num // 2] if case == IN_PLACE else Guarded(cupy, np.zeros_like(xs[0]), offsets[-1])
+    reduce(op, out.array, [x.array for x in inputs], divisor)
     same(out.get(), reduced(op, xs, divisor), op, (op, num, len(xs[0]), case))
-    for x, given in zip(held, xs, strict=True):
+    for x, original in zip(inputs, xs, strict=True):
         if x is not out:
-            same(x.get(), given)
+            same(x.get(), original)

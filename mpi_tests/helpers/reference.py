@@ -88,5 +88,5 @@ def expected(collective: str, xs: list[np.ndarray], rank: int, op: str = "sum", 
     raise AssertionError(collective)
 
 
-def same(got: np.ndarray | None, want: np.ndarray | None, where: object = "") -> None:
-    np.testing.assert_array_equal(got, want, err_msg=str(where), strict=True)
+def same(actual: np.ndarray | None, want: np.ndarray | None, where: object = "") -> None:
+    np.testing.assert_array_equal(actual, want, err_msg=str(where), strict=True)

@@ -29,10 +29,10 @@ def is_defined(path: str, name: str) -> bool:
     """Return whether a file defines a function, class, method, attribute or constant, by its dotted name."""
     body = ast.parse((ROOT / path).read_text()).body
     for part in name.split("."):
-        found = [node for node in body if part in names_of(node)]
-        if not found:
+        matches = [node for node in body if part in names_of(node)]
+        if not matches:
             return False
-        body = getattr(found[-1], "body", [])
+        body = getattr(matches[-1], "body", [])
     return True
 
 

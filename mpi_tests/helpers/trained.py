@@ -66,8 +66,8 @@ def on_first(comm, size=1, **changes) -> Outcome:
 
 
 def flags(config: Config) -> list[str]:
-    given = {k: v for k, v in vars(config).items() if v != vars(Config())[k]}
-    return [word for k, v in given.items() for word in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
+    overrides = {k: v for k, v in vars(config).items() if v != vars(Config())[k]}
+    return [word for k, v in overrides.items() for word in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
 
 
 def left_in(out_dir: Path) -> Outcome:

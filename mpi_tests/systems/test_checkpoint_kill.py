@@ -26,20 +26,20 @@ def run_until_killed(directory, draw):
     command = [find_mpirun(), "-n", str(NUM_RANKS), "python", "-m", "mpi_tests.helpers.saving", str(directory)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env=environment(), start_new_session=True, **pipes) as run:
-        pids, said = {}, []
+        pids, lines = {}, []
         for line in run.stdout:
-            said.append(line)
+            lines.append(line)
             word, number, *pid = line.split()
             if word == "rank":
                 pids[int(number)] = int(*pid)
             if word == "whole":
                 break
-        assert len(pids) == NUM_RANKS, "".join([*said, run.stderr.read()])
+        assert len(pids) == NUM_RANKS, "".join([*lines, run.stderr.read()])
         time.sleep(draw.uniform(0, 0.3))
         os.kill(draw.choice([*pids.values()]), signal.SIGKILL)
         stdout, _ = end_of(run)
-    last = max(int(line.split()[1]) for line in (*said, *stdout.splitlines()) if line.startswith("whole "))
-    return last, any("a run that wrote there has died" in line for line in said)
+    last = max(int(line.split()[1]) for line in (*lines, *stdout.splitlines()) if line.startswith("whole "))
+    return last, any("a run that wrote there has died" in line for line in lines)
 
 
 def end_of(run):
@@ -75,7 +75,7 @@ def test_a_full_disk(tmp_path):
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("only root may mount a small disk")
     save = f"{find_mpirun()} -n {NUM_RANKS} python -m mpi_tests.helpers.saving {tmp_path}"
-    ended = watched([*alone, f"{mount} && {save}; ls {tmp_path}"], environment(), timeout=180)
-    assert f"{tmp_path}/00003-step-3.unfinished/rank-" in ended.stderr
-    assert "No space left on device" in ended.stderr
-    assert ended.stdout.splitlines()[-3:] == ["00001-step-1", "00002-step-2", "lock"]
+    result = watched([*alone, f"{mount} && {save}; ls {tmp_path}"], environment(), timeout=180)
+    assert f"{tmp_path}/00003-step-3.unfinished/rank-" in result.stderr
+    assert "No space left on device" in result.stderr
+    assert result.stdout.splitlines()[-3:] == ["00001-step-1", "00002-step-2", "lock"]

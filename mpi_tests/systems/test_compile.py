@@ -16,8 +16,8 @@ from mpi_tests.helpers.trained import config, flags, left_in, plain_training
 def test_models_may_be_compiled(tmp_path, monkeypatch, layout):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
     words = flags(config(2 // layout.get("tp", 1), out_dir=str(tmp_path / "out"), compile=True, **layout))
-    ended = launch(2, "python", "train.py", *words, timeout=500)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result = launch(2, "python", "train.py", *words, timeout=500)
+    assert result.returncode == 0, result.stdout + result.stderr
     np.testing.assert_allclose(left_in(tmp_path / "out").losses, plain_training().losses, rtol=1e-5)
 
 

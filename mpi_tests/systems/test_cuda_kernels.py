@@ -72,10 +72,10 @@ def test_two_halves_are_reduced_as_the_device_does(cupy):
     for dtype in sorted(HALVES, key=str):
         low, high = (draw(np.random.default_rng(seed), 1000, dtype) for seed in range(2))
         for op in ops_of(str(dtype)):
-            got, want = cupy.asarray(low), np.empty_like(low)
-            reduce(op, got, [got, cupy.asarray(high)])
+            actual, want = cupy.asarray(low), np.empty_like(low)
+            reduce(op, actual, [actual, cupy.asarray(high)])
             views.host().reduce(op, low, high, want)
-            same(got.get(), want, op)
+            same(actual.get(), want, op)
 
 
 @np.errstate(all="ignore")
@@ -120,9 +120,9 @@ def test_divide(cupy, dtype):
         x = draw(np.random.default_rng(divisor), 500, dtype_of(dtype))
         want = x.copy()
         views.host().divide(want, divisor)
-        got = cupy.asarray(x)
-        cuda_kernels.divide(got, divisor)
-        same(got.get(), want)
+        actual = cupy.asarray(x)
+        cuda_kernels.divide(actual, divisor)
+        same(actual.get(), want)
 
 
 def test_launches(cuda, cupy, launches):

@@ -57,13 +57,13 @@ def test_commands(page, tmp_path):
     """Run the commands of a page from top to bottom, in one folder: later ones read what earlier ones have written."""
     folder = checkout(tmp_path)
     for command in own(page):
-        printed = run(small(command.text), folder).stdout
+        output = run(small(command.text), folder).stdout
         for words, line in SAYS.items():
-            assert not re.search(words, command.text) or re.search(line, printed), f"{command.text}\n{printed}"
+            assert not re.search(words, command.text) or re.search(line, output), f"{command.text}\n{output}"
         for file in re.findall(WRITES, command.text):
             assert (folder / file).exists(), f"{command.text} has not written {file}"
         if command.output is not None:  # ranks print in any order
-            assert sorted(printed.splitlines()) == sorted(command.output.splitlines()), command.text
+            assert sorted(output.splitlines()) == sorted(command.output.splitlines()), command.text
 
 
 def python_of(page: str) -> str:
@@ -74,8 +74,8 @@ def python_of(page: str) -> str:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python_of(page) and page not in PYTHON_ELSEWHERE])
 def test_python(page):
-    ended = launch(NUM_RANKS, sys.executable, "-c", python_of(page))
-    assert ended.returncode == 0, ended.stderr
+    result = launch(NUM_RANKS, sys.executable, "-c", python_of(page))
+    assert result.returncode == 0, result.stderr
 
 
 def test_text_from_what_was_trained(tmp_path):
@@ -103,19 +103,19 @@ def test_commands_for_gpus_say_what_is_missing():
 
 def test_what_pip_is_told_to_install_is_there():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    told = {extra for text in PAGES.values() for extra in re.findall(r"pip install '\.\[(\w+)\]'", text)}
-    assert told
-    assert told <= extras.keys()
+    names = {extra for text in PAGES.values() for extra in re.findall(r"pip install '\.\[(\w+)\]'", text)}
+    assert names
+    assert names <= extras.keys()
 
 
 def test_a_hanging_job_ends_as_shown():
     command = command_with("examples/hang.py")
-    shown = output_of(command).splitlines()
-    ended = run(command, fails=True)
-    begin = ended.stderr.index(shown[0])
-    lines = ended.stderr[begin:].splitlines()[: len(shown)]
+    example = output_of(command).splitlines()
+    result = run(command, fails=True)
+    begin = result.stderr.index(example[0])
+    lines = result.stderr[begin:].splitlines()[: len(example)]
     *lines, where = [re.sub(r"\b\d+ s\b", "5 s", line) for line in lines]
-    *report, shown_where = shown
+    *report, shown_where = example
     assert lines == report
     words, folder = where.rsplit(" ", 1)
     assert words == shown_where.rsplit(" ", 1)[0]
@@ -125,10 +125,10 @@ def test_a_hanging_job_ends_as_shown():
 def test_the_doctor_says_what_is_shown():
     """Its first line, and others on the same topics, of the same ranks; their facts are this machine's."""
     command = "mpirun -n 4 python -m collectives.doctor"
-    shown = output_of(command).replace("node1", platform.node()).splitlines()
-    printed = run(command).stdout.splitlines()
-    assert printed[0] == shown[0]
-    assert {topic(line) for line in shown} <= {topic(line) for line in printed}
+    example = output_of(command).replace("node1", platform.node()).splitlines()
+    lines = run(command).stdout.splitlines()
+    assert lines[0] == example[0]
+    assert {topic(line) for line in example} <= {topic(line) for line in lines}
 
 
 def topic(line: str) -> str:

@@ -15,9 +15,9 @@ PATIENCE_S = 60  # for one case, on a machine that does other things
 
 def test_commands_run_or_refuse_in_one_line():
     words = [sys.executable, "-m", "mpi_tests.fuzz_settings", "--seconds", 15, "--limit", PATIENCE_S]
-    ended = watched(words, environment() | {"PYTHONPATH": str(ROOT)}, 180)
-    assert ended.returncode == 0, ended.stderr
-    assert " cases of --seed 0: " in ended.stdout
+    result = watched(words, environment() | {"PYTHONPATH": str(ROOT)}, 180)
+    assert result.returncode == 0, result.stderr
+    assert " cases of --seed 0: " in result.stdout
 
 
 def test_a_failure_names_its_case(monkeypatch, capsys):

@@ -55,8 +55,8 @@ def suited(name):
 
 
 def test_ranks_on_four_hosts(rig, script):
-    ended = rig.launch("python", script(SUM), hostfile=suited("rig"))
-    assert ended.stdout == "8 ((0, 1), (2, 3), (4, 5), (6, 7))\n", ended.stderr
+    result = rig.launch("python", script(SUM), hostfile=suited("rig"))
+    assert result.stdout == "8 ((0, 1), (2, 3), (4, 5), (6, 7))\n", result.stderr
     assert entries(suited("rig")) == HOSTFILE.read_text().splitlines()
 
 

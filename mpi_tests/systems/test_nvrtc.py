@@ -18,9 +18,9 @@ pytestmark = [
 def test_nvrtc_compiles_every_kernel():
     """Each dtype and op for three generations of GPUs; with EVERY_KERNEL set, for every number of sources, too."""
     nums = range(1, 9) if "EVERY_KERNEL" in os.environ else (5,)
-    chosen = sorted(set(names(nums)))
+    kernels = sorted(set(names(nums)))
     for shift, arch in enumerate(("sm_70", "sm_80", "sm_90")):
-        some = chosen if "EVERY_KERNEL" in os.environ else chosen[shift::3]
+        some = kernels if "EVERY_KERNEL" in os.environ else kernels[shift::3]
         options = [*cuda_kernels.OPTIONS, f"--gpu-architecture={arch}", "-ftz=true"]  # the last by CuPy
         code = nvrtc.ptx(cuda_kernels.SOURCE.read_text(), some, options)
         assert code.count(".entry") == len(some)

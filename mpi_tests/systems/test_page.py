@@ -68,10 +68,10 @@ def wait(driver, *parts):
     """Wait until the page shows a scene and choices."""
     until = time.monotonic() + 30
     while True:
-        shown = driver.execute_script("return document.body.dataset.shown") or ""
-        if all(part in shown.replace("#", "&").split("&") for part in parts):
+        state = driver.execute_script("return document.body.dataset.shown") or ""
+        if all(part in state.replace("#", "&").split("&") for part in parts):
             return
-        assert time.monotonic() < until, f"the page shows {shown}, not {parts}"
+        assert time.monotonic() < until, f"the page shows {state}, not {parts}"
         time.sleep(0.05)
 
 
@@ -248,11 +248,11 @@ def test_the_page_prices_pipelines_as_the_planner_does(driver, name):
         times = [draws.choice((0.25, 0.5, 1, 1.75, 4)) for _ in range(schedule.num_stages)]
         message = draws.choice((0, 0.5, 2))
         timeline = price(schedule, Costs(times, times, times, message))
-        shown = ask(driver, "pipelineTimes", name, size, times, message)
+        answer = ask(driver, "pipelineTimes", name, size, times, message)
         spans = [[[timeline.begin_s[a], timeline.end_s[a]] for a in order] for order in schedule.orders]
-        assert shown["spans"] == spans
-        assert shown["bubble"] == pytest.approx(timeline.bubble)
-        for curve, order in zip(shown["alive"], schedule.orders, strict=True):
+        assert answer["spans"] == spans
+        assert answer["bubble"] == pytest.approx(timeline.bubble)
+        for curve, order in zip(answer["alive"], schedule.orders, strict=True):
             assert max(alive for _, alive in curve) == max(num_alive(order))
             assert curve[-1][1] == 0
 
@@ -285,8 +285,8 @@ def test_a_pipeline_shows_what_is_over_and_what_is_kept(driver):
         "return [...document.querySelectorAll('[data-alive]')].map(a => Number(a.dataset.alive))"
     )
     for number, order in zip(alive, timeline.schedule.orders, strict=True):
-        begun = sum(a.kind == "F" and timeline.begin_s[a] <= now for a in order)
-        assert number == begun - sum(a.kind in "BW" and timeline.end_s[a] <= now for a in order)
+        forwards = sum(a.kind == "F" and timeline.begin_s[a] <= now for a in order)
+        assert number == forwards - sum(a.kind in "BW" and timeline.end_s[a] <= now for a in order)
 
 
 def test_ring_attention_shows_whose_keys_are_where(driver):
@@ -306,16 +306,16 @@ def test_ring_attention_shows_whose_keys_are_where(driver):
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_zero_shows_what_each_rank_holds(driver, stage):
     visit(driver, f"scene=zero&zero_stage={stage}&ranks=3&micro_batches=1&step=0")
-    for what, _, held, _ in zero.trace(stage, 3, 1):
+    for what, _, states, _ in zero.trace(stage, 3, 1):
         assert what in driver.find_element("id", "status").text
         cells = driver.execute_script(
             "return [...document.querySelectorAll('#zero [data-held]')].map(c => [...['rank', 'part', 'layer', 'chunk']"
             ".map(name => Number(c.dataset[name])), c.dataset.held])"
         )
-        for rank, part, layer, chunk, shown in cells:
-            state = held[part][layer]
+        for rank, part, layer, chunk, label in cells:
+            state = states[part][layer]
             own = "yes" if state == zero.WHOLE or (state == zero.SHARD and chunk == rank) else "no"
-            assert shown == ("moving" if state == zero.MOVING else own)
+            assert label == ("moving" if state == zero.MOVING else own)
         assert len(cells) == 3 * 3 * zero.LAYERS * 3
         press(driver, "ArrowRight")
 

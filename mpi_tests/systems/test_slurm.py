@@ -112,30 +112,30 @@ class TestBatchScript:
 
 @pytest.mark.parametrize("program", [("examples/sum.py",), ("-c", INIT)], ids=["collectives", "torch"])
 def test_ranks_that_do_not_know_of_each_other_stop(slurm, program):
-    ended = slurm.run("srun", "-N2", "-n4", "--mpi=none", "python", *program)
-    assert ended.returncode != 0
-    assert not ended.stdout
-    (line,) = [line for line in ended.stderr.splitlines() if not line.startswith("srun: ")]
+    result = slurm.run("srun", "-N2", "-n4", "--mpi=none", "python", *program)
+    assert result.returncode != 0
+    assert not result.stdout
+    (line,) = [line for line in result.stderr.splitlines() if not line.startswith("srun: ")]
     assert line.startswith("error: srun started 4 processes, but each is alone in the MPI of mpi4py")
     assert line.endswith(f"start them with srun --mpi={'pmi2' if is_hydra() else 'pmix'}, or with mpirun in its place")
 
 
 @pytest.mark.parametrize(
-    ("program", "shown"),
+    ("program", "line"),
     [(("examples/sum.py",), "rank {} of 4 has [10. 10. 10. 10.]"), (("-c", INIT), "{} 4 [4.0, 4.0]")],
     ids=["collectives", "torch"],
 )
-def test_the_remedy(slurm, program, shown):
+def test_the_remedy(slurm, program, line):
     interface = "pmi2" if is_hydra() else "pmix"
     stale = {"MASTER_ADDR": "nowhere.invalid", "WORLD_SIZE": "64", "SLURM_PMIX_FENCE": "ring"}
-    ended = slurm.run("srun", "-N2", "-n4", f"--mpi={interface}", "python", *program, env=stale)
-    if "can not load PMIx library" in ended.stderr:
+    result = slurm.run("srun", "-N2", "-n4", f"--mpi={interface}", "python", *program, env=stale)
+    if "can not load PMIx library" in result.stderr:
         pytest.skip("this Slurm has no PMIx: apt-get install --no-install-recommends libpmix-dev")
-    assert sorted(ended.stdout.splitlines()) == [shown.format(rank) for rank in range(4)], ended.stderr
+    assert sorted(result.stdout.splitlines()) == [line.format(rank) for rank in range(4)], result.stderr
 
 
 @pytest.mark.parametrize("inside", [("salloc", "-n4"), ("srun", "-n1")], ids=lambda words: words[0])
 def test_one_process_may_be_alone(slurm, inside):
     """In the shell of an allocation of four, and as the one task of a step."""
-    ended = slurm.run(*inside, sys.executable, "examples/sum.py")
-    assert ended.stdout == "rank 0 of 1 has [1. 1. 1. 1.]\n", ended.stderr
+    result = slurm.run(*inside, sys.executable, "examples/sum.py")
+    assert result.stdout == "rank 0 of 1 has [1. 1. 1. 1.]\n", result.stderr

@@ -52,25 +52,25 @@ def site(wheel):
 
 def pip(words):
     command = [sys.executable, "-m", "pip", *map(str, words), "--quiet", "--no-deps", "--no-index"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 def outside(site, folder, *words):
     """Run a program from the wheel, in a folder without a checkout."""
     command = ["env", f"--chdir={folder}", f"PYTHONPATH={site}", *words]
-    ended = watched(command, environment(), 600)  # the first compiles kernels
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+    result = watched(command, environment(), 600)  # the first compiles kernels
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 def test_it_holds_what_programs_read(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
     for folder, pattern in FILES.items():
-        wanted = {f"{folder}/{path.name}" for path in (ROOT / folder).glob(pattern) if path.is_file()}
-        assert wanted, folder
-        assert wanted <= names
+        expected = {f"{folder}/{path.name}" for path in (ROOT / folder).glob(pattern) if path.is_file()}
+        assert expected, folder
+        assert expected <= names
     assert {f"{package}/__init__.py" for package in PACKAGES} <= names
     assert not [name for name in names if name.startswith(("mpi_tests", "benchmarks", "train.py"))]
 
@@ -91,8 +91,8 @@ def test_commands_that_its_help_shows(site, tmp_path, command):
 
 
 def test_a_text_is_continued_as_training_says(site, tmp_path):
-    printed = outside(site, tmp_path, sys.executable, "-m", "training", *SMALL.split())
-    command = re.search(r"^for more: python (.*)$", printed, re.MULTILINE)[1].split()
+    output = outside(site, tmp_path, sys.executable, "-m", "training", *SMALL.split())
+    command = re.search(r"^for more: python (.*)$", output, re.MULTILINE)[1].split()
     assert outside(site, tmp_path, sys.executable, *command, "--prompt", "def ").startswith("def ")
 
 
@@ -104,5 +104,5 @@ def test_help_names_the_program_as_it_was_started(site, tmp_path, module):
 def test_hostfiles_are_where_their_script_says(site, tmp_path):
     (folder,) = outside(site, tmp_path, sys.executable, site / "bin" / "collectives-hostfiles").splitlines()
     assert Path(folder) == site / "collectives" / "job" / "hostfiles"
-    shown = outside(site, tmp_path, "bash", "-c", f"source {folder}/activate.sh && echo $OMPI_MCA_mca_base_env_list")
-    assert shown == "PATH\n"
+    output = outside(site, tmp_path, "bash", "-c", f"source {folder}/activate.sh && echo $OMPI_MCA_mca_base_env_list")
+    assert output == "PATH\n"

@@ -82,13 +82,13 @@ def test_parts_must_be_equal(axis):
 
 
 def test_several_are_under_way_at_once(axis):
-    given = [torch.full((3,), float(axis.rank + nth)) for nth in range(4)]
-    pending = [axis.start("all_reduce", x) for x in given]
+    inputs = [torch.full((3,), float(axis.rank + nth)) for nth in range(4)]
+    pending = [axis.start("all_reduce", x) for x in inputs]
     ranks = axis.size * (axis.size - 1) // 2
     for nth in reversed(range(4)):
         assert pending[nth].wait().tolist() == [ranks + nth * axis.size] * 3
-    assert axis.all_reduce(given[0]).tolist() == [ranks] * 3
-    assert given[0].tolist() == [axis.rank] * 3
+    assert axis.all_reduce(inputs[0]).tolist() == [ranks] * 3
+    assert inputs[0].tolist() == [axis.rank] * 3
     assert sum(map(len, axis._free_plans.values())) == 4
 
 

@@ -39,9 +39,9 @@ def folder(comm):
 
 @pytest.fixture
 def checkpoints(comm, folder):
-    made = Checkpoints(folder, comm)
-    yield made
-    made.release()
+    manager = Checkpoints(folder, comm)
+    yield manager
+    manager.release()
 
 
 class Held:
@@ -82,10 +82,10 @@ def test_a_gpt_is_loaded_into_any_layout(comm, checkpoints):
         saved.clear()  # while it is written
         checkpoints.wait()
         path = checkpoints.newest()
-        for held in every.values():
-            held.clear()
-            loaded = checkpoints.load(held.parts, path)
-            held.check()
+        for state in every.values():
+            state.clear()
+            loaded = checkpoints.load(state.parts, path)
+            state.check()
             assert loaded == (path, step, {"layout": [*layout]})
 
 
@@ -95,13 +95,13 @@ def test_another_number_of_ranks_goes_on(comm, folder):
     for number, size in enumerate((4, 3, 4)):
         ranks = comm.split(0 if comm.rank < size else None)
         if ranks:
-            checkpoints, held = Checkpoints(folder, ranks), Held(ranks, 1, 1)
+            checkpoints, state = Checkpoints(folder, ranks), Held(ranks, 1, 1)
             if number:
-                held.clear()
-                loaded = checkpoints.load(held.parts, checkpoints.newest())
-                held.check()
+                state.clear()
+                loaded = checkpoints.load(state.parts, checkpoints.newest())
+                state.check()
                 assert loaded.step == number - 1
-            checkpoints.save(number, held.parts, {})
+            checkpoints.save(number, state.parts, {})
             checkpoints.close()
             ranks.free()
         comm.barrier()
@@ -159,7 +159,7 @@ def test_the_last_ones_are_kept(comm, checkpoints, folder):
     assert (folder / "lock").read_text() == ""
 
 
-def refused(action, *arguments):
+def refusal(action, *arguments):
     with pytest.raises(InputError) as raised:
         action(*arguments)
     return str(raised.value)
@@ -178,7 +178,7 @@ def test_a_shard_that_cannot_be_written_is_named_by_all(comm, checkpoints, folde
             patch.setattr(module, "write_shard", full)
         checkpoints.save(2, [ramp(comm)], {})
         file = folder / "00002-step-2.unfinished" / "rank-1.safetensors"
-        assert refused(checkpoints.wait) == f"rank 1: {file}: No space left on device"
+        assert refusal(checkpoints.wait) == f"rank 1: {file}: No space left on device"
     comm.barrier()  # the first rank has removed what there was
     assert [path.name for path in folder.iterdir() if path.is_dir()] == ["00001-step-1"]
     comm.barrier()
@@ -203,7 +203,7 @@ def test_a_broken_one_is_passed_over_with_a_line(comm, folder):
     assert checkpoints.newest() == folder / "00001-step-1"
     assert len(lines) == 1
     assert f"rank 1: {file}: of 99 bytes" in lines[0]
-    assert f"{file}: of 99 bytes" in refused(checkpoints.load, [ramp(comm)], folder / "00002-step-2")
+    assert f"{file}: of 99 bytes" in refusal(checkpoints.load, [ramp(comm)], folder / "00002-step-2")
     checkpoints.release()
 
 
@@ -212,28 +212,28 @@ def test_another_model_is_refused_by_all(comm, checkpoints, folder):
     checkpoints.save(1, [ramp(comm), ramp(comm, name="y")], {})
     checkpoints.wait()
     path = folder / "00001-step-1"
-    assert "has parameter of y, which this model lacks" in refused(checkpoints.load, [ramp(comm)], path)
+    assert "has parameter of y, which this model lacks" in refusal(checkpoints.load, [ramp(comm)], path)
     parts = [ramp(comm), ramp(comm, name="z" if comm.rank else "y")]
-    assert "rank 1: " in refused(checkpoints.load, parts, path)
-    assert "has no parameter of z" in refused(checkpoints.load, parts, path)
+    assert "rank 1: " in refusal(checkpoints.load, parts, path)
+    assert "has no parameter of z" in refusal(checkpoints.load, parts, path)
     own = ramp(comm, length=6 if comm.rank else 12)
-    assert "parameter of x is (24,) of torch.float32, but here (12,)" in refused(checkpoints.load, [own], path)
-    assert "none/index.json: missing" in refused(checkpoints.load, [own], folder / "none")
+    assert "parameter of x is (24,) of torch.float32, but here (12,)" in refusal(checkpoints.load, [own], path)
+    assert "none/index.json: missing" in refusal(checkpoints.load, [own], folder / "none")
 
 
 @pytest.mark.sizes(2)
 def test_what_cannot_be_saved(comm, checkpoints, folder):
-    assert "metadata must be JSON-serializable" in refused(checkpoints.save, 1, [ramp(comm)], {"x": torch.zeros(2)})
+    assert "metadata must be JSON-serializable" in refusal(checkpoints.save, 1, [ramp(comm)], {"x": torch.zeros(2)})
     half = [ramp(comm)] if comm.rank else []
     checkpoints.save(2, half, {})
-    assert "parameter of x: all ranks' parts have 12 of 24 elements" in refused(checkpoints.wait)
+    assert "parameter of x: all ranks' parts have 12 of 24 elements" in refusal(checkpoints.wait)
     assert checkpoints.newest() is None
-    assert "keep=0 checkpoints must be at least 1" in refused(Checkpoints, folder, comm, 0)
+    assert "keep=0 checkpoints must be at least 1" in refusal(Checkpoints, folder, comm, 0)
 
 
 @pytest.mark.sizes(2)
 def test_two_runs_write_to_one_directory(comm, checkpoints, folder):
-    message = refused(Checkpoints, folder, comm)
+    message = refusal(Checkpoints, folder, comm)
     pid = comm.all_gather_object(str(os.getpid()))[0]
     assert f"rank 0: {folder}: another run writes there, process {pid} on " in message
     checkpoints.close()
@@ -250,8 +250,8 @@ def test_what_a_dead_run_left_is_removed(comm, folder):
         (folder / "lock").write_text(json.dumps({"pid": 12, "host": "node9", "since": "2026-01-01"}))
     comm.barrier()
     checkpoints = Checkpoints(folder, comm, say=lines.append)
-    said = "a run that wrote there has died, process 12 on node9, since 2026-01-01"
-    assert [said in line for line in lines] == [True] * (comm.rank == 0)
+    message = "a run that wrote there has died, process 12 on node9, since 2026-01-01"
+    assert [message in line for line in lines] == [True] * (comm.rank == 0)
     comm.barrier()
     assert [path.name for path in folder.iterdir()] == ["lock"]
     comm.barrier()
@@ -264,7 +264,7 @@ def test_what_a_dead_run_left_is_removed(comm, folder):
 @pytest.mark.sizes(2)
 def test_ranks_must_share_the_directory(comm, folder):
     message = f"rank 1: {folder / '1'} is not the first rank's: choose a folder that all hosts share"
-    assert refused(Checkpoints, folder / str(comm.rank), comm) == message
+    assert refusal(Checkpoints, folder / str(comm.rank), comm) == message
     folder = comm.all_gather_object(str(folder / "0"))[0]
     Checkpoints(folder, comm).close()
 

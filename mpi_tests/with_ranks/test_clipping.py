@@ -16,11 +16,11 @@ SHAPES = {"embedding": (61, 30), "norm": (30,), "projection": (30, 120), "expert
 
 def gradients(names=tuple(SHAPES)):
     """Draw the same gradients on every rank, over many magnitudes."""
-    drawn = {}
+    by_name = {}
     for seed, (name, shape) in enumerate(SHAPES.items()):
         generator = torch.Generator().manual_seed(seed)
-        drawn[name] = torch.randn(shape, generator=generator) * 10 ** torch.randn(shape, generator=generator)
-    return {name: drawn[name] for name in names}
+        by_name[name] = torch.randn(shape, generator=generator) * 10 ** torch.randn(shape, generator=generator)
+    return {name: by_name[name] for name in names}
 
 
 def norm_of(grads, mesh, placements=None, limit=math.inf, **options):

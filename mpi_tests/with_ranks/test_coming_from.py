@@ -92,13 +92,13 @@ def test_mpi_and_these_leave_the_same_in_the_arrays(names, comm, mpi_comm):
     for heading, theirs, here, lines in PYTHON:
         if heading != "mpi4py" or "Reduce(x, y" in theirs or "Win" in theirs or "bcast" in theirs:
             continue
-        left = arrays(comm) | {"MPI": MPI, "comm": mpi_comm}
+        by_mpi = arrays(comm) | {"MPI": MPI, "comm": mpi_comm}
         right = names | arrays(comm)
         for line in code(theirs):
-            run(line.replace("MPI.COMM_WORLD", "comm"), left, theirs)
+            run(line.replace("MPI.COMM_WORLD", "comm"), by_mpi, theirs)
         for line in lines:
             run(line, right, here)
         for name in ("x", "y", "part", "flags", "pairs"):
-            assert np.array_equal(left[name], right[name]), (theirs, name)
-            number += not np.array_equal(left[name], arrays(comm)[name])
+            assert np.array_equal(by_mpi[name], right[name]), (theirs, name)
+            number += not np.array_equal(by_mpi[name], arrays(comm)[name])
     assert number >= (16 if comm.size > 1 else 1)

@@ -24,10 +24,10 @@ def test_many_at_once_waited_for_in_any_order(comm):
         works += [comm.barrier(blocking=False)]
         wants = [reduced(x, "sum") for x in xs] + [expected("all_to_all", xs[3], comm.rank), xs[2][0]]
         for i in np.random.default_rng([turn, comm.rank]).permutation(len(works)):
-            got = works[i].wait()
+            actual = works[i].wait()
             assert works[i].done()
             if i < len(wants):
-                same(got, wants[i], i)
+                same(actual, wants[i], i)
 
 
 def test_a_started_plan_moves_on_while_another_communicator_waits(comm):
@@ -68,8 +68,8 @@ def test_a_plan_works_on_what_the_arrays_hold_when_it_runs(comm, collective):
         for run in range(5):
             xs = [a + run for a in inputs(comm.size, 2 * comm.size)]
             x[:] = xs[comm.rank]
-            got = plan() if run % 2 else plan.start().wait()
-            same(got, expected(collective, xs, comm.rank), (algorithm, run))
+            actual = plan() if run % 2 else plan.start().wait()
+            same(actual, expected(collective, xs, comm.rank), (algorithm, run))
         plan.free()
 
 
@@ -94,9 +94,9 @@ def test_a_plan_runs_once_at_a_time(comm):
     if comm.rank == 0:
         plan.start()
         if comm.size > 1:
-            for refused in (plan.start, plan, plan.free):
+            for action in (plan.start, plan, plan.free):
                 with pytest.raises(RuntimeError, match=r"barrier \w+ is (already )?running: wait\(\) before"):
-                    refused()
+                    action()
     comm.mpi.Barrier()
     if comm.rank != 0:
         plan.start()
@@ -149,9 +149,9 @@ def test_a_freed_communicator_refuses_all_use(comm):
 
 def test_auto_says_what_it_chose(comm):
     for count in (1, 1 << 10, 1 << 16):
-        chosen = comm.plan("all_reduce", comm.empty(count, "float64")).name.removeprefix("all_reduce ")
+        name = comm.plan("all_reduce", comm.empty(count, "float64")).name.removeprefix("all_reduce ")
         assert comm.explain("all_reduce", 8 * count).startswith(
-            f"all_reduce of {8 * count} bytes on {comm.size} rank{'s' * (comm.size > 1)} of 1 node: {chosen}\n"
+            f"all_reduce of {8 * count} bytes on {comm.size} rank{'s' * (comm.size > 1)} of 1 node: {name}\n"
         )
     assert comm.plan("barrier", algorithm="mpi").name == "barrier mpi"
 
@@ -163,8 +163,8 @@ def test_a_barrier_waits_for_the_last(comm):
                 time.sleep(LATE_S)
             entered = time.monotonic()  # one clock for all processes of a machine
             comm.barrier(algorithm=algorithm)
-            left = time.monotonic()
-            assert left >= max(comm.mpi.allgather(entered)), (algorithm, late)
+            exit_s = time.monotonic()
+            assert exit_s >= max(comm.mpi.allgather(entered)), (algorithm, late)
 
 
 def test_split(comm):
@@ -205,11 +205,14 @@ def test_send_and_recv(comm):
     for count in (0, 1, 100_000):
         for dtype in ("bfloat16", "int64"):
             xs = inputs(comm.size, count, dtype)
-            got = np.zeros(count, dtype_of(dtype))
-            steps = [lambda x=xs[comm.rank]: comm.send(x, right, tag=3), lambda got=got: comm.recv(got, left, tag=3)]
+            actual = np.zeros(count, dtype_of(dtype))
+            steps = [
+                lambda x=xs[comm.rank]: comm.send(x, right, tag=3),
+                lambda actual=actual: comm.recv(actual, left, tag=3),
+            ]
             for step in steps[:: -1 if comm.rank % 2 else 1]:
                 step()
-            same(got, xs[left])
+            same(actual, xs[left])
 
 
 @pytest.mark.sizes(1, 2, 3)
@@ -219,12 +222,12 @@ def test_messages_under_way(comm):
 
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     sent = [torch.full((100, 1000), 10.0 * tag + comm.rank) for tag in range(3)]
-    got = [torch.zeros(100, 1000) for _ in range(3)]
+    actual = [torch.zeros(100, 1000) for _ in range(3)]
     sends = [comm.send(x, right, tag=tag, blocking=False) for tag, x in enumerate(sent)]
-    recvs = [comm.recv(x, left, tag=tag, blocking=False) for tag, x in enumerate(got)]
+    recvs = [comm.recv(x, left, tag=tag, blocking=False) for tag, x in enumerate(actual)]
     for tag in (2, 0, 1):
-        assert recvs[tag].wait() is got[tag]
-        assert (got[tag] == 10 * tag + left).all()
+        assert recvs[tag].wait() is actual[tag]
+        assert (actual[tag] == 10 * tag + left).all()
     for x, send in zip(sent, sends, strict=True):
         assert send.wait() is x
         assert send.done()
@@ -278,11 +281,11 @@ def test_messages_of_one_tag_are_taken_in_the_order_of_the_receives(comm, length
     if comm.rank == 0:
         works = [comm.send(x, 1, blocking=False) for x in xs]
     else:
-        got = [np.zeros(length) for _ in xs]
-        works = [comm.recv(x, None if i % 2 else 0, blocking=False) for i, x in enumerate(got)]
+        actual = [np.zeros(length) for _ in xs]
+        works = [comm.recv(x, None if i % 2 else 0, blocking=False) for i, x in enumerate(actual)]
     for work in works[::-1]:
         work.wait()
-    assert comm.rank == 0 or [x[-1] for x in got] == [0, 1, 2, 3, 4, 5]
+    assert comm.rank == 0 or [x[-1] for x in actual] == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.sizes(2)
@@ -393,8 +396,8 @@ def test_parts_know_their_nodes(comm, monkeypatch):
     within = nodes.split(comm.rank * 2 // comm.size)
     assert across.topology.nodes == ((0,), (1,))
     assert within.topology.nodes == (tuple(range(comm.size // 2)),)
-    for made in (across, within, nodes):
-        made.free()
+    for part in (across, within, nodes):
+        part.free()
 
 
 def test_empty(comm):
@@ -466,15 +469,15 @@ def test_only_started_plans_have_a_thread(new_comm):
 def test_a_thread_that_still_knows_a_plan_from_its_last_run(comm):
     """Another thread moves a plan on whenever it can, also while this one starts it again."""
     plan = comm.plan("all_reduce", np.ones(50_000), algorithm="ring")
-    ended = threading.Event()
+    result = threading.Event()
 
     def move_on():
-        while not ended.is_set():
+        while not result.is_set():
             plan.advance()
 
     with ThreadPoolExecutor(1) as pool:
         moving = pool.submit(move_on)
         for _ in range(50):
             plan()
-        ended.set()
+        result.set()
         moving.result()

@@ -23,10 +23,10 @@ pytestmark = pytest.mark.sizes(2, 3)
 @pytest.fixture
 def comm(mpi_comm):
     """Yield a communicator of the test's own, and free its device memory."""
-    made = Communicator(mpi_comm)
-    yield made
+    communicator = Communicator(mpi_comm)
+    yield communicator
     gc.collect()
-    made.free()
+    communicator.free()
 
 
 def only_once(comm, monkeypatch):
@@ -47,7 +47,7 @@ def names(cuda, collective, size):
 def test_later_calls_take_arrays_that_lie_elsewhere(comm, cuda, collective, mpi_reads, monkeypatch):
     cuda.use(mpi_reads=mpi_reads)
     for count in (0, 24 * comm.size):
-        xs, seen = inputs(comm.size, count), []
+        xs, references = inputs(comm.size, count), []
         for algorithm in ["auto", *names(cuda, collective, comm.size)]:
             with monkeypatch.context() as patch:
                 for run in range(3):
@@ -55,16 +55,16 @@ def test_later_calls_take_arrays_that_lie_elsewhere(comm, cuda, collective, mpi_
                         only_once(comm, patch)
                     args = [values + np.float32(run) for values in xs]
                     x = cuda.put(args[comm.rank])
-                    got = getattr(comm, collective)(x, algorithm=algorithm)
+                    actual = getattr(comm, collective)(x, algorithm=algorithm)
                     want = expected(collective, args, comm.rank)
-                    assert (got is want is None) or np.array_equal(cuda.get(got), want), (algorithm, count, run)
+                    assert (actual is want is None) or np.array_equal(cuda.get(actual), want), (algorithm, count, run)
                     if collective not in IN_PLACE:
                         same(cuda.get(x), args[comm.rank])
-                    seen.append((x, got))  # so that the next ones lie elsewhere
+                    references.append((x, actual))  # so that the next ones lie elsewhere
 
 
 def test_results_land_in_whatever_array_is_passed(comm, cuda, monkeypatch):
-    xs, out, seen = inputs(comm.size, 24 * comm.size), None, []
+    xs, out, references = inputs(comm.size, 24 * comm.size), None, []
     for collective in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all"):
         with monkeypatch.context() as patch:
             for run in range(3):
@@ -73,7 +73,7 @@ def test_results_land_in_whatever_array_is_passed(comm, cuda, monkeypatch):
                 args = [values + np.float32(run) for values in xs]
                 want = expected(collective, args, comm.rank)
                 x, out = cuda.put(args[comm.rank]), cuda.empty(want.shape, want.dtype)
-                seen.append(out)
+                references.append(out)
                 assert getattr(comm, collective)(x, out=out) is out
                 same(cuda.get(out), want)
                 same(cuda.get(x), args[comm.rank])

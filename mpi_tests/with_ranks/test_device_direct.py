@@ -22,10 +22,10 @@ def comm(mpi_comm):
     """Yield a communicator of the test's own, as tests look at its device memory."""
     from collectives import Communicator
 
-    made = Communicator(mpi_comm)
-    yield made
+    communicator = Communicator(mpi_comm)
+    yield communicator
     gc.collect()
-    made.free()
+    communicator.free()
 
 
 def symmetric(comm, cuda, values):
@@ -53,9 +53,9 @@ def check_runs(comm, cuda, place, collective, algorithm, count, **arguments):
     for run in range(3):
         xs = [values + np.float32(run) for values in first]
         cuda.fill(x, xs[comm.rank])
-        got = plan()
+        actual = plan()
         want = expected(collective, xs, comm.rank, **arguments)
-        same(None if got is None else cuda.get(got), want, (collective, algorithm, place, count, run))
+        same(None if actual is None else cuda.get(actual), want, (collective, algorithm, place, count, run))
     plan.free()
 
 
@@ -84,8 +84,8 @@ def test_a_device_each_while_another_is_current(comm, cuda):
             for algorithm in [*direct(collective, place), "auto"]:
                 check_runs(comm, cuda, place, collective, algorithm, 30 * comm.size)
     check_runs(comm, cuda, ordinary, "all_reduce", "ring", 30 * comm.size)
-    got = comm.all_to_all(cuda.put(np.zeros(comm.size)))
-    assert got.device.id == cuda.index
+    actual = comm.all_to_all(cuda.put(np.zeros(comm.size)))
+    assert actual.device.id == cuda.index
     assert cuda.cupy.cuda.runtime.getDevice() == 0
 
 
@@ -109,11 +109,11 @@ def test_a_kernel_is_compiled_once_a_node(comm, cuda, monkeypatch, tmp_path):
 
     compiled, compile_program = [], compiler._NVRTCProgram.compile
 
-    def counted(program, *args):
+    def counting_compile(program, *args):
         compiled.extend(program.name_expressions or ())
         return compile_program(program, *args)
 
-    monkeypatch.setattr(compiler._NVRTCProgram, "compile", counted)
+    monkeypatch.setattr(compiler._NVRTCProgram, "compile", counting_compile)
     source = tmp_path / "new.cu"
     source.write_text(f"{cuda_kernels.SOURCE.read_text()}// {comm.mpi.bcast(time.time_ns())}")
     monkeypatch.setattr(cuda_kernels, "SOURCE", source)
@@ -144,13 +144,13 @@ def test_every_root_and_uneven_chunks(comm, cuda):
     counts = [3 * rank for rank in range(comm.size)]
     xs = [np.arange(n) + 10.0 * rank for rank, n in enumerate(counts)]
     for place, name in ((symmetric, "direct"), (ordinary, "staged")):
-        got = comm.all_gather(place(comm, cuda, xs[comm.rank]), counts=counts, algorithm=name)
-        same(cuda.get(got), np.concatenate(xs), name)
+        actual = comm.all_gather(place(comm, cuda, xs[comm.rank]), counts=counts, algorithm=name)
+        same(cuda.get(actual), np.concatenate(xs), name)
         sends = [comm.rank + dest for dest in range(comm.size)]
         args = place(comm, cuda, np.full(sum(sends), float(comm.rank)))
-        got = comm.all_to_all(args, send_counts=sends, algorithm=name)
+        actual = comm.all_to_all(args, send_counts=sends, algorithm=name)
         want = [np.full(source + comm.rank, float(source)) for source in range(comm.size)]
-        same(cuda.get(got), np.concatenate(want), name)
+        same(cuda.get(actual), np.concatenate(want), name)
 
 
 @pytest.mark.sizes(3, proof=(2,))
@@ -160,9 +160,9 @@ def test_every_dtype_and_op(comm, cuda):
             xs = inputs(comm.size, 3 * comm.size + 1, dtype, op)
             for collective in REDUCTIONS if number == 0 or IS_PROOF else ("all_reduce",):  # others have its kernels
                 for name in direct(collective):
-                    got = getattr(comm, collective)(symmetric(comm, cuda, xs[comm.rank]), op=op, algorithm=name)
+                    actual = getattr(comm, collective)(symmetric(comm, cuda, xs[comm.rank]), op=op, algorithm=name)
                     want = expected(collective, xs, comm.rank, op).astype(complex)
-                    np.testing.assert_allclose(cuda.get(got).astype(complex), want, rtol=1e-6, err_msg=name)
+                    np.testing.assert_allclose(cuda.get(actual).astype(complex), want, rtol=1e-6, err_msg=name)
 
 
 @pytest.mark.sizes(3)
@@ -171,8 +171,8 @@ def test_16_bit_floats_are_rounded_once(comm, cuda):
     want = sum(x.astype(np.float64) for x in xs).astype(xs[0].dtype)
     for name in direct("all_reduce"):
         if name != "hierarchical_direct":
-            got = comm.all_reduce(symmetric(comm, cuda, xs[comm.rank]), algorithm=name)
-            same(cuda.get(got), want, name)
+            actual = comm.all_reduce(symmetric(comm, cuda, xs[comm.rank]), algorithm=name)
+            same(cuda.get(actual), want, name)
 
 
 @pytest.mark.sizes(2, 3)
@@ -222,11 +222,11 @@ def test_the_host_does_not_wait_for_the_device(comm, cuda):
     xs = inputs(2, 64)
     x = symmetric(comm, cuda, xs[comm.rank])
     plan = comm.plan("all_reduce", x, algorithm="two_shot")
-    gate, begun = threading.Event(), []
-    cuda.stream.launch_host_func(lambda _: begun.append(gate.wait(60)), None)
+    gate, starts = threading.Event(), []
+    cuda.stream.launch_host_func(lambda _: starts.append(gate.wait(60)), None)
     plan()
     plan()
-    assert not begun
+    assert not starts
     gate.set()
     same(cuda.get(x), 2 * reduced(xs, "sum"))
 
@@ -317,9 +317,9 @@ def test_where_nothing_is_shared_arrays_go_by_messages(comm, cuda, capfd, monkey
         same(cuda.get(comm.all_reduce(x, algorithm=algorithm)), reduced(xs, "sum"))
     with pytest.raises(InputError, match="'two_shot' needs arrays in host memory, or devices whose memory"):
         comm.all_reduce(x, algorithm="two_shot")
-    said = capfd.readouterr().err.splitlines()
+    lines = capfd.readouterr().err.splitlines()
     words = "CUDA IPC is unavailable; staging device arrays through host memory: "
-    assert said == [f"{words}rank {comm.size - 1}: handles are not supported"] * (comm.rank == 0)
+    assert lines == [f"{words}rank {comm.size - 1}: handles are not supported"] * (comm.rank == 0)
 
 
 @pytest.mark.sizes(2)

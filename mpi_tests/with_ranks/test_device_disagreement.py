@@ -71,11 +71,11 @@ class Ranks:
 
 @pytest.fixture
 def ranks(mpi_comm, cuda, request):
-    made = Ranks(mpi_comm, cuda, *request.param)
-    yield made
-    made.x = made.shorter = made.whole = None
+    group = Ranks(mpi_comm, cuda, *request.param)
+    yield group
+    group.x = group.shorter = group.whole = None
     gc.collect()
-    made.comm.free()
+    group.comm.free()
 
 
 AT_HOME = ("on devices", "symmetric")
@@ -101,11 +101,11 @@ OTHERS = {
 @each_meeting
 def test_another_call_is_named_on_all_ranks(ranks):
     last = ranks.comm.size - 1
-    for name, (odd, said) in OTHERS.items():
+    for name, (odd, description) in OTHERS.items():
         hosts_meet = name in ("algorithm", "on the host")
         words = ranks.refused(ranks.sum, lambda odd=odd: odd(ranks), ranks.look_on_the_host if hosts_meet else None)
         number = re.search(r" #(\d+) ", words).group(1)
-        one, two = (rf"{re.escape(side)} #{number} \({HERE}\)" for side in (SUM, said))
+        one, two = (rf"{re.escape(side)} #{number} \({HERE}\)" for side in (SUM, description))
         expected = f"ranks disagree: rank 0 calls {one}, rank {last} calls {two}; make the same call on every rank"
         assert re.fullmatch(expected, words), name
 

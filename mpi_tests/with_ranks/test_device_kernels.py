@@ -22,10 +22,10 @@ DIRECT = [
 def comm(mpi_comm, cuda):
     """Yield a communicator of ranks with a device each."""
     cuda.use(mpi_comm.rank)
-    made = Communicator(mpi_comm)
-    yield made
+    communicator = Communicator(mpi_comm)
+    yield communicator
     gc.collect()
-    made.free()
+    communicator.free()
 
 
 def symmetric(comm, cuda, values):
@@ -40,9 +40,9 @@ def check_runs(comm, cuda, collective, algorithm, count, **options):
     for run in range(4):
         xs = [values + np.float32(run) for values in first]
         cuda.fill(x, xs[comm.rank])
-        got = plan()
+        actual = plan()
         want = expected(collective, xs, comm.rank, **options)
-        same(None if got is None else cuda.get(got), want, (collective, algorithm, count, run))
+        same(None if actual is None else cuda.get(actual), want, (collective, algorithm, count, run))
     plan.free()
 
 

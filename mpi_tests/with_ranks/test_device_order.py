@@ -33,9 +33,9 @@ def check_in_turn(comm, cuda, collective, x, **options):
     for run in range(3):
         xs = [values + np.float32(run) for values in first]
         cuda.fill(x, xs[comm.rank])
-        got = plan()
-        got = in_turn(comm, lambda got=got: cuda.get(got))
-        same(got, expected(collective, xs, comm.rank, options.get("op", "sum")), (collective, options, run))
+        actual = plan()
+        actual = in_turn(comm, lambda actual=actual: cuda.get(actual))
+        same(actual, expected(collective, xs, comm.rank, options.get("op", "sum")), (collective, options, run))
     cuda.lag(0)
     plan.free()
 
@@ -109,8 +109,8 @@ def test_plans_that_are_left_to_a_thread(new_comm, cuda):
         for plan in reversed(plans):
             plan.wait()
         for x in arrays:
-            got = in_turn(new_comm, lambda x=x: cuda.get(x))
-            same(got, 2 ** (run - 1) * reduced(xs, "sum"))
+            actual = in_turn(new_comm, lambda x=x: cuda.get(x))
+            same(actual, 2 ** (run - 1) * reduced(xs, "sum"))
 
 
 @pytest.mark.sizes(2)

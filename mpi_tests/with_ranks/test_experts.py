@@ -91,9 +91,9 @@ def test_rows_of_16_bits_are_summed_in_float32(ranks, dtype, large):
     rows = torch.ones(sum(routing.counts), 3, dtype=dtype)
     if ranks.rank == 0:
         rows[: routing.counts[0]] = large  # to which no 1 can be added in 16 bits
-    got = routing.combine(rows)
-    assert got.dtype == dtype
-    assert ((got.double() - (large + 15)).abs() <= 2).all()  # rounded, once on each host
+    actual = routing.combine(rows)
+    assert actual.dtype == dtype
+    assert ((actual.double() - (large + 15)).abs() <= 2).all()  # rounded, once on each host
     exchange.free()
 
 
@@ -149,11 +149,11 @@ def test_loss_and_every_gradient_are_the_plain_mixtures(new_comm, sequence, chan
     parallelize(split, plan, mesh.tp, sequence=sequence, ep=exchange)
     dp = mesh.dp
     tokens, targets = random_tokens(2 * dp.size, 8), random_tokens(2 * dp.size, 8, seed=1)
-    _, wanted = plain(tokens, targets)
+    _, expected = plain(tokens, targets)
     _, loss = split(tokens.chunk(dp.size)[dp.rank], targets.chunk(dp.size)[dp.rank])
-    wanted.backward()
+    expected.backward()
     loss.backward()
-    close(dp.all_reduce(loss.detach().clone(), op="avg"), wanted)
+    close(dp.all_reduce(loss.detach().clone(), op="avg"), expected)
     gradients = {name: p.grad for name, p in plain.named_parameters()}
     assert dict(split.named_parameters()).keys() == gradients.keys()
     for name, p in split.named_parameters():

@@ -58,7 +58,7 @@ def test_losses_and_weights_are_those_of_the_plain_mixture(comm, number):
     assert any(name.endswith("router.bias") and weight.any() for name, weight in expected.weights.items())
 
 
-def drawn(number):
+def draw_run(number):
     """Draw a run on 8 ranks: random layout, schedule and mixture, and hosts that the ranks simulate."""
     draw = random.Random(SEED + number)
     pp, tp = draw.choice([(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)])
@@ -93,7 +93,7 @@ def plain(mpi_comm, settings):
 @pytest.mark.sizes(8)
 @pytest.mark.parametrize("number", range(NUM_DRAWN))
 def test_losses_and_all_gradients_are_the_plain_mixtures_in_layouts_drawn_at_random(mpi_comm, monkeypatch, number):
-    settings, hosts = drawn(number)
+    settings, hosts = draw_run(number)
     expected = plain(mpi_comm, settings)
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", hosts)
     comm = Communicator(mpi_comm)
@@ -111,8 +111,8 @@ def test_losses_and_all_gradients_are_the_plain_mixtures_in_layouts_drawn_at_ran
             return clip()
 
         run.clip = checked_clip
-        held = sum(piece.numel() for piece in run.masters.pieces.values())
-        every = shard.all_reduce(np.array([held]))[0] if shard else held
+        numel = sum(piece.numel() for piece in run.masters.pieces.values())
+        every = shard.all_reduce(np.array([numel]))[0] if shard else numel
         assert every == sum(p.numel() for p in run.gpt.parameters())  # so that no gradient is left out
         for iteration, (batches, _) in enumerate(zip(inputs, expected, strict=False), 1):
             losses.append(run.step(iteration, batches).metrics().loss)

@@ -26,7 +26,7 @@ def test_every_command_trains(mpi_comm, tmp_path, monkeypatch):
     for index, flags in enumerate(flags for number, flags in COMMANDS if int(number) == comm.size):
         if "--tensorboard" in flags and not find_spec("tensorboard"):
             continue
-        got = losses(flags, comm, f"{folder}/{index}")
-        assert comm.rank or (len(got) == 2 and np.isfinite(got).all()), flags
-        assert comm.rank or got[0] == pytest.approx(np.log(256), rel=0.1), flags
+        actual = losses(flags, comm, f"{folder}/{index}")
+        assert comm.rank or (len(actual) == 2 and np.isfinite(actual).all()), flags
+        assert comm.rank or actual[0] == pytest.approx(np.log(256), rel=0.1), flags
     comm.free()

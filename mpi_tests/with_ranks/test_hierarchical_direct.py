@@ -64,8 +64,8 @@ def test_every_dtype_and_op(over_groups, collective, algorithm):
             want = expected(collective, xs, comm.rank, op)
             x = comm.empty(len(xs[0]), dtype)
             x[:] = xs[comm.rank]
-            got = getattr(comm, collective)(x, op=op, algorithm=algorithm)
-            np.testing.assert_allclose(got.astype(complex), want.astype(complex), rtol=1e-6)
+            actual = getattr(comm, collective)(x, op=op, algorithm=algorithm)
+            np.testing.assert_allclose(actual.astype(complex), want.astype(complex), rtol=1e-6)
 
 
 @in_groups
@@ -78,11 +78,11 @@ def test_out_of_place_and_uneven_counts(over_groups):
         comm.all_gather(x, out=out, counts=counts, algorithm="hierarchical_direct")
         same(out, np.concatenate(xs))
         same(x, xs[comm.rank])
-    given = np.arange(float(sum(counts)))
+    whole = np.arange(float(sum(counts)))
     begin = sum(counts[: comm.rank])
-    got = comm.reduce_scatter(given, counts=counts, algorithm="hierarchical_direct")
-    same(got, comm.size * np.arange(float(begin), begin + counts[comm.rank]))
-    same(given, np.arange(float(sum(counts))))
+    actual = comm.reduce_scatter(whole, counts=counts, algorithm="hierarchical_direct")
+    same(actual, comm.size * np.arange(float(begin), begin + counts[comm.rank]))
+    same(whole, np.arange(float(sum(counts))))
 
 
 @in_groups

@@ -36,8 +36,8 @@ def test_ranks_measure_the_same_and_auto_uses_it(mpi_comm, monkeypatch, shared_f
     assert "with the speeds measured on these hosts" in later.explain("all_reduce", 1 << 20)
     part = later.split(0)
     assert "with the speeds measured on these hosts" in part.explain("all_reduce", 1 << 20)
-    for made in (comm, part, later):
-        made.free()
+    for each in (comm, part, later):
+        each.free()
 
 
 @pytest.mark.sizes(2)

@@ -35,7 +35,7 @@ TINY = {
 }  # fmt: skip
 
 
-def drawn(seed):
+def draw_layout(seed):
     """Draw a layout of 8 ranks, of which at least two axes have several."""
     draw = random.Random(seed)
     axes = {}
@@ -58,7 +58,7 @@ def drawn(seed):
     }
 
 
-LAYOUTS = [drawn(seed) for seed in range(12 if IS_PROOF else 4)]
+LAYOUTS = [draw_layout(seed) for seed in range(12 if IS_PROOF else 4)]
 
 
 def plain_results(config):
@@ -90,8 +90,8 @@ def test_loss_and_every_gradient_are_the_plain_models(comm, layout):
         loss = run.step(1, next(inputs)).metrics().loss
         after = dict(run.whole().named_parameters())
         before = dict(make_model(config, run.tokens.vocab_size).named_parameters())
-    wanted, gradients = plain_results(config)
-    assert loss == pytest.approx(wanted.item(), rel=1e-10)
+    expected, gradients = plain_results(config)
+    assert loss == pytest.approx(expected.item(), rel=1e-10)
     assert after.keys() == gradients.keys()
     for name, gradient in gradients.items():
         close(before[name] - after[name], gradient, rtol=1e-10)

@@ -62,8 +62,8 @@ def allreduce(comm, n, root):
     yield "Allreduce", (x, out), out
     yield "Allreduce", (MPI.IN_PLACE, [x, MPI.INT], MPI.MAX), x
     yield "Allreduce", ([block(comm, n + 2, "f8"), (n, 2), MPI.DOUBLE], (real := nothing(n, "f8"))), real
-    given = array.array("l", range(n))
-    yield "Allreduce", (given, (gotten := array.array("l", [0] * n)), MPI.PROD), gotten
+    values = array.array("l", range(n))
+    yield "Allreduce", (values, (gotten := array.array("l", [0] * n)), MPI.PROD), gotten
 
 
 def reduce(comm, n, root):
@@ -138,13 +138,13 @@ def check(both, calls, length, root, run):
     """Have both communicators make calls, and compare what they leave, and that ours were ours."""
     (ours, library), case = both, (calls.__name__, length, root)
     before = communicators().by_handle[ours.handle].policy.calls.total()
-    for (name, mine, got), (_, theirs, want) in zip(
+    for (name, mine, actual), (_, theirs, want) in zip(
         calls(ours, length, root), calls(library, length, root), strict=True
     ):
         run(ours, name, mine)
         getattr(library, name)(*theirs)
         if want is not None:
-            np.testing.assert_array_equal(np.asarray(got), np.asarray(want), err_msg=str((name, case)))
+            np.testing.assert_array_equal(np.asarray(actual), np.asarray(want), err_msg=str((name, case)))
     noted = communicators().by_handle[ours.handle].policy.calls
     assert noted.total() > before
     if ours.size > 1:
@@ -193,9 +193,9 @@ def test_requests_of_both_in_one_list(both):
     assert not any(requests)
     want = nothing(3000)
     library.Allreduce(x, want)
-    for got in sums:
-        np.testing.assert_array_equal(got, want)
-    assert [int(got[0]) for got in receivers] == list(range(n))
+    for actual in sums:
+        np.testing.assert_array_equal(actual, want)
+    assert [int(actual[0]) for actual in receivers] == list(range(n))
 
 
 def test_persistent_requests_started_together(both):
@@ -208,8 +208,8 @@ def test_persistent_requests_started_together(both):
         MPI.Request.Waitall(requests)
         want = nothing(3000, "f8")
         library.Allreduce(x, want)
-        for got in sums:
-            np.testing.assert_array_equal(got, want)
+        for actual in sums:
+            np.testing.assert_array_equal(actual, want)
     with pytest.raises(MPI.Exception):
         requests[0].Start() or requests[0].Start()
     requests[0].Wait()
@@ -263,11 +263,11 @@ def test_what_is_not_ours_is_the_librarys(both):
     ours, _ = both
     pairs = np.zeros(4, "f8,i4")
     pairs["f0"], pairs["f1"] = ours.rank, ours.rank
-    found = np.empty_like(pairs)
+    maxima = np.empty_like(pairs)
     longest = MPI.Op.Create(lambda a, b, kind: np.frombuffer(b, "i4").__setitem__(0, 7), commute=True)
     out = nothing(4)
     for comm in both:
-        comm.Allreduce([pairs.view("u1"), 1, MPI.INT_INT], [found.view("u1"), 1, MPI.INT_INT], MPI.MAXLOC)
+        comm.Allreduce([pairs.view("u1"), 1, MPI.INT_INT], [maxima.view("u1"), 1, MPI.INT_INT], MPI.MAXLOC)
         comm.Allreduce(block(comm, 4), out, longest)
         assert out[0] == 7 or comm.size == 1
         assert comm.allreduce([comm.rank]) == list(range(comm.size))
@@ -341,7 +341,7 @@ def test_wrapping_twice_is_wrapping_once(mpi_comm):
         communicators().add(comm, policy)
         comm.Allreduce(block(comm, 100), nothing(100))
     assert [policy.calls["Allreduce", True] for policy in policies] == [1, 1]
-    known = communicators().by_handle[comm.handle]
+    ours = communicators().by_handle[comm.handle]
     comm.Allreduce(block(comm, 100), nothing(100))
-    assert communicators().by_handle[comm.handle] is known
+    assert communicators().by_handle[comm.handle] is ours
     comm.Free()

@@ -14,7 +14,7 @@ REDUCING = ("all_reduce", "reduce_scatter", "reduce", "scan", "exscan")
 COUNTS = (1, 40, 3000)
 
 
-def wanted(collective, xs, rank, function):
+def reference(collective, xs, rank, function):
     """Return a rank's expected result where `function` reduces two arrays."""
     ranks = {"scan": rank + 1, "exscan": rank}.get(collective, len(xs))
     if ranks == 0 or (collective == "reduce" and rank):
@@ -79,7 +79,7 @@ def test_where_the_least_and_the_greatest_are(comm, op, dtype):
     for count in COUNTS:
         xs = pairs(comm.size, count, dtype)
         for collective in REDUCING:
-            want = wanted(collective, xs, comm.rank, lambda a, b: located([a, b], op))
+            want = reference(collective, xs, comm.rank, lambda a, b: located([a, b], op))
             for algorithm in by_messages(collective, comm.size):
                 for name in (op, getattr(MPI, op.upper())):
                     x = xs[comm.rank].copy()
@@ -99,9 +99,9 @@ def test_a_nan_is_first(comm):
     x["index"] = comm.rank
     x["value"][0] = np.nan if comm.rank == comm.size - 1 else 1
     for op in ("minloc", "maxloc"):
-        got = comm.all_reduce(x.copy(), op=op)
-        assert np.isnan(got["value"][0])
-        assert got["index"].tolist() == [comm.size - 1, 0]
+        actual = comm.all_reduce(x.copy(), op=op)
+        assert np.isnan(actual["value"][0])
+        assert actual["index"].tolist() == [comm.size - 1, 0]
 
 
 @pytest.mark.parametrize("collective", ["broadcast", "all_gather", "all_to_all", "scatter", "gather"])
@@ -131,7 +131,7 @@ def test_an_op_of_ones_own_in_every_algorithm(comm, collective, commutative):
     op = Op(np.fmax, commutative) if commutative else Op(after, commutative)
     for count in COUNTS:
         xs = [np.full(count, rank + 1.0) * (np.arange(count) % 3 != rank % 3) for rank in range(comm.size)]
-        want = wanted(collective, xs, comm.rank, op.function)
+        want = reference(collective, xs, comm.rank, op.function)
         for algorithm in by_messages(collective, comm.size, in_order=not commutative):
             for _ in range(2):
                 x = xs[comm.rank].copy()

@@ -111,6 +111,6 @@ def test_a_checkpoint_has_the_optimizers_states(comm, folder, optimizer):
 @pytest.mark.sizes(2)
 def test_steps_that_are_skipped_leave_muons_weights_and_states(comm, monkeypatch):
     """The first steps overflow by a loss scale too large, which then falls; what follows is as without them."""
-    asked = {"dtype": "float16", "master_weights": True, "zero_stage": 1, "non_finite": "skip"}
-    outcome = on(comm, **MUON, **asked)
+    settings = {"dtype": "float16", "master_weights": True, "zero_stage": 1, "non_finite": "skip"}
+    outcome = on(comm, **MUON, **settings)
     np.testing.assert_allclose(outcome.losses, by_torch(comm, plain_muon).losses, rtol=3e-3)

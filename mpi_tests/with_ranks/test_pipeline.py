@@ -65,18 +65,18 @@ def check(model, want, tolerance=1e-10):
 @pytest.fixture
 def piped(comm):
     """Yield a function that makes a model and its pipeline; free their communicators, of which an MPI may have few."""
-    made = []
+    pipelines = []
 
     def make(name, count, dtype=torch.float64, model=None, prepare=lambda batch: None, **axes):
         model = model or GPT(CONFIG).to(dtype)
         mesh = Mesh(comm, **(axes or {"pp": comm.size}))
         schedule = registry.make(name, mesh.pp.size, count)
         pp = PipelineParallel(model, gpt2_layers(model), schedule, mesh, prepare=prepare)
-        made.append((pp, mesh))
+        pipelines.append((pp, mesh))
         return model, pp
 
     yield make
-    for pp, mesh in made:
+    for pp, mesh in pipelines:
         pp.free()
         mesh.free()
 
@@ -118,12 +118,12 @@ def test_as_many_activations_are_alive_as_stated(comm, piped, name):
     for stage in stages:
         forward = stage.forward
 
-        def counted(*args, forward=forward):
+        def counting_forward(*args, forward=forward):
             result = forward(*args)
             alive.append(sum(stage.num_alive for stage in stages))
             return result
 
-        stage.forward = counted
+        stage.forward = counting_forward
     batches = batches_of(count)
     pp.pipeline.form(batches[0])
     alive.clear()

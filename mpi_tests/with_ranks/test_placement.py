@@ -44,9 +44,9 @@ def test_training(comm, monkeypatch, tmp_path):
         with pretending(monkeypatch) as placement:
             gpt = train(replace(config, device="cuda"), comm).gpt
             assert all(placement.has(p) for p in gpt.parameters())
-            got = [p.cpu() for p in gpt.parameters()]
+            actual = [p.cpu() for p in gpt.parameters()]
         monkeypatch.undo()
-        for a, b in zip(got, want, strict=True):  # attention with dropout has a kernel on the host alone
+        for a, b in zip(actual, want, strict=True):  # attention with dropout has a kernel on the host alone
             torch.testing.assert_close(a, b, rtol=0, atol=1e-5 if config.dropout else 0, msg=str(changes))
 
 

@@ -37,7 +37,7 @@ def test_ranks_that_no_layout_fits(comm):
         best_layout(comm, TrainingJob(SMALL, 3), {"dp": 2})
 
 
-def held(run, batches):
+def bytes_in_step(run, batches):
     """Bytes that a rank holds in a step: parameters, gradients, the optimizer's states, activations, expert rows."""
     own = {p.untyped_storage().data_ptr() for p in run.gpt.parameters()}
     saved = {}
@@ -68,7 +68,7 @@ def test_memory_with_experts_is_what_a_run_holds(comm, axes):
     settings = config(comm.size // tp, **{**model, **axes, "micro_batch_size": 6})
     with TrainingRun(settings, comm) as run, closing(run.inputs()) as inputs:
         job = TrainingJob(shape_of(settings, run.tokens.vocab_size), run.sampler.batch_size)
-        measured = comm.all_reduce(held(run, next(inputs)), op="avg")
+        measured = comm.all_reduce(bytes_in_step(run, next(inputs)), op="avg")
     layout = ParallelLayout(comm.size // tp, tp=tp, ep=ep, zero_stage=axes.get("zero_stage", 0), micro_batch_size=6)
     machine = Machine(comm.topology.nodes, comm.network, 1e10, float("inf"))
     predicted = best(job, machine, layout._asdict()).memory
@@ -96,7 +96,7 @@ def test_memory_of_each_family_is_what_a_run_holds(comm, model, axes):
     shape = {"n_layer": 3, "n_head": 4, "n_kv_head": None, "n_embd": 64, "n_hidden": None, "block_size": 64}
     settings = config(comm.size // axes.get("tp", 1) // axes.get("sp", 1), **{**shape, **model, **axes})
     with TrainingRun(settings, comm) as run, closing(run.inputs()) as inputs:
-        measured = held(run, next(inputs))
+        measured = bytes_in_step(run, next(inputs))
         params = sum(p.nbytes for p in run.gpt.parameters())
         predicted = predict(comm, settings, run)
     assert predicted.parameters == params
@@ -119,9 +119,9 @@ def test_states_are_what_the_optimizer_keeps(comm, optimizer, axes):
         exchanges = [owners.collecting, owners.returning] if owners else []
         buffers = sum(each.sent.nbytes + each.received.nbytes for each in exchanges)
         own = np.array([sum(x.nbytes for x in states), buffers], float)
-        kept, exchanged = comm.all_reduce(own.copy(), op="avg").tolist()
+        state_bytes, exchanged = comm.all_reduce(own.copy(), op="avg").tolist()
         predicted = predict(comm, settings, run)
         plain = predict(comm, replace(settings, optimizer="sgd"), run)
-    assert kept == pytest.approx(predicted.optimizer, rel=0.02)
+    assert state_bytes == pytest.approx(predicted.optimizer, rel=0.02)
     assert axes.get("zero_stage") or own[0] == predicted.optimizer
     assert exchanged == pytest.approx(predicted.buffers - plain.buffers, rel=0.02)

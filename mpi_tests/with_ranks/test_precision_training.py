@@ -152,18 +152,18 @@ def test_a_loss_scale_that_is_too_high_falls_until_gradients_are_numbers(comm, p
 @pytest.mark.sizes(1)
 def test_masters_keep_updates_that_16_bits_lose(comm):
     """1 + 1e-4 a hundred times; the next bfloat16 after 1 is 1 + 2^-7."""
-    lost = torch.ones(3, dtype=torch.bfloat16)
+    weights = torch.ones(3, dtype=torch.bfloat16)
     module = nn.ParameterList([torch.ones(3)])
     arena = Arena(module, comm, **MODES["bfloat16, gradients too"].arena_dtypes)
     masters = MasterWeights.of(module, arena)
     optimizer = torch.optim.SGD(masters.pieces.values(), lr=1e-4)
     for _ in range(100):
-        lost += 1e-4
+        weights += 1e-4
         arena.gradients[:] = -1
         masters.take_gradients()
         optimizer.step()
         masters.give_parameters()
-    assert lost.tolist() == [1, 1, 1]
+    assert weights.tolist() == [1, 1, 1]
     torch.testing.assert_close(masters.pieces["0"].detach(), torch.full((3,), 1.01), rtol=1e-5, atol=0)
     assert module[0].tolist() == torch.full((3,), 1.01).bfloat16().tolist() == [1 + 2**-7] * 3
 
@@ -183,12 +183,12 @@ def test_masters_begin_as_the_weights_before_they_were_rounded(comm):
     plain, model = GPT(CONFIG), GPT(CONFIG)
     arena = Arena(model, comm, **MODES["bfloat16"].arena_dtypes)
     masters = MasterWeights.of(model, arena)
-    for (name, param), wanted in zip(model.named_parameters(), plain.parameters(), strict=True):
-        assert torch.equal(masters.pieces[name], wanted)
-        assert torch.equal(param, wanted.bfloat16())
+    for (name, param), expected in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(masters.pieces[name], expected)
+        assert torch.equal(param, expected.bfloat16())
     with masters.exact(model):
-        for param, wanted in zip(model.parameters(), plain.parameters(), strict=True):
-            assert torch.equal(param, wanted)
+        for param, expected in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(param, expected)
     assert {param.dtype for param in model.parameters()} == {torch.bfloat16}
 
 

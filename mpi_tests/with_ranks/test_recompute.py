@@ -38,5 +38,5 @@ def test_split_layers(comm, sequence, puts_off, mode):
         if later:
             later.add()
         results.append([p.grad for p in model.parameters()])
-    for wanted, got in zip(*results, strict=True):
-        close(got, wanted)
+    for expected, actual in zip(*results, strict=True):
+        close(actual, expected)

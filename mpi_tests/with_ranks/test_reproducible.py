@@ -18,15 +18,15 @@ def in_order(collective, *, by_messages=False):
 
 def wild(size, count, dtype):
     """Return numbers of all magnitudes with zeros of both signs, so that no two orders give the same sums."""
-    rng, known, shape = np.random.default_rng([size, count]), dtype_of(dtype), (size, count)
-    if known.kind == "b":
+    rng, element, shape = np.random.default_rng([size, count]), dtype_of(dtype), (size, count)
+    if element.kind == "b":
         return list(rng.random(shape) < 0.5)
-    if known.kind in "iu":
-        return list(np.frombuffer(rng.bytes(size * count * known.itemsize), known).reshape(shape))
+    if element.kind in "iu":
+        return list(np.frombuffer(rng.bytes(size * count * element.itemsize), element).reshape(shape))
     most = TEN_TO_THE.get(dtype, 30) / size
     real, imag = (rng.standard_normal(shape) * 10.0 ** rng.uniform(-most, most, shape) for _ in range(2))
     xs = np.where(rng.random(shape) < 0.1, rng.choice([0.0, -0.0], shape), real)
-    return list((xs + 1j * imag if known in COMPLEX else xs).astype(known))
+    return list((xs + 1j * imag if element in COMPLEX else xs).astype(element))
 
 
 def reduce(op, left, right):
@@ -59,9 +59,9 @@ def part_of(want, collective, comm, root=0):
 
 
 def check_bits(comm, collective, x, want, algorithm, where=(), **arguments):
-    got = getattr(comm, collective)(x.copy(), algorithm=algorithm, reproducible=True, **arguments)
+    actual = getattr(comm, collective)(x.copy(), algorithm=algorithm, reproducible=True, **arguments)
     want = part_of(want, collective, comm, arguments.get("root", 0))
-    assert want is None or got.tobytes() == want.tobytes(), (collective, algorithm, x.dtype, arguments, *where)
+    assert want is None or actual.tobytes() == want.tobytes(), (collective, algorithm, x.dtype, arguments, *where)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -119,8 +119,8 @@ def test_every_root_and_uneven_counts(comm):
             check_bits(comm, "reduce", xs[comm.rank], want, algorithm, root=root)
     counts = [0] * (comm.size - 1) + [2 * comm.size + 1]
     for algorithm in in_order("reduce_scatter"):
-        got = comm.reduce_scatter(xs[comm.rank], counts=counts, algorithm=algorithm, reproducible=True)
-        assert got.tobytes() == (want if comm.rank == comm.size - 1 else want[:0]).tobytes(), algorithm
+        actual = comm.reduce_scatter(xs[comm.rank], counts=counts, algorithm=algorithm, reproducible=True)
+        assert actual.tobytes() == (want if comm.rank == comm.size - 1 else want[:0]).tobytes(), algorithm
 
 
 @pytest.mark.sizes(4, 8)
@@ -144,13 +144,13 @@ def test_several_nodes(mpi_comm, monkeypatch):
 def test_on_a_device(new_comm, cuda, mpi_reads):
     cuda.use(mpi_reads=mpi_reads)
     comm, xs = new_comm, wild(new_comm.size, 50, "float32")
-    got = comm.all_reduce(cuda.put(xs[comm.rank]), reproducible=True)
-    assert cuda.get(got).tobytes() == left_to_right(xs, "sum").tobytes()
+    actual = comm.all_reduce(cuda.put(xs[comm.rank]), reproducible=True)
+    assert cuda.get(actual).tobytes() == left_to_right(xs, "sum").tobytes()
 
 
 @pytest.mark.sizes(5)
 def test_orders_differ_without_it(comm):
     """Or these tests would show nothing."""
     xs = wild(comm.size, 100, "float32")
-    got = comm.all_reduce(xs[comm.rank].copy(), algorithm="ring")
-    assert got.tobytes() != left_to_right(xs, "sum").tobytes()
+    actual = comm.all_reduce(xs[comm.rank].copy(), algorithm="ring")
+    assert actual.tobytes() != left_to_right(xs, "sum").tobytes()

@@ -36,8 +36,8 @@ def test_every_dtype_and_op(comm, collective):
             for algorithm in algorithms_of(collective, comm.size):
                 if algorithm == "mpi" and dtype in HALVES:
                     continue
-                got = getattr(comm, collective)(xs[comm.rank].copy(), op=op, algorithm=algorithm)
-                same(got, expected(collective, xs, comm.rank, op), (dtype, op, algorithm))
+                actual = getattr(comm, collective)(xs[comm.rank].copy(), op=op, algorithm=algorithm)
+                same(actual, expected(collective, xs, comm.rank, op), (dtype, op, algorithm))
 
 
 @pytest.mark.parametrize("collective", SCANS)
@@ -67,8 +67,8 @@ def test_in_the_order_of_the_ranks(comm, collective):
     xs = np.random.default_rng(count).standard_normal((comm.size, count)).astype(np.float32)
     below = xs[: comm.rank + (collective == "scan")]
     for algorithm in ("linear", "auto"):
-        got = getattr(comm, collective)(xs[comm.rank].copy(), algorithm=algorithm, reproducible=True)
-        same(got, sum(below[1:], below[0]) if len(below) else xs[comm.rank], algorithm)
+        actual = getattr(comm, collective)(xs[comm.rank].copy(), algorithm=algorithm, reproducible=True)
+        same(actual, sum(below[1:], below[0]) if len(below) else xs[comm.rank], algorithm)
 
 
 @pytest.mark.sizes(2, 3)

@@ -71,9 +71,9 @@ def split_results(config, tp, sp, sequence=False, documents=None, place=None, dt
 @pytest.mark.parametrize("with_documents", [False, True], ids=["", "documents"])
 def test_loss_and_every_gradient_are_the_plain_models(comm, mode, config, with_documents):
     documents = documents_of(BATCH, LENGTH) if with_documents else None
-    wanted, gradients = plain_results(config, documents)
+    expected, gradients = plain_results(config, documents)
     loss, params = split_results(config, comm.split(comm.rank), SequenceParallel(comm, **mode), documents=documents)
-    close(loss, wanted)
+    close(loss, expected)
     for name, p in params.items():
         close(p.grad, gradients[name])
 
@@ -92,9 +92,9 @@ def test_loss_and_every_gradient_are_the_plain_models(comm, mode, config, with_d
 def test_mixes(comm, shape, mode, sequence):
     mesh = Mesh(comm, **shape)
     config = CONFIGS["plain"]
-    wanted, gradients = plain_results(config)
+    expected, gradients = plain_results(config)
     loss, params = split_results(config, mesh.tp, SequenceParallel(mesh.sp, mode), sequence)
-    close(loss, wanted)
+    close(loss, expected)
     for name, p in params.items():
         close(p.grad, part(p, gradients[name], mesh.tp))
 
@@ -115,11 +115,11 @@ def test_float32_and_bfloat16(comm, mode, sequence):
             close(loss.double(), exact, rtol)
         assert abs(loss - exact) <= 2 * abs(plain - exact) + 1e-3 * exact
         for name, p in params.items():
-            wanted = part(p, exact_gradients[name], mesh.tp)
+            expected = part(p, exact_gradients[name], mesh.tp)
             if rtol:
-                close(p.grad.double(), wanted, rtol)
-            own_error = (part(p, gradients[name], mesh.tp).double() - wanted).norm()
-            assert (p.grad.double() - wanted).norm() <= 2 * own_error + rtol_of(dtype) * wanted.norm()
+                close(p.grad.double(), expected, rtol)
+            own_error = (part(p, gradients[name], mesh.tp).double() - expected).norm()
+            assert (p.grad.double() - expected).norm() <= 2 * own_error + rtol_of(dtype) * expected.norm()
 
 
 def rtol_of(dtype):
@@ -137,12 +137,12 @@ def test_dropout_is_the_same_on_any_layout(comm, mode):
         place = BatchPosition(seed=3, samples=torch.tensor(samples))
         return split_results(config, tp, SequenceParallel(sp, mode), sequence, place=place)
 
-    wanted, whole = results(alone, alone)
-    assert results(alone, alone, samples=(7, 9))[0] != wanted
+    expected, whole = results(alone, alone)
+    assert results(alone, alone, samples=(7, 9))[0] != expected
     layouts = [(comm, alone, False), (comm, alone, True), (alone, comm, False)]
     for tp, sp, sequence in layouts:
         loss, params = results(tp, sp, sequence)
-        close(loss, wanted)
+        close(loss, expected)
         for name, p in params.items():
             close(p.grad, part(p, whole[name].grad, tp))
 

@@ -84,9 +84,9 @@ def far_comm(mpi_comm, monkeypatch, traffic):
     from collectives import Communicator
 
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", f"{mpi_comm.size}x1")
-    made = Communicator(mpi_comm, segment_bytes=ONE_MESSAGE)
-    yield made
-    made.free()
+    communicator = Communicator(mpi_comm, segment_bytes=ONE_MESSAGE)
+    yield communicator
+    communicator.free()
 
 
 def layer(tp, sp=None, sequence=False, n_kv_head=None):
@@ -109,25 +109,25 @@ def passes(traffic, block, seq):
     return forward, (traffic.collectives, traffic.messages)
 
 
-def least_bytes(done):
+def least_bytes(call):
     """Return the bytes that a rank must send at least, where all send as much."""
-    others = done.size - 1
-    match done.collective:
+    others = call.size - 1
+    match call.collective:
         case "shift":
-            return done.nbytes
+            return call.nbytes
         case "all_gather":
-            return others * done.nbytes
+            return others * call.nbytes
         case "all_reduce":
-            return 2 * others * done.nbytes / done.size
+            return 2 * others * call.nbytes / call.size
         case _:
-            return others * done.nbytes / done.size
+            return others * call.nbytes / call.size
 
 
-def check(counted, wanted):
+def check(traffic, expected):
     """Check that the collectives are the expected ones, and that messages carry no more bytes than these need."""
-    collectives, messages = counted
-    assert collectives == wanted
-    assert sum(messages) == sum(number * least_bytes(done) for done, number in wanted.items())
+    collectives, messages = traffic
+    assert collectives == expected
+    assert sum(messages) == sum(number * least_bytes(call) for call, number in expected.items())
 
 
 each_size = pytest.mark.sizes(2, 3, proof=(8,))
@@ -138,9 +138,9 @@ def test_tensor_parallelism(far_comm, traffic):
     """Two all-reduces of b s h forwards, two backwards."""
     p = far_comm.size
     forward, backward = passes(traffic, layer(far_comm), SEQ)
-    for counted in (forward, backward):
-        check(counted, {Done("all_reduce", p, WHOLE): 2})
-        assert sum(counted[1]) == 2 * 2 * (p - 1) / p * WHOLE
+    for each in (forward, backward):
+        check(each, {Done("all_reduce", p, WHOLE): 2})
+        assert sum(each[1]) == 2 * 2 * (p - 1) / p * WHOLE
 
 
 @each_size
@@ -165,10 +165,10 @@ def test_head_exchange(far_comm, traffic):
     """Four all-to-alls forwards, of q, k, v and the result, and four backwards: 4 b s h / p, less what a rank keeps."""
     p = far_comm.size
     block = layer(far_comm.split(far_comm.rank), SequenceParallel(far_comm, "ulysses", "contiguous"))
-    for counted in passes(traffic, block, SEQ // p):
-        check(counted, {Done("all_to_all", p, WHOLE // p): 4})
-        assert len(counted[1]) == 4 * (p - 1)
-        assert sum(counted[1]) == 4 * WHOLE / p * (p - 1) / p
+    for each in passes(traffic, block, SEQ // p):
+        check(each, {Done("all_to_all", p, WHOLE // p): 4})
+        assert len(each[1]) == 4 * (p - 1)
+        assert sum(each[1]) == 4 * WHOLE / p * (p - 1) / p
 
 
 @each_size

@@ -32,8 +32,8 @@ def test_split_layers(comm, sequence, name):
     config, batch = replace(CONFIG, n_layer=4, n_kv_head=4), batch_of(6, seq=8)
     players = Players(make, registry.make(name, 2, 3))
     loss, gradients = players.play(micro_batches(batch, 3)), players.gradients()
-    wanted, whole = whole_batch(randomized(config), batch)
-    assert loss == pytest.approx(wanted, rel=1e-10)
+    expected, whole = whole_batch(randomized(config), batch)
+    assert loss == pytest.approx(expected, rel=1e-10)
     shards = {name: shard_of(p, "tp") for name, p in make().named_parameters()}
     for name, gradient in whole.items():
         own = shards[name].local(gradient, comm.rank, comm.size) if shards[name] else gradient
@@ -50,7 +50,7 @@ def test_split_sequences(comm):
     ]
     players = Players(lambda: model_of(CONFIG, BatchPosition(), comm.split(comm.rank), sp), registry.make("zb_v", 2, 3))
     loss, gradients = players.play(own, sp.all.all_reduce), players.gradients()
-    wanted, whole = whole_batch(randomized(CONFIG), batch)
-    assert loss == pytest.approx(wanted, rel=1e-10)
+    expected, whole = whole_batch(randomized(CONFIG), batch)
+    assert loss == pytest.approx(expected, rel=1e-10)
     for name, gradient in whole.items():
         close(comm.all_reduce(gradients[name], op="avg"), gradient, 1e-10)

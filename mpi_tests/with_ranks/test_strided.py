@@ -42,10 +42,10 @@ def test_a_view_with_gaps_is_as_good_as_its_copy(comm, collective, layout, how):
         xs = [values + np.float32(turn) for values in inputs(comm.size, 4 * comm.size)]
         want = expected(collective, xs, comm.rank)
         base, x = filled(layout, xs[comm.rank])
-        got = run(comm, collective, x, how)
-        assert (got is x) == (collective in IN_PLACE)
-        same(None if got is None else np.ravel(got), want, turn)
-        same(base, filled(layout, want if got is x else xs[comm.rank])[0], "between the elements")
+        actual = run(comm, collective, x, how)
+        assert (actual is x) == (collective in IN_PLACE)
+        same(None if actual is None else np.ravel(actual), want, turn)
+        same(base, filled(layout, want if actual is x else xs[comm.rank])[0], "between the elements")
 
 
 @pytest.mark.parametrize("collective", [each for each in COLLECTIVES if each != "broadcast"])
@@ -59,9 +59,9 @@ def test_results_go_into_a_view_with_gaps(comm, collective, how):
         x = xs[comm.rank].copy()
         if has_result:
             base, out = filled(layout, np.zeros_like(want))
-        got = run(comm, collective, x, how, out=out)
+        actual = run(comm, collective, x, how, out=out)
         if has_result:
-            assert got is out
+            assert actual is out
             same(base, filled(layout, want)[0], layout)
         same(x, xs[comm.rank], layout)
 
@@ -118,17 +118,17 @@ def lengths(shape, size):
 @pytest.mark.parametrize("collective", SHAPES)
 @pytest.mark.parametrize("make", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
 def test_results_have_rows_like_those_given(comm, collective, make):
-    for given, got in SHAPES[collective]:
-        shape = lengths(given, comm.size)
+    for source, actual in SHAPES[collective]:
+        shape = lengths(source, comm.size)
         xs = [values.reshape(shape) for values in inputs(comm.size, int(np.prod(shape)))]
         want = expected(collective, [x.ravel() for x in xs], comm.rank)
         if (collective, comm.size) in (("reduce_scatter", 1), ("all_to_all", 1)) and shape[0] == 1 and len(shape) == 2:
-            got = "1, 2"  # all of it, in whole rows
+            actual = "1, 2"  # all of it, in whole rows
         for how in ("call", "call", "started"):
             result = run(comm, collective, make(xs[comm.rank].copy()), how)
             assert (result is None) == (want is None)
             if want is not None:
-                same(np.asarray(result), want.reshape(lengths(got, comm.size)), (given, how))
+                same(np.asarray(result), want.reshape(lengths(actual, comm.size)), (source, how))
 
 
 def test_chunks_of_several_rows(comm):

@@ -329,9 +329,9 @@ def test_objects(size):
     every = [None] * size
     dist.all_gather_object(every, {"rank": rank, "long": "x" * rank})
     assert every == [{"rank": r, "long": "x" * r} for r in range(size)]
-    told = [["root", None]] if rank == 0 else [None]
-    dist.broadcast_object_list(told)
-    assert told == [["root", None]]
+    objects = [["root", None]] if rank == 0 else [None]
+    dist.broadcast_object_list(objects)
+    assert objects == [["root", None]]
 
 
 @pytest.mark.sizes(2, 4)

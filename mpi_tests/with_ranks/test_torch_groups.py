@@ -76,16 +76,16 @@ def test_split_group(size, bind_device):
 
 @pytest.mark.sizes(4)
 def test_a_mesh_splits_groups(size, bind_device, monkeypatch):
-    split, made = dist.split_group, []
+    split, groups = dist.split_group, []
 
     def noted(**arguments):
-        made.append(split(**arguments))
-        return made[-1]
+        groups.append(split(**arguments))
+        return groups[-1]
 
     monkeypatch.setattr(dist.device_mesh, "split_group", noted)
     bind_device()
     mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-    assert [mesh[name].get_group().group_name for name in "ab"] == [group.group_name for group in made]
+    assert [mesh[name].get_group().group_name for name in "ab"] == [group.group_name for group in groups]
     rank = dist.get_rank()
     x = torch.tensor([rank])
     dist.all_reduce(x, group=mesh["b"].get_group())

@@ -123,8 +123,8 @@ def test_micro_batches_are_gradient_accumulation(comm):
 @pytest.mark.sizes(4)
 def test_the_planner_may_choose_the_layout(comm, capsys):
     check_same(on(comm, layout="auto"), by_torch(comm))
-    said = re.findall(r"^layout .* is the best for 4 ranks$", capsys.readouterr().out, re.MULTILINE)
-    assert len(said) == (comm.rank == 0)
+    lines = re.findall(r"^layout .* is the best for 4 ranks$", capsys.readouterr().out, re.MULTILINE)
+    assert len(lines) == (comm.rank == 0)
 
 
 @pytest.mark.sizes(4)
@@ -148,20 +148,20 @@ def test_the_same_layout_gives_the_same_bits_and_leaves_nothing_behind(comm, fol
     """But for memory that the communicator keeps to give out again."""
     saving = {"checkpoint_dir": str(folder)}
     first, text = on(comm, **saving), capsys.readouterr().out
-    before = left(comm)
+    before = process_state(comm)
     second = on(comm, **saving)
-    assert left(comm) == before
+    assert process_state(comm) == before
     assert (first.losses, first.validations) == (second.losses, second.validations)
     check_bits(second.weights, first.weights)
     if comm.rank > 0:  # the first may have a progress bar
-        shown = [line.split("|")[0].strip() for line in text.splitlines() if "grad norm" in line]
-        assert shown == [f"iter {i}/{LAST}" for i in range(1, LAST + 1)]
+        iterations = [line.split("|")[0].strip() for line in text.splitlines() if "grad norm" in line]
+        assert iterations == [f"iter {i}/{LAST}" for i in range(1, LAST + 1)]
         assert text.count("val loss") == len(VALIDATED)
     fields = {"iter", "loss", "grad_norm", "lr", "tokens_per_s", "flops_per_s", "compute_ms", "comm_ms"}
     assert fields < first.records[0].keys()
 
 
-def left(comm):
+def process_state(comm):
     """Return what a run could leave in the process: communicators, shared memory, threads, signals, settings.
 
     What the communicator needs for its first call is not the run's, nor its thread.
@@ -273,10 +273,10 @@ def test_a_checkpoint_of_tp_pp_and_zero_becomes_a_gpt2_in_transformers(comm, cop
 @pytest.mark.sizes(2)
 def test_a_run_that_goes_on_has_the_loss_scale_and_all_ranks_weights(comm, folder):
     """The scale has been good for all steps when both end."""
-    asked = {"zero_stage": 1, "dtype": "float16", "dropout": 0.1}
+    settings = {"zero_stage": 1, "dtype": "float16", "dropout": 0.1}
     saving = {"checkpoint_dir": str(folder), "checkpoint_interval": HALF}
-    whole = on(comm, **asked, **saving)
-    resumed = on(comm, **asked, **saving, resume=of_step(folder, HALF))
+    whole = on(comm, **settings, **saving)
+    resumed = on(comm, **settings, **saving, resume=of_step(folder, HALF))
     check_bits(resumed.weights, whole.weights)
     comm.barrier()
     last = [json.loads((path / "index.json").read_text()) for path in folder.glob(f"*-step-{LAST}")]
@@ -286,7 +286,7 @@ def test_a_run_that_goes_on_has_the_loss_scale_and_all_ranks_weights(comm, folde
 @pytest.mark.sizes(1, 2)
 def test_what_a_run_cannot_go_on_from(comm, folder):
     on(comm, checkpoint_dir=str(folder), max_iters=1)
-    before = left(comm)
+    before = process_state(comm)
     for changes, words in (
         ({"seed": 8}, "seed was 7, but is 8: resume with the same"),
         ({"n_embd": 16}, "n_embd was 32, but is 16: resume with the same"),
@@ -295,11 +295,11 @@ def test_what_a_run_cannot_go_on_from(comm, folder):
     ):
         with pytest.raises(InputError, match=re.escape(words)):
             on(comm, **{"checkpoint_dir": str(folder), "resume": "auto", **changes})
-    assert left(comm) == before
+    assert process_state(comm) == before
     with pytest.raises(InputError, match="loss_scale=None is none: resume from another checkpoint"):
         on(comm, checkpoint_dir=str(folder), resume=forged(comm, folder))
     assert (folder / "lock").read_text() == ""
-    assert left(comm) == before
+    assert process_state(comm) == before
 
 
 def forged(comm, folder):
@@ -344,8 +344,8 @@ HALVES = {
 @pytest.mark.sizes(2)
 def test_parameters_may_be_of_16_bits(comm, dtype, layout):
     wide = by_torch(comm).losses
-    asked = {"dtype": dtype, "master_weights": True, "grad_dtype": dtype, "non_finite": "skip"}
-    outcome = on(comm, **asked, **layout, recompute="selective")
+    settings = {"dtype": dtype, "master_weights": True, "grad_dtype": dtype, "non_finite": "skip"}
+    outcome = on(comm, **settings, **layout, recompute="selective")
     np.testing.assert_allclose(outcome.losses, wide, rtol=2e-3)
     assert not np.allclose(outcome.losses, wide, rtol=1e-5)
     assert all(weight.dtype == np.float32 for weight in outcome.weights.values())
@@ -359,8 +359,8 @@ def test_a_checkpoint_of_master_weights_goes_on_in_any_precision(comm, folder):
     whole = on(comm, **half, **saving, zero_stage=3)
     resume = of_step(folder / "whole", HALF)
     stages = {"pp": 2, "zero_stage": 1, "num_micro_batches": 2}
-    for name, asked in (("same", half | {"zero_stage": 3}), ("float32", stages)):
-        outcome = on(comm, **asked, checkpoint_dir=str(folder / name), resume=resume)
+    for name, settings in (("same", half | {"zero_stage": 3}), ("float32", stages)):
+        outcome = on(comm, **settings, checkpoint_dir=str(folder / name), resume=resume)
         assert [record["iter"] for record in outcome.records if "loss" in record] == [*range(HALF + 1, LAST + 1)]
         if name == "same":
             check_bits(outcome.weights, whole.weights)
@@ -372,11 +372,11 @@ def test_a_checkpoint_of_master_weights_goes_on_in_any_precision(comm, folder):
 def test_a_loss_that_is_not_finite_stops_the_run(comm, monkeypatch):
     """By a learning rate that no setting takes."""
     monkeypatch.setattr("training.run.learning_rate_of", lambda *arguments: 1e30)
-    before = left(comm)
+    before = process_state(comm)
     words = r"^step \d: rank 0 has a (loss of nan|gradient of .* that is not finite): lower"
     with pytest.raises(InputError, match=words):
         on(comm)
-    assert left(comm) == before
+    assert process_state(comm) == before
 
 
 # --- what else train.py is asked for ---
@@ -399,10 +399,10 @@ def test_schedules_are_searched_from_measured_times_and_steps_traced(comm, folde
     """Rank 0 searches, for all."""
     trace, searches = folder / "trace.json", []
     monkeypatch.setattr("training.staged.search", lambda *args: searches.append(args) or search(*args))
-    asked = {"schedule": "search", "virtual_stages": 2, "max_alive": 3, "balance": "measured", "trace": str(trace)}
+    settings = {"schedule": "search", "virtual_stages": 2, "max_alive": 3, "balance": "measured", "trace": str(trace)}
     shape = {"n_layer": 4, "max_iters": 4, "num_micro_batches": 4}
     alone = on_first(comm, **shape)
-    check_same(on(comm, pp=2, **shape, **asked), alone)
+    check_same(on(comm, pp=2, **shape, **settings), alone)
     assert len(searches) == (comm.rank == 0)
     assert ("searching a schedule of 4 stages\n" in capsys.readouterr().out) == (comm.rank == 0)
     comm.barrier()

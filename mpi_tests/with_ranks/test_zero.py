@@ -153,10 +153,10 @@ class Run:
             return {name: p.detach().clone() for name, p in self.plain.named_parameters()}
 
 
-def close(got, want, tolerance=1e-6):
-    assert got.keys() == want.keys()
+def close(actual, want, tolerance=1e-6):
+    assert actual.keys() == want.keys()
     for name, p in want.items():
-        torch.testing.assert_close(got[name], p, rtol=0, atol=tolerance * float(p.abs().max()), msg=name)
+        torch.testing.assert_close(actual[name], p, rtol=0, atol=tolerance * float(p.abs().max()), msg=name)
 
 
 def check_stages(comm, num_steps, make=adamw, stages=STAGES, group="all", **options):
@@ -168,9 +168,9 @@ def check_stages(comm, num_steps, make=adamw, stages=STAGES, group="all", **opti
         close(run.parameters(), plain.parameters())
 
 
-def equal(got, want):
-    assert got.keys() == want.keys()
-    assert [name for name in want if not torch.equal(got[name], want[name])] == []
+def equal(actual, want):
+    assert actual.keys() == want.keys()
+    assert [name for name in want if not torch.equal(actual[name], want[name])] == []
 
 
 @pytest.mark.sizes(1, 3, 8, proof=(2, 4))
@@ -234,9 +234,9 @@ def test_parameters_that_a_pass_does_not_reach_count_as_zero(comm, zero_stage):
     plain, run = Run(comm, 0), Run(comm, zero_stage)
     for everywhere in (False, True, False):
         x, use_extra = share(comm, batch(1)), everywhere or comm.rank == 0
-        for asked in (False, use_extra):
-            plain.step(x, use_extra=asked)
-            run.step(x, use_extra=asked)
+        for flag in (False, use_extra):
+            plain.step(x, use_extra=flag)
+            run.step(x, use_extra=flag)
     close(run.parameters(), plain.parameters())
 
 
@@ -304,17 +304,17 @@ def storage_bytes(module):
 @pytest.mark.sizes(1, 2)
 def test_two_layers_are_gathered_at_a_time_and_the_last_two_once_for_both_passes(comm):
     run = Run(comm, 3)
-    seen, coming, layers = [], [], [run.zero.layers[number] for number in range(len(LAYERS))]
+    resident, coming, layers = [], [], [run.zero.layers[number] for number in range(len(LAYERS))]
 
     def look(*_):
-        seen.append([i for i, block in enumerate(run.plain.blocks) if max(storage_bytes(block)) > 4])
+        resident.append([i for i, block in enumerate(run.plain.blocks) if max(storage_bytes(block)) > 4])
         coming.append([i for i, layer in enumerate(layers) if layer.slot.layer is layer])
 
     for block in run.plain.blocks:
         block.wide.register_forward_hook(look)
         block.wide.register_full_backward_hook(look)
     run.train(1)
-    assert seen == [[0], [1], [1, 2], [1, 2], [1], [0, 1]]
+    assert resident == [[0], [1], [1, 2], [1, 2], [1], [0, 1]]
     assert coming == [[0, 1], [1, 2], [1, 2], [1, 2], [0, 1], [0, 1]]
     assert set(storage_bytes(run.plain)) == {4}
     assert all(p.isnan().all() for p in run.plain.parameters())
@@ -349,8 +349,8 @@ def test_what_was_gathered_before_an_update_is_gathered_anew(comm):
 
 
 def tokens(comm, seed):
-    drawn = torch.randint(0, GPT_CONFIG.vocab_size, (SAMPLES, 9), generator=torch.Generator().manual_seed(seed))
-    mine = share(comm, drawn)
+    ids = torch.randint(0, GPT_CONFIG.vocab_size, (SAMPLES, 9), generator=torch.Generator().manual_seed(seed))
+    mine = share(comm, ids)
     return mine[:, :-1].contiguous(), mine[:, 1:].contiguous()
 
 
@@ -443,8 +443,8 @@ def test_bytes_are_those_of_the_formulas(comm, zero_stage, precision, each):
         counter.nbytes = 0
     run.step(*tokens(comm, 0))
     measured = held(*run.zero.arrays, run.zero.optimizer, run.zero.masters)
-    for got, want in zip(measured, held_by_formula(zero_stage, num_params, comm.size, *each), strict=True):
-        assert got == pytest.approx(want, rel=0.05)
+    for actual, want in zip(measured, held_by_formula(zero_stage, num_params, comm.size, *each), strict=True):
+        assert actual == pytest.approx(want, rel=0.05)
     sent = comm.all_reduce(np.array([sum(counter.nbytes for counter in run.counters)]))[0] / comm.size
     last_two = each[0] * sum(p.numel() for p in model.transformer.h[-2:].parameters())
     assert sent == pytest.approx(sent_by_formula(zero_stage, each[0] * num_params, comm.size, last_two), rel=0.02)

@@ -64,8 +64,8 @@ def make_model(dtype, frozen, seed=0):
 
 def tokens(step, count):
     """Return the tokens of `count` samples."""
-    drawn = torch.Generator().manual_seed(step)
-    ids = torch.randint(CONFIG.vocab_size, (count, CONFIG.block_size + 1), generator=drawn)
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(CONFIG.vocab_size, (count, CONFIG.block_size + 1), generator=generator)
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
@@ -100,8 +100,8 @@ class Run:
         parallelize(self.model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head), mesh.tp)
         for block in self.model.transformer.h if recomputed else ():
             recompute(block, BatchPosition())
-        given = self.model, gpt2_layers(self.model), schedule_of(schedule), mesh
-        self.pp = PipelineParallel(*given, make_optimizer=make, zero_group=group, zero_stage=zero_stage)
+        arguments = self.model, gpt2_layers(self.model), schedule_of(schedule), mesh
+        self.pp = PipelineParallel(*arguments, make_optimizer=make, zero_group=group, zero_stage=zero_stage)
         self.zero = self.pp.replica
 
     def batches(self, step):
@@ -265,12 +265,12 @@ def test_bytes_are_sent_for_each_micro_batch(started, monkeypatch, zero_stage):
     """m Psi of gradients, and of parameters Psi in stage 2, 2 m Psi in stage 3, but for layers that are still there."""
     counters = []
 
-    def counted(*groups):
+    def counting_groups(*groups):
         ranks, more = counting(ShardGroups.of(*groups))
         counters.extend(more)
         return ranks
 
-    monkeypatch.setattr("parallelism.pipeline.pipeline_parallel.ShardGroups", SimpleNamespace(of=counted))
+    monkeypatch.setattr("parallelism.pipeline.pipeline_parallel.ShardGroups", SimpleNamespace(of=counting_groups))
     run = started(zero_stage, "gpipe")
     run.train()
     (counter,) = counters
@@ -292,15 +292,15 @@ def test_the_planner_counts_what_a_rank_holds(started, schedule, zero_stage):
     layout = ParallelLayout(dp=2, pp=2, schedule=schedule, virtual_stages=len(run.pp.parts), zero_stage=zero_stage)
     layout = layout._replace(num_micro_batches=COUNT, micro_batch_size=SAMPLES)
     job = TrainingJob(CONFIG, run.num_samples, dtype="float64")
-    counted = memory(job, layout, model_shards(job, layout), owners=2)
+    prediction = memory(job, layout, model_shards(job, layout), owners=2)
     working = sum(tensor.nbytes for _, tensor in run.zero.gradients.working)
     if zero_stage == 3:
         slots = {layer.slot for layer in run.zero.layers.values()}
         working += sum(slot.tensor.nbytes for slot in slots)
-    held = np.array([array.nbytes for array in run.zero.arrays] + [working], float)
-    held = run.mesh.comm.all_reduce(held, op="max")
-    np.testing.assert_allclose(held[:2], [counted.parameters, counted.gradients], rtol=0.1)
-    assert counted.buffers / 2.5 < held[2] <= counted.buffers
+    bytes_in_use = np.array([array.nbytes for array in run.zero.arrays] + [working], float)
+    bytes_in_use = run.mesh.comm.all_reduce(bytes_in_use, op="max")
+    np.testing.assert_allclose(bytes_in_use[:2], [prediction.parameters, prediction.gradients], rtol=0.1)
+    assert prediction.buffers / 2.5 < bytes_in_use[2] <= prediction.buffers
 
 
 @pytest.mark.sizes(4)
@@ -336,11 +336,11 @@ def test_a_checkpoint_goes_on_in_another_layout(comm, started):
 def test_the_next_layer_is_on_its_way(started, schedule):
     """In an action, and from one to the next, unless it goes where the one that computes is; so in weights' parts."""
     run = started(3, schedule)
-    layers, seen = {number: layer for number, layer in run.zero.layers.items() if number != SHARED}, []
+    layers, events = {number: layer for number, layer in run.zero.layers.items() if number != SHARED}, []
 
     def watched(number, layer, gather):
         def gathered():
-            seen.append((number, layer.slot.layer is layer))
+            events.append((number, layer.slot.layer is layer))
             gather()
 
         layer.gather = gathered
@@ -353,6 +353,6 @@ def test_the_next_layer_is_on_its_way(started, schedule):
         (i, list(run.pp.parts[stage])[:: 1 if kind == "F" else -1]) for i, (stage, kind, _) in order if kind != "W"
     ]
     uses = [(i, number) for i, part in parts for number in part]
-    assert [number for number, _ in seen] == [number for _, number in uses]
+    assert [number for number, _ in events] == [number for _, number in uses]
     free = [a == b or layers[a].slot is not layers[b].slot or j > i + 1 for (i, a), (j, b) in pairwise(uses)]
-    assert [ahead for _, ahead in seen] == [False, *free]
+    assert [ahead for _, ahead in events] == [False, *free]

@@ -42,13 +42,13 @@ PLACES = [(collective, in_place) for collective in EVERY for in_place in places(
 def test_numbers_are_exact_in_any_order(dtype):
     for op in ops_of(dtype):
         for size in (1, 2, 3, 8, 64):
-            given = [numbers.operand(30, dtype_of(dtype), rank, size, op) for rank in range(size)]
-            same(numbers.reduction(30, dtype_of(dtype), size, op), of_parts(given, op), (op, size))
+            operands = [numbers.operand(30, dtype_of(dtype), rank, size, op) for rank in range(size)]
+            same(numbers.reduction(30, dtype_of(dtype), size, op), of_parts(operands, op), (op, size))
             partial = np.prod if op == "prod" else np.sum
-            largest = partial([np.abs(widened(x).real) for x in given], axis=0).max()
+            largest = partial([np.abs(widened(x).real) for x in operands], axis=0).max()
             assert largest <= 64 or op in ("min", "max", *BITS, *TRUTHS)
             assert numbers.NEVER not in numbers.reduction(30, dtype_of(dtype), size, op)
-            assert size == 1 or len({x.tobytes() for x in given}) > 1
+            assert size == 1 or len({x.tobytes() for x in operands}) > 1
             whole = dtype in INTEGERS and op == "avg" and size > numbers.GIVERS  # all of it rounds to 0
             assert dtype == "bool" or whole or len(np.unique(numbers.reduction(30, dtype_of(dtype), size, op))) > 1
 
@@ -79,12 +79,12 @@ def test_what_a_trial_wants_is_what_the_collective_does(collective, in_place, me
     ):
         op = "sum" if collective in SCANS and op == "avg" else op
         ranks = trials(Workload(collective, memory, "cpu", dtype_of(dtype), op, root), size, in_place)
-        given = [ranks[root].input() if trial.x is None else trial.input() for trial in ranks]
+        inputs = [ranks[root].input() if trial.x is None else trial.input() for trial in ranks]
         for trial in ranks:
             trial.fill()
             assert trial.x is None or np.array_equal(trial.x, trial.input())
             assert ("root" in trial.arguments) == (collective in ROOTED)
-            want = expected(collective, given, trial.rank, op, root)
+            want = expected(collective, inputs, trial.rank, op, root)
             same(trial.expected(), want)
             if want is None:
                 assert trial.num_wrong() == 0

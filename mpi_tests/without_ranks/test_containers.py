@@ -52,13 +52,13 @@ def recipe(monkeypatch):
 
 def test_spack_s_recipe_needs_what_the_project_does(recipe):
     project = PROJECT["project"]
-    needed = {(text, None) for text in [*project["dependencies"], *PROJECT["build-system"]["requires"]]}
-    needed |= {(text, when) for extra, when in EXTRAS.items() for text in project["optional-dependencies"][extra]}
-    matches = [(REQUIREMENT.match(text), when) for text, when in needed]
-    wanted = {(f"py-{match[1].replace('_', '-')}@{match[2]}:", when) for match, when in matches if match}
-    written = {(name, more.get("when")) for name, more in recipe["depends_on"] if name.startswith("py-")}
-    assert len(wanted) == 9
-    assert written == wanted
+    requirements = {(text, None) for text in [*project["dependencies"], *PROJECT["build-system"]["requires"]]}
+    requirements |= {(text, when) for extra, when in EXTRAS.items() for text in project["optional-dependencies"][extra]}
+    matches = [(REQUIREMENT.match(text), when) for text, when in requirements]
+    expected = {(f"py-{match[1].replace('_', '-')}@{match[2]}:", when) for match, when in matches if match}
+    dependencies = {(name, more.get("when")) for name, more in recipe["depends_on"] if name.startswith("py-")}
+    assert len(expected) == 9
+    assert dependencies == expected
     assert (f"python@{project['requires-python'].removeprefix('>=')}:", None) in {
         (name, more.get("when")) for name, more in recipe["depends_on"]
     }

@@ -149,12 +149,12 @@ def test_some_ranks_stand_for_all(row, lengths):
 @pytest.mark.parametrize("name", ["ring", "rabenseifner", "two_shot", "hierarchical_direct"])
 def test_of_many_ranks_only_some_are_counted(name):
     """So that a price takes no longer on 4,096 ranks than seconds; benchmarks say how long."""
-    row, counted = find("all_reduce", name), set()
+    row, ranks = find("all_reduce", name), set()
 
     def schedule(rank, *words, **more):
-        counted.add(rank)
+        ranks.add(rank)
         return row.schedule(rank, *words, **more)
 
     size = 1024
     assert predict(row._replace(schedule=schedule), 1 << 20, size, nodes_of(*[8] * 128), network=NETWORK) > 0
-    assert len(counted) < size / 2
+    assert len(ranks) < size / 2

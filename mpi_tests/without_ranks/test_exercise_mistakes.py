@@ -686,7 +686,7 @@ def simulated(programs):
 HOLDS = re.compile(r"rank (\d+)'s chunk (\d+) holds the contributions? of ranks? (.*?)(?: to chunk (\d+))?; it should")
 
 
-def counted(words):
+def read_counts(words):
     """Read "0 (twice), 1 and 3 (4 times)"."""
     counts = re.findall(r"(\d+)(?: \((twice|\d+ times)\))?", words)
     return Counter({int(rank): 2 if n == "twice" else int(n.split()[0]) if n else 1 for rank, n in counts})
@@ -715,7 +715,7 @@ def test_what_is_named_is_what_a_simulation_finds(name, size):
         if mistake and (named := HOLDS.search(mistake.why)):
             rank, chunk, words, other = named.groups()
             what, counts = simulated(programs)[int(rank)][int(chunk)]
-            assert (what, counts) == (int(other or chunk), counted(words))
+            assert (what, counts) == (int(other or chunk), read_counts(words))
             assert (what, counts) != (int(chunk), Counter(range(size)))
             num_named += 1
     assert num_named > 10 or name not in ("ring_all_reduce", "halving_doubling")

@@ -72,8 +72,8 @@ def test_experts_read_each_token_that_has_chosen_them(hosts, options):
             assert np.array_equal(twin.rows, block.rows)
         expected = [[] for _ in range(3)]
         for source in range(num_ranks):
-            for token, chosen in enumerate(experts[source].tolist()):
-                for choice, expert in enumerate(chosen):
+            for token, choices in enumerate(experts[source].tolist()):
+                for choice, expert in enumerate(choices):
                     if expert // 3 == rank and expert >= 0:
                         expected[expert % 3].append((source, token, choice))
         with_choices = [(*name, choice) for name, choice in zip(slots, route.choices.tolist(), strict=True)]

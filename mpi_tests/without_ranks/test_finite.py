@@ -27,12 +27,12 @@ def test_products_that_overflow_when_they_are_added(dtype):
     layer = nn.Linear(2, 1).to(dtype)
     monitor = watched(layer)
     later = WeightGradients(partial(monitor.gradient_ready, micro_batch=0))
-    for scale, found in ((1e10, ""), (1e30, "weight"), (1.0, "weight"), (math.inf, "weight")):
+    for scale, name in ((1e10, ""), (1e30, "weight"), (1.0, "weight"), (math.inf, "weight")):
         later.put_off(
             layer.weight, layer.bias, torch.full((3, 2), 1e10, dtype=dtype), torch.full((3, 1), scale).to(dtype)
         )
         later.add()
-        assert first(monitor) == found
+        assert first(monitor) == name
     layer.weight.grad = None
     later.put_off(layer.weight, layer.bias, torch.zeros(1, 2, dtype=dtype), torch.ones(1, 1, dtype=dtype))
     later.add()

@@ -318,10 +318,10 @@ def test_a_mixture_is_saved_and_loaded(tmp_path):
     model = GPT(GPTConfig(**SMALL, **mixture), seed=3)
     model.transformer.h[1].mlp.router.bias += torch.tensor([0.1, -0.1, 0.2, 0.0])
     save_hugging_face(model, tmp_path)
-    loaded, begun = load_hugging_face(tmp_path), GPT(model.config)
-    initialize(begun, tmp_path)
+    loaded, model_from_file = load_hugging_face(tmp_path), GPT(model.config)
+    initialize(model_from_file, tmp_path)
     assert loaded.config == model.config
-    for other in (loaded, begun):
+    for other in (loaded, model_from_file):
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
         assert torch.equal(other.transformer.h[1].mlp.router.bias, model.transformer.h[1].mlp.router.bias)
     with pytest.raises(ValueError, match="num_experts=4, but this one is of num_experts=0: set num_experts=4"):

@@ -175,9 +175,9 @@ DIRECT_COSTS = {
 def test_the_cost_line_of_what_is_direct_inside(collective, name, num_groups, width):
     row, groups = algorithms.find(collective, name), nodes_of(*[width] * num_groups)
     size = num_groups * width
-    counted = count(tally({rank: row.rounds(rank, size, 0, groups) for rank in range(size)}, groups))
-    wanted = DIRECT_COSTS[collective, name](num_groups, size, width)
-    assert (counted.barriers, counted.messages, counted.copied, counted.sent, counted.reduced) == wanted
+    counts = count(tally({rank: row.rounds(rank, size, 0, groups) for rank in range(size)}, groups))
+    expected = DIRECT_COSTS[collective, name](num_groups, size, width)
+    assert (counts.barriers, counts.messages, counts.copied, counts.sent, counts.reduced) == expected
 
 
 @each_collective
@@ -199,9 +199,9 @@ def test_nodes_are_priced_as_they_run(collective):
 def test_a_rank_talks_to_neighbours_and_counterparts_only(collective):
     """Six nodes of four: to others of the node, and to its place in the other nodes."""
     for rank in range(24):
-        known = {rank // 4 * 4 + other for other in range(4)} | {4 * node + rank % 4 for node in range(6)}
+        peers = {rank // 4 * 4 + other for other in range(4)} | {4 * node + rank % 4 for node in range(6)}
         rounds = list(ROWS[collective].schedule(rank, 24, groups=by_length(24, 4)))
-        assert {m.to for moves in rounds for m in moves if isinstance(m, Send)} <= known
+        assert {m.to for moves in rounds for m in moves if isinstance(m, Send)} <= peers
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "all_gather"])

@@ -30,8 +30,8 @@ def test_batch_scripts_begin_with_what_is_to_be_edited(script, mark):
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="there is no shellcheck: apt-get install shellcheck")
 @pytest.mark.parametrize("script", sorted(FOLDER.glob("*.sh")), ids=lambda path: path.name)
 def test_shellcheck_finds_nothing(script):
-    ended = subprocess.run(["shellcheck", "--exclude=SC1091", script], text=True, capture_output=True)
-    assert ended.stdout == ""
+    result = subprocess.run(["shellcheck", "--exclude=SC1091", script], text=True, capture_output=True)
+    assert result.stdout == ""
 
 
 SAVES = 'trap "echo saved; sleep 0.1; exit 0" USR1; for i in $(seq 600); do sleep 0.05; done'
@@ -56,8 +56,8 @@ def test_a_job_is_requeued_if_it_saved_ahead_of_its_time_limit(command, num_sign
     script = 'set -euo pipefail; source "$1"; (for i in $(seq "$2"); do sleep 0.5; kill -USR1 $$; done) & '
     script += 'run_and_requeue "echo again" bash -c "$3"'
     arguments = ["bash", "-c", script, "bash", FOLDER / "run_and_requeue.sh", str(num_signals), command]
-    ended = subprocess.run(arguments, text=True, capture_output=True, timeout=60)
-    assert (ended.returncode, ended.stdout.splitlines()) == (status, words), ended.stderr
+    result = subprocess.run(arguments, text=True, capture_output=True, timeout=60)
+    assert (result.returncode, result.stdout.splitlines()) == (status, words), result.stderr
 
 
 @pytest.mark.parametrize(
@@ -73,15 +73,17 @@ def test_few_cores_are_oversubscribed(tmp_path, num_cores, in_container, oversub
     (marks / ".containerenv" if in_container else marks / "other").touch()
     script = re.sub(r" /\S*(?=/?\.(docker|container)env)", f" {marks}/", (FOLDER / "activate.sh").read_text())
     assert script.count(f"{marks}/.") == 2
-    shown = 'echo "$OMP_NUM_THREADS ${OMPI_ALLOW_RUN_AS_ROOT:-unset}"'
+    print_variables = 'echo "$OMP_NUM_THREADS ${OMPI_ALLOW_RUN_AS_ROOT:-unset}"'
     plain = {"PATH": f"{tmp_path}:/usr/bin:/bin", "VIRTUAL_ENV": str(ROOT / ".venv")}
-    ended = subprocess.run(["bash", "-c", script + shown], env=plain, text=True, capture_output=True, check=True)
-    assert ended.stdout == f"1 {'1' if oversubscribes else 'unset'}\n"
+    result = subprocess.run(
+        ["bash", "-c", script + print_variables], env=plain, text=True, capture_output=True, check=True
+    )
+    assert result.stdout == f"1 {'1' if oversubscribes else 'unset'}\n"
 
 
 @pytest.mark.parametrize("script", ["build_open_mpi.sh", "gpu_check.sh"])
 def test_scripts_say_what_they_lack(script):
-    ended = subprocess.run([FOLDER / script], text=True, capture_output=True)
-    assert ended.returncode != 0
-    assert f"usage: hostfiles/{script} " in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
+    result = subprocess.run([FOLDER / script], text=True, capture_output=True)
+    assert result.returncode != 0
+    assert f"usage: hostfiles/{script} " in result.stderr
+    assert len(result.stderr.splitlines()) == 1

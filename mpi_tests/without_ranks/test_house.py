@@ -162,8 +162,8 @@ def test_a_floor_is_a_package_as_well_as_a_module(violations):
 
 
 def test_a_table_that_is_out_of_date(violations):
-    gone = FLOORS | {"pure": Floor(("low.pure", "low.gone"))}
-    assert violations(floors=gone) == ["FLOORS names low.gone, which is not there: edit the table"]
+    floors = FLOORS | {"pure": Floor(("low.pure", "low.gone"))}
+    assert violations(floors=floors) == ["FLOORS names low.gone, which is not there: edit the table"]
     unplaced = {name: floor for name, floor in FLOORS.items() if name != "high"}
     assert violations(floors=unplaced) == [
         "high/__init__.py: is on no floor of FLOORS",
@@ -194,8 +194,8 @@ def test_parallelism_knows_no_particular_model(tmp_path):
     for path, text in {"models/gpt.py": "", "models/config.py": "", "parallelism/a.py": "import models.gpt\n"}.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
-    said = [line for line in House(tmp_path, ["models", "parallelism"]).violations({}, floors, {}) if "gpt" in line]
-    assert said == [
+    lines = [line for line in House(tmp_path, ["models", "parallelism"]).violations({}, floors, {}) if "gpt" in line]
+    assert lines == [
         f"parallelism/a.py:1: imports models.gpt, of floor gpt: floor parallelism may import "
         f"{', '.join(floors['parallelism'].imports)}"
     ]

@@ -37,16 +37,16 @@ def link(tmp_path: Path, version: str, library: str) -> tuple[subprocess.Complet
     ],
 )
 def test_the_library_is_linked_by_the_name_that_mpi4py_asks_for(tmp_path, version, library, name):
-    ended, folder = link(tmp_path, version, library)
-    assert ended.returncode == 0, ended.stderr
+    result, folder = link(tmp_path, version, library)
+    assert result.returncode == 0, result.stderr
     assert (folder / name).readlink() == tmp_path / "system" / "lib" / library
 
 
 @pytest.mark.parametrize("version", ["Unheard-of MPI 1.0", "mpirun (Open MPI) 4.1.4"])
 def test_an_mpirun_without_a_known_library_is_refused(tmp_path, version):
-    ended, _ = link(tmp_path, version, "libother.so")
-    assert ended.returncode != 0
-    assert f"no MPI library found beside {tmp_path}/system/bin/mpirun: take it off the PATH" in ended.stderr
+    result, _ = link(tmp_path, version, "libother.so")
+    assert result.returncode != 0
+    assert f"no MPI library found beside {tmp_path}/system/bin/mpirun: take it off the PATH" in result.stderr
 
 
 def test_nothing_is_linked_on_macos(monkeypatch):

@@ -134,9 +134,9 @@ def test_names_and_shapes():
 def test_round_trip(tmp_path, config):
     model = small_weights(config)
     save_hugging_face(model, tmp_path)
-    loaded, begun = load_hugging_face(tmp_path), Llama(config)
-    initialize(begun, tmp_path)
-    for other in (loaded, begun):
+    loaded, initial = load_hugging_face(tmp_path), Llama(config)
+    initialize(initial, tmp_path)
+    for other in (loaded, initial):
         for (name, p), (other_name, other_p) in zip(model.named_parameters(), other.named_parameters(), strict=True):
             assert name == other_name
             assert torch.equal(p, other_p), name
@@ -157,8 +157,8 @@ def test_settings_as_transformers_5_writes_them(tmp_path):
     assert load_hugging_face(tmp_path).config == CONFIGS["grouped"]
     rope = {"rope_theta": 500.0, **SCALING, **LONGER}
     changed(tmp_path, rope_parameters=rope)
-    wanted = replace(CONFIGS["grouped"], rope_factor=32.0, rope_original_length=7)
-    assert load_hugging_face(tmp_path).config == wanted
+    expected = replace(CONFIGS["grouped"], rope_factor=32.0, rope_original_length=7)
+    assert load_hugging_face(tmp_path).config == expected
 
 
 def test_weights_in_several_files(tmp_path):
@@ -208,8 +208,8 @@ def test_settings_that_cannot_be_loaded(tmp_path, changes, message):
 
 def test_another_model_is_not_initialized(tmp_path):
     save_hugging_face(Llama(CONFIGS["grouped"]), tmp_path)
-    found = "rope_theta=500.0, norm_eps=0.001, n_kv_head=2, n_hidden=40"  # and not rope_original_length
-    with pytest.raises(ValueError, match=f"a Llama of {found}, but this one is of .*: set {found}"):
+    settings = "rope_theta=500.0, norm_eps=0.001, n_kv_head=2, n_hidden=40"  # and not rope_original_length
+    with pytest.raises(ValueError, match=f"a Llama of {settings}, but this one is of .*: set {settings}"):
         initialize(Llama(CONFIGS["plain"]), tmp_path)
     with pytest.raises(ValueError, match="a Llama, but this one is a GPT-2: set model to a Llama's"):
         initialize(GPT(GPTConfig(**SHAPE)), tmp_path)

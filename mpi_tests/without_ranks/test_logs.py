@@ -80,8 +80,8 @@ def test_wandb_gets_the_settings_and_numbers_by_their_steps(monkeypatch):
     library = Recorder()
     monkeypatch.setitem(sys.modules, "wandb", library)
     give(wandb="gpt", seed=5)
-    begun, *logged = library.calls
-    assert (begun["project"], begun["config"]["seed"]) == ("gpt", 5)
+    init, *logged = library.calls
+    assert (init["project"], init["config"]["seed"]) == ("gpt", 5)
     assert logged == [(1, {"loss": 4.0}), (2, {"val_loss": 3.5}), "closed"]
 
 
@@ -109,7 +109,7 @@ SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)\{run="((?:[^"\\\n]|\\["\\n])*)"
 METRICS = {"loss": 2.5, "lr": 1e-3, "mfu": None, "compute_ms": 20.0, "memory_mib": 3.0, "bubble": 0.25}
 
 
-def written(path, run="out"):
+def write_records(path, run="out"):
     """Write two records; returns the file's samples, and what HELP and TYPE say, by name."""
     sink = TextFile(str(path), run, tokens_per_step=64)
     sink({"iter": 7, "max_iters": 9, **METRICS})
@@ -128,7 +128,7 @@ def written(path, run="out"):
 
 
 def test_prometheus_has_the_latest_numbers_in_base_units(tmp_path):
-    samples = {name: number for name, (_, number) in written(tmp_path / "run.prom").items()}
+    samples = {name: number for name, (_, number) in write_records(tmp_path / "run.prom").items()}
     assert math.isnan(samples.pop("training_validation_loss_nats"))
     assert samples == {
         "training_steps_total": 7,
@@ -145,7 +145,7 @@ def test_prometheus_has_the_latest_numbers_in_base_units(tmp_path):
 
 def test_prometheus_s_own_parser_reads_them(tmp_path):
     parser = pytest.importorskip("prometheus_client.parser")
-    samples = written(tmp_path / "run.prom", 'a "b"\\c\n')
+    samples = write_records(tmp_path / "run.prom", 'a "b"\\c\n')
     families = [*parser.text_string_to_metric_families((tmp_path / "run.prom").read_text())]
     read = {sample.name: sample for family in families for sample in family.samples}
     assert read.keys() == samples.keys()
@@ -216,8 +216,8 @@ def test_the_first_line_comes_before_long_imports(tmp_path, size, rank):
     """Stand-ins for what takes long end the process, so that nothing can follow them."""
     for name in ("torch", "numpy", "mpi4py", "numba", "matplotlib"):
         (tmp_path / f"{name}.py").write_text(f"import sys; sys.exit('{name} is imported')")
-    for number, said in (("0", "64 ranks are starting\n"), ("1", "")):
+    for number, line in (("0", "64 ranks are starting\n"), ("1", "")):
         env = {**environment(), "PYTHONPATH": str(tmp_path), size: "64", rank: number}
-        ended = subprocess.run([sys.executable, "train.py"], cwd=ROOT, env=env, capture_output=True, text=True)
-        assert ended.stdout == said
-        assert "is imported" in ended.stderr
+        result = subprocess.run([sys.executable, "train.py"], cwd=ROOT, env=env, capture_output=True, text=True)
+        assert result.stdout == line
+        assert "is imported" in result.stderr

@@ -35,7 +35,7 @@ def by_token(mixture, config, x):
     if config.expert_capacity is not None:
         most = math.ceil(config.expert_capacity * x.shape[1] * config.experts_per_token / config.num_experts)
     for sequence in x:
-        taken, chosen, preferred = [0] * config.num_experts, [0] * config.num_experts, 0
+        load, choices, preferred = [0] * config.num_experts, [0] * config.num_experts, 0
         for token in sequence:
             scores = torch.sigmoid(router.weight @ token)
             biased = [s + b for s, b in zip(scores.tolist(), router.bias.tolist(), strict=True)]
@@ -43,14 +43,14 @@ def by_token(mixture, config, x):
             total = sum(scores[e] for e in best) if len(best) > 1 else 1
             row = 0 * token
             for e in best:
-                chosen[e] += 1
-                taken[e] += 1
-                if taken[e] <= most:
+                choices[e] += 1
+                load[e] += 1
+                if load[e] <= most:
                     hidden = F.gelu(token @ mixture.c_fc.weight[e], approximate="tanh")
                     row = row + scores[e] / total * (hidden @ mixture.c_proj.weight[e])
             rows.append(row)
             preferred = preferred + scores / scores.sum() / len(sequence)
-        fractions = torch.tensor(chosen) * config.num_experts / (config.experts_per_token * len(sequence))
+        fractions = torch.tensor(choices) * config.num_experts / (config.experts_per_token * len(sequence))
         losses.append((fractions * preferred).sum())
     return torch.stack(rows).view(x.shape), config.balance_loss * sum(losses) / len(losses)
 
@@ -131,8 +131,8 @@ def test_flops_count_the_experts_chosen():
     gpt = GPT(CONFIG)
     one = GPT(GPTConfig(**SHAPE))
     routers_params = 2 * 6 * 16
-    chosen = one.num_params() + 2 * 8 * 16**2 + routers_params  # 2 experts a token for one MLP, in each of 2 blocks
-    assert flops_per_token(CONFIG, gpt.num_params()) == flops_per_token(one.config, chosen)
+    num_params = one.num_params() + 2 * 8 * 16**2 + routers_params  # 2 experts a token for one MLP, in each of 2 blocks
+    assert flops_per_token(CONFIG, gpt.num_params()) == flops_per_token(one.config, num_params)
 
 
 @pytest.mark.parametrize(("changes", "words"), [

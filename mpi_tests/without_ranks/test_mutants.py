@@ -40,9 +40,9 @@ def test_parts_make_one_table(tmp_path):
     path, (first, second, third, *_) = tmp_path / "mutants.md", MUTANTS
     path.write_text(table({first: row(first, Verdict(CAUGHT, "", 3.0)), third: "gone"}, [first, second, third]))
     assert path.read_text().endswith("\n1 of 3 caught, 1 not run\n")
-    known = earlier(path, [first, second])
-    assert list(known) == [first]
-    lines = table(known | {second: row(second, Verdict("SURVIVED", ""))}, [first, second]).splitlines()
+    rows = earlier(path, [first, second])
+    assert list(rows) == [first]
+    lines = table(rows | {second: row(second, Verdict("SURVIVED", ""))}, [first, second]).splitlines()
     assert lines[4] in path.read_text()
     assert " **SURVIVED** |" in lines[5]
     assert lines[-1] == "1 of 2 caught, 0 not run"

@@ -30,8 +30,8 @@ def test_adamw_is_torchs_bit_for_bit(dtype, device):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(400, generator=generator, dtype=dtype)
-    ours, theirs = (pieces_of(drawn.to(device, copy=True)) for _ in range(2))
+    values = torch.randn(400, generator=generator, dtype=dtype)
+    ours, theirs = (pieces_of(values.to(device, copy=True)) for _ in range(2))
     settings = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6}
     optimizers = [
         AdamW(groups_of(ours), **settings),
@@ -53,7 +53,7 @@ def test_adamw_is_torchs_bit_for_bit(dtype, device):
             assert all(torch.equal(states[0][kind], state) for kind, state in states[1].items())
             assert all(states[0][kind].dtype == state.dtype for kind, state in states[1].items())
     assert [len(optimizers[0].state[param]) for param in ours] == [0, 3, 3, 3, 3]
-    assert not torch.equal(ours[1], pieces_of(drawn.to(device))[1])
+    assert not torch.equal(ours[1], pieces_of(values.to(device))[1])
 
 
 def muon_and_adamw(params):
@@ -113,8 +113,8 @@ SHAPES = {"square": (8, 8), "wide": (4, 12), "tall": (20, 6), "column": (5, 1)}
 def test_muon_is_torchs(dtype):
     """But for torch's rounding to bfloat16, which the reference leaves out."""
     generator = torch.Generator().manual_seed(0)
-    drawn = {name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in SHAPES.items()}
-    ours, theirs = ({name: torch.nn.Parameter(x.clone()) for name, x in drawn.items()} for _ in range(2))
+    values = {name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in SHAPES.items()}
+    ours, theirs = ({name: torch.nn.Parameter(x.clone()) for name, x in values.items()} for _ in range(2))
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2}
     optimizers = Muon(ours, **settings), torch.optim.Muon(theirs.values(), **settings)
     for _ in range(3):

@@ -239,19 +239,19 @@ def test_zero_holds_and_sends_what_the_papers_say(zero_stage, size, count):
     events = zero.trace(zero_stage, size, count)
     psi = zero.LAYERS * zero.BLOCK * size
     sent = events[-1][3] * size / (size - 1) / psi
-    kept = 2 * (2 * count - 1) / zero.LAYERS  # between passes, of which the next begins with the last one's two layers
-    assert sent == {0: 2, 1: 2, 2: count + 1, 3: 3 * count - kept}[zero_stage]
-    held = [held for _, _, held, _ in events]
+    reuse = 2 * (2 * count - 1) / zero.LAYERS  # between passes, of which the next begins with the last one's two layers
+    assert sent == {0: 2, 1: 2, 2: count + 1, 3: 3 * count - reuse}[zero_stage]
+    states = [states for _, _, states, _ in events]
     own = zero.WHOLE if zero_stage == 0 else zero.SHARD
-    assert all(each.optimizer == [own] * zero.LAYERS for each in held)
-    most_layers = max(sum(state >= zero.MOVING for state in each.parameters) for each in held)
+    assert all(each.optimizer == [own] * zero.LAYERS for each in states)
+    most_layers = max(sum(state >= zero.MOVING for state in each.parameters) for each in states)
     assert most_layers == (2 if zero_stage == 3 else zero.LAYERS)
-    most_gradients = max(sum(state >= zero.MOVING for state in each.gradients) for each in held)
+    most_gradients = max(sum(state >= zero.MOVING for state in each.gradients) for each in states)
     assert most_gradients == (zero.LAYERS if zero_stage < 2 else 3)  # two buckets under way, and one that fills
     whole = next(each for what, _, each, _ in events if what == "optimizer updates")
     assert whole.gradients == [own] * zero.LAYERS
-    assert held[-1].parameters == [zero.SHARD if zero_stage == 3 else zero.WHOLE] * zero.LAYERS
-    assert held[-1].gradients == [zero.NONE] * zero.LAYERS
+    assert states[-1].parameters == [zero.SHARD if zero_stage == 3 else zero.WHOLE] * zero.LAYERS
+    assert states[-1].gradients == [zero.NONE] * zero.LAYERS
 
 
 def test_zero_computes_with_whole_layers_only():
@@ -261,7 +261,7 @@ def test_zero_computes_with_whole_layers_only():
             *(("forward", layer) for layer in range(4)),
             *(("backward", layer) for layer in reversed(range(4))),
         ] * count
-        assert all(held.parameters[layer] == zero.WHOLE for _, layer, held, _ in computes)
+        assert all(states.parameters[layer] == zero.WHOLE for _, layer, states, _ in computes)
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])

@@ -58,12 +58,12 @@ def test_more_stages_than_layers(num_stages):
 
 def flops(layers, batch):
     """Return the FLOPs of each layer's forward pass on a batch, as torch counts them."""
-    x, counted = None, []
+    x, flops_by_stage = None, []
     for layer in layers:
         with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             x = layer.run(x, batch)
-        counted.append(counter.get_total_flops())
-    return counted
+        flops_by_stage.append(counter.get_total_flops())
+    return flops_by_stage
 
 
 @pytest.mark.parametrize("n_kv_head", [None, 2])

@@ -11,7 +11,7 @@ from parallelism.pipeline.schedule.zero_bubble import zb_h1, zb_v
 SIZES = [(p, m) for p in (1, 2, 3, 4, 7, 16) for m in (1, 2, 3, 4, 8, 15, 64)]
 
 
-def written(*orders):
+def parse_schedule(*orders):
     return Schedule("written", tuple(tuple(map(parse, order.split())) for order in orders), (99,) * len(orders))
 
 
@@ -60,7 +60,7 @@ def test_peaks_are_counted():
 def test_played_by_hand():
     """Two ranks, two micro-batches, a backward pass in parts; a message takes 10."""
     timeline = price(
-        written("0F0 0F1 0B0 0B1", "1F0 1I0 1F1 1W0 1B1"),
+        parse_schedule("0F0 0F1 0B0 0B1", "1F0 1I0 1F1 1W0 1B1"),
         Costs(forward=[1, 2], inputs=[3, 4], weights=[5, 6], message=10),
     )
     begins = {str(action): begin for action, begin in timeline.begin_s.items()}
@@ -92,12 +92,12 @@ def test_played_by_hand():
 
 
 def test_a_message_has_the_time_of_its_pair_of_stages():
-    timeline = price(written("0F0 0B0", "1F0 1B0", "2F0 2B0"), Costs(message=[10, 100]))
+    timeline = price(parse_schedule("0F0 0B0", "1F0 1B0", "2F0 2B0"), Costs(message=[10, 100]))
     assert timeline.span_s == 3 * (1 + 2) + 2 * (10 + 100)
 
 
 def test_nothing_travels_between_stages_of_a_rank():
-    assert price(written("0F0 1F0 1B0 0B0"), Costs(message=10)).span_s == 6
+    assert price(parse_schedule("0F0 1F0 1B0 0B0"), Costs(message=10)).span_s == 6
 
 
 def test_nothing_to_do():
@@ -121,4 +121,4 @@ def test_times_that_make_no_sense_are_refused(costs, message):
 
 def test_ranks_that_wait_for_ever_are_named():
     with pytest.raises(ValueError, match="no rank can proceed; waiting: 0B0 on rank 0, 1F0 on rank 1"):
-        price(written("0B0 0F0", "1F0 1B0"))
+        price(parse_schedule("0B0 0F0", "1F0 1B0"))

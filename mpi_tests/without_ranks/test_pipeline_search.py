@@ -38,11 +38,11 @@ CASES = [
 
 @pytest.mark.parametrize(("num_ranks", "num_micro_batches", "virtual_stages", "costs", "limit"), CASES)
 def test_at_least_as_good_as_every_known_schedule(num_ranks, num_micro_batches, virtual_stages, costs, limit):
-    made = search(num_ranks, num_micro_batches, virtual_stages, costs, limit, work=WORK)
-    prove(made)
-    assert (made.num_ranks, made.num_micro_batches) == (num_ranks, num_micro_batches)
-    assert made.num_stages == num_ranks * virtual_stages
-    timeline = price(made, costs)
+    schedule = search(num_ranks, num_micro_batches, virtual_stages, costs, limit, work=WORK)
+    prove(schedule)
+    assert (schedule.num_ranks, schedule.num_micro_batches) == (num_ranks, num_micro_batches)
+    assert schedule.num_stages == num_ranks * virtual_stages
+    timeline = price(schedule, costs)
     limits = limit if isinstance(limit, list) else [limit or 99] * num_ranks
     assert all(peak <= most for peak, most in zip(timeline.peaks, limits, strict=True))
     for other in registered(num_ranks, num_micro_batches, virtual_stages):
@@ -95,9 +95,9 @@ def test_no_policy_runs_out_of_memory():
             for limit in (virtual_stages, virtual_stages + 1, 3 * virtual_stages):
                 job = SchedulingProblem(home, num_micro_batches, costs, (limit,) * num_ranks)
                 for policy in policies(job):
-                    made = finished(timed(job, Greedy(job, policy).run()))
-                    assert max(made.peaks) <= limit
-                    prove(made)
+                    schedule = finished(timed(job, Greedy(job, policy).run()))
+                    assert max(schedule.peaks) <= limit
+                    prove(schedule)
 
 
 def test_nothing_is_faster_than_the_bound():
@@ -117,18 +117,18 @@ def test_moving_actions_improves_a_schedule_and_keeps_its_limit():
     start = timed(job, slow.orders)
     better = improve(start, random.Random(0), 200_000, 0)
     assert better.span_s < 0.95 * start.span_s <= 0.95 * price(slow, costs).span_s
-    made = finished(better)
-    prove(made)
-    assert price(made, costs).span_s <= better.span_s * (1 + 1e-9)
-    assert max(made.peaks) <= 5
+    schedule = finished(better)
+    prove(schedule)
+    assert price(schedule, costs).span_s <= better.span_s * (1 + 1e-9)
+    assert max(schedule.peaks) <= 5
 
 
 def test_backward_passes_are_whole_where_parts_gain_nothing():
     for name in ("1f1b", "gpipe"):
-        made, costs = make(name, 2, 3), Costs(weights=0)
-        parts = timed(SchedulingProblem((0, 1), 3, costs, (3, 3)), made.orders)
+        schedule, costs = make(name, 2, 3), Costs(weights=0)
+        parts = timed(SchedulingProblem((0, 1), 3, costs, (3, 3)), schedule.orders)
         assert sum(map(len, parts.orders)) == 3 * 2 * 3
-        assert finished(parts).orders == made.orders
+        assert finished(parts).orders == schedule.orders
 
 
 @pytest.mark.parametrize(

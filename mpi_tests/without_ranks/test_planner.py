@@ -123,10 +123,10 @@ def test_bytes_of_parameters_gradients_and_states():
     model(tokens, tokens)[1].backward()
     optimizer.step()
     states = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
-    held = memory(job, ParallelLayout(), model_shards(job, ParallelLayout()), owners=1)
-    assert held.parameters == sum(p.nbytes for p in model.parameters())
-    assert held.gradients == sum(p.grad.nbytes for p in model.parameters())
-    assert held.optimizer == sum(state.nbytes for state in states)
+    prediction = memory(job, ParallelLayout(), model_shards(job, ParallelLayout()), owners=1)
+    assert prediction.parameters == sum(p.nbytes for p in model.parameters())
+    assert prediction.gradients == sum(p.grad.nbytes for p in model.parameters())
+    assert prediction.optimizer == sum(state.nbytes for state in states)
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,10 @@ def test_bytes_of_parameters_gradients_and_states():
 def test_mixed_precision_is_as_published(zero_stage, per_param):
     """(2 + 2 + K) Psi with K = 12, shared by 8 ranks: ZeRO, figure 1."""
     job = TrainingJob(SMALL, 8, dtype="bfloat16", master_weights=True, grad_dtype="bfloat16")
-    held = memory(job, ParallelLayout(dp=8, zero_stage=zero_stage), model_shards(job, ParallelLayout(dp=8)), owners=8)
-    total = held.parameters + held.gradients + held.optimizer
+    prediction = memory(
+        job, ParallelLayout(dp=8, zero_stage=zero_stage), model_shards(job, ParallelLayout(dp=8)), owners=8
+    )
+    total = prediction.parameters + prediction.gradients + prediction.optimizer
     assert total == same(per_param * sum(p.numel() for p in GPT(SMALL).parameters()))
 
 
@@ -174,8 +176,8 @@ def test_a_block_keeps_what_autograd_saves(recompute, config):
         return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) if recompute == "full" else block(x)
 
     job = TrainingJob(config, 3)
-    counted = block_kept(job, ParallelLayout(recompute=recompute, micro_batch_size=3)).nbytes(precision_of(job))
-    assert counted == pytest.approx(saved_bytes(run, block), rel=0.01)
+    predicted_bytes = block_kept(job, ParallelLayout(recompute=recompute, micro_batch_size=3)).nbytes(precision_of(job))
+    assert predicted_bytes == pytest.approx(saved_bytes(run, block), rel=0.01)
 
 
 def test_dropout_keeps_neither_masks_nor_probabilities():
@@ -187,8 +189,8 @@ def test_dropout_keeps_neither_masks_nor_probabilities():
     x = torch.randn(3, 32, 64, requires_grad=True)
     saved = saved_bytes(lambda: block(x), block)
     job = TrainingJob(config, 3)
-    counted = block_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(precision_of(job))
-    assert counted == pytest.approx(saved, rel=0.05)
+    predicted_bytes = block_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(precision_of(job))
+    assert predicted_bytes == pytest.approx(saved, rel=0.05)
 
 
 def test_autocast_keeps_weights_in_16_bits_too():
@@ -198,8 +200,8 @@ def test_autocast_keeps_weights_in_16_bits_too():
     with torch.autocast("cpu", torch.bfloat16):
         saved = saved_bytes(lambda: block(x), block)
     job = TrainingJob(SMALL, 3, dtype="bfloat16")
-    counted = block_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(precision_of(job))
-    assert counted == pytest.approx(saved, rel=0.1)
+    predicted_bytes = block_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(precision_of(job))
+    assert predicted_bytes == pytest.approx(saved, rel=0.1)
 
 
 @pytest.mark.parametrize("config", [SMALL, LLAMA])
@@ -217,9 +219,9 @@ def test_16_bits_are_as_published():
     """34 s b h with dropout's masks of one byte, 32 without; 16 of those s b h of the 24 a split is of."""
     job = TrainingJob(replace(LARGE, n_head=1), 1, dtype="float16", master_weights=True)
     for tp, sequence in ((1, False), (8, False), (8, True)):
-        kept = block_kept(job, ParallelLayout(tp=tp, sequence_parallel=sequence))._replace(float32=0)
+        activations = block_kept(job, ParallelLayout(tp=tp, sequence_parallel=sequence))._replace(float32=0)
         parts = 8 + 24 / tp if not sequence else 32 / tp
-        assert kept.nbytes(precision_of(job)) == same(parts * 2048 * 4096)
+        assert activations.nbytes(precision_of(job)) == same(parts * 2048 * 4096)
 
 
 @each_schedule
@@ -228,11 +230,11 @@ def test_activations_alive_are_the_schedules(name):
     row = registry.REGISTRY[name]
     for pp, m, more in product((1, 2, 3, 4), (1, 2, 5, 16, 27), (0, 1)):
         v = row.virtual_stages + more * row.more
-        made = registry.make(name, pp, m, v)
-        found = alive(name, pp, m, v)
-        assert tuple(max(map(sum, moments)) for moments in found) == count_peaks(made.orders)
+        schedule = registry.make(name, pp, m, v)
+        counts = alive(name, pp, m, v)
+        assert tuple(max(map(sum, moments)) for moments in counts) == count_peaks(schedule.orders)
         weights = [random.Random(pp * m).random() for _ in range(pp * v)]
-        for order, moments, own in zip(made.orders, found, map(made.stages, range(pp)), strict=True):
+        for order, moments, own in zip(schedule.orders, counts, map(schedule.stages, range(pp)), strict=True):
             now = most = 0.0
             for action in order:
                 now += weights[action.stage] * (action.kind == FORWARD)
@@ -340,14 +342,14 @@ def test_gradients_of_a_pipeline_go_stage_by_stage():
 def test_zero_makes_pipelines_fit():
     """What a rank holds is less with each stage."""
     job, layout = TrainingJob(LARGE, 64), ParallelLayout(dp=8, pp=4, num_micro_batches=8)
-    held = [
+    totals = [
         memory(job, layout._replace(zero_stage=stage), model_shards(job, layout), owners=8).total for stage in range(4)
     ]
-    assert held == sorted(held, reverse=True)
+    assert totals == sorted(totals, reverse=True)
     fixed = {"dp": 8, "pp": 4, "recompute": "none", "micro_batch_size": 1, "schedule": "1f1b"}
-    machine = on(32, memory_bytes=(held[1] + held[2]) / 2)
-    found = search(job, machine, fixed)
-    assert found.best[0].layout.zero_stage >= 2
+    machine = on(32, memory_bytes=(totals[1] + totals[2]) / 2)
+    result = search(job, machine, fixed)
+    assert result.best[0].layout.zero_stage >= 2
 
 
 def test_data_parallelism_by_hand():
@@ -411,8 +413,8 @@ def test_gradients_that_are_averaged_with_experts_divided(zero_stage):
     step, fewer = (step_of(job, each, on(4, 1, network, 1e30)) for each in (layout, layout._replace(ep=4)))
     assert step.replicas.owners.size == 2
     assert fewer.replicas.owners.size == 1
-    held = memory(job, layout, model_shards(job, layout), owners=2)
-    assert held.optimizer == 8 * max(rank_params(job, layout)) / (2 if zero_stage else 1)
+    prediction = memory(job, layout, model_shards(job, layout), owners=2)
+    assert prediction.optimizer == 8 * max(rank_params(job, layout)) / (2 if zero_stage else 1)
     experts = SMALL.n_layer * 8 * (8 // 2) * SMALL.n_embd**2
     others = max(rank_params(job, layout)) - experts
     averaged_s = 2 * others / 2 * 4 / 2 * 1e-9  # reduced and gathered in halves, by their owners
@@ -435,9 +437,9 @@ def test_messages_between_stages_pass_between_nodes_or_within():
 def test_stages_of_which_a_rank_has_the_last_passes(name):
     for pp, m in ((2, 5), (4, 9)):
         v = registry.REGISTRY[name].virtual_stages
-        made = registry.make(name, pp, m, v)
+        schedule = registry.make(name, pp, m, v)
         costs = Costs(tuple(range(1, pp * v + 1)), 2.0, 1.0, 0.5)
-        timeline = price(made, costs)
+        timeline = price(schedule, costs)
         span_s, ends = played(name, pp, m, v, costs)
         assert span_s == timeline.span_s
         assert ends == [
@@ -490,9 +492,9 @@ def test_axes_lie_as_the_mesh_lays_them():
 
 
 def test_layouts_multiply_to_the_world_size_and_are_those_asked_for():
-    found = [*meshes(24, {"tp": 2})]
-    assert len(set(found)) == len(found) == sum(len(divisors(12 // pp)) for pp in divisors(12))
-    assert all(mesh.dp * mesh.pp * mesh.sp * mesh.tp == 24 and mesh.tp == 2 for mesh in found)
+    layouts = [*meshes(24, {"tp": 2})]
+    assert len(set(layouts)) == len(layouts) == sum(len(divisors(12 // pp)) for pp in divisors(12))
+    assert all(mesh.dp * mesh.pp * mesh.sp * mesh.tp == 24 and mesh.tp == 2 for mesh in layouts)
     job = TrainingJob(SMALL, 48)
     for layout in families(job, ParallelLayout(dp=4, pp=2, tp=2), {"schedule": "zb_v", "recompute": "none"}):
         assert layout.dp * layout.micro_batch_size * layout.num_micro_batches == 48
@@ -510,10 +512,10 @@ def test_what_ranks_cannot_share_is_what_parallelize_refuses(mode, n_head, n_kv_
             for pattern, strategy in plan.items():
                 for name in matching(model, pattern):
                     strategy.check(name, model.get_submodule(name), {"tp": tp, "heads": parts})
-            refused = False
+            is_refused = False
         except ValueError:
-            refused = True
-        assert bool(refused_heads(job, ParallelLayout(sp=sp, tp=tp))) == refused, (tp, sp)
+            is_refused = True
+        assert bool(refused_heads(job, ParallelLayout(sp=sp, tp=tp))) == is_refused, (tp, sp)
 
 
 def test_sequences_that_ranks_cannot_share():
@@ -536,11 +538,11 @@ def every_time(job, machine):
 def test_the_search_leaves_out_nothing_that_is_better():
     job, machine = TrainingJob(replace(SMALL, n_layer=6), 32), on(8, 4, SLOW._replace(between=Link(1e-5, 1e-9)), 1e11)
     times = every_time(job, machine)
-    found = search(job, machine, number=4)
-    assert [planned.time.total for planned in found.best] == sorted(times.values())[:4]
-    for planned in found.best:
+    result = search(job, machine, number=4)
+    assert [planned.time.total for planned in result.best] == sorted(times.values())[:4]
+    for planned in result.best:
         assert times[mesh_of(planned.layout)] == planned.time.total
-    slowest = found.best[0].time.total
+    slowest = result.best[0].time.total
     draw = random.Random(0)
     for _ in range(200):
         mesh = draw.choice([mesh for mesh in times if mesh.pp * 2 <= 6])
@@ -592,18 +594,18 @@ def test_tensor_parallelism_stays_in_a_node():
     """Of a model that needs it: activations of one sample are more than a rank can hold."""
     job = TrainingJob(replace(LARGE, n_embd=8192, n_head=64, n_layer=16, block_size=32768), 64)
     machine, alone = on(64), PLAIN | {"sp": 1, "pp": 1}
-    found = best(job, machine, alone)
-    assert 1 < found.layout.tp <= 8
+    plan = best(job, machine, alone)
+    assert 1 < plan.layout.tp <= 8
     with pytest.raises(ValueError, match=r"none of \d+ layouts of 64 ranks fits into 72\.0 GB a rank; the nearest, "):
         best(job, machine, alone | {"tp": 1})
 
 
 def test_over_slow_links_pipelines_or_replicas_win():
     job, machine = TrainingJob(replace(LARGE, n_layer=16), 64, dtype="bfloat16", master_weights=True), on(16, 8, SLOW)
-    found = search(job, machine, PLAIN, number=3).best
-    assert all(planned.layout.tp <= 8 for planned in found)
-    assert all(planned.layout.dp * planned.layout.pp > 1 for planned in found)
-    assert found[0].time.total < best(job, machine, PLAIN | {"tp": 16}).time.total / 2
+    plans = search(job, machine, PLAIN, number=3).best
+    assert all(planned.layout.tp <= 8 for planned in plans)
+    assert all(planned.layout.dp * planned.layout.pp > 1 for planned in plans)
+    assert plans[0].time.total < best(job, machine, PLAIN | {"tp": 16}).time.total / 2
 
 
 def test_hundreds_of_ranks_are_planned():
@@ -616,12 +618,12 @@ def test_hundreds_of_ranks_are_planned():
 
 
 def test_why_a_layout_is_slower():
-    held = Memory(4e9, 4e9, 8e9, 1e9, 0, 0)
-    first = PlannedLayout(ParallelLayout(dp=4), held, Time(1.0, 0, 0, 0, 0, 0, 0.25, 0))
-    other = PlannedLayout(ParallelLayout(dp=2, tp=2), held, Time(1.0, 0.5, 0, 0, 0, 0.25, 0, 0))
+    usage = Memory(4e9, 4e9, 8e9, 1e9, 0, 0)
+    first = PlannedLayout(ParallelLayout(dp=4), usage, Time(1.0, 0, 0, 0, 0, 0, 0.25, 0))
+    other = PlannedLayout(ParallelLayout(dp=2, tp=2), usage, Time(1.0, 0.5, 0, 0, 0, 0.25, 0, 0))
     assert slower(other, first) == "40.0% slower: 500.0 ms more for sums between tp ranks"
     assert re.sub(" +", " ", row(other, 7000)) == " 1.8 s 4.0k 17.0 GB 14.3% 28.6% compute dp 2 tp 2"
-    assert "  3: why" in [*missed(on(4), SearchResult([first], 1, 1, [(ParallelLayout(), held)], Counter({"why": 3})))]
+    assert "  3: why" in [*missed(on(4), SearchResult([first], 1, 1, [(ParallelLayout(), usage)], Counter({"why": 3})))]
     assert command(other.layout) == (
         "--dp 2 --pp 1 --sp 1 --tp 2 --zero_stage 0 --zero_group all --recompute none --micro_batch_size 1 "
         "--num_micro_batches 1"
@@ -700,9 +702,9 @@ def test_bad_files(capsys, tmp_path):
 
 def test_what_a_file_says_of_layouts_stands(tmp_path):
     (tmp_path / "job.toml").write_text("tp = 2\nmicro_batch_size = 4\nnum_micro_batches = 3\nlr = 1.0")
-    found = parse_request(["--config", str(tmp_path / "job.toml"), "--pp", "1", "--hosts", "2"], None)
-    assert found.fixed == {"pp": 1, "tp": 2}
-    assert found.job.global_batch_size == 16 * 4 * 3
+    request = parse_request(["--config", str(tmp_path / "job.toml"), "--pp", "1", "--hosts", "2"], None)
+    assert request.fixed == {"pp": 1, "tp": 2}
+    assert request.job.global_batch_size == 16 * 4 * 3
     assert parse_request(["--micro_batch_size", "4"], None).fixed == {"micro_batch_size": 4}
 
 

@@ -72,7 +72,7 @@ def test_a_depth_sets_the_shape_the_batch_and_the_rate():
 
 
 @pytest.mark.parametrize(
-    ("settings", "dp_size", "num_samples", "wanted"),
+    ("settings", "dp_size", "num_samples", "expected"),
     [
         ({"depth": 12}, 1, 10**6, 512),
         ({"depth": 48}, 1, 10**6, 2048),
@@ -84,9 +84,9 @@ def test_a_depth_sets_the_shape_the_batch_and_the_rate():
         ({}, 2, 10**6, 16),
     ],
 )
-def test_a_depths_batch_is_what_ranks_can_share_and_data_has(settings, dp_size, num_samples, wanted):
+def test_a_depths_batch_is_what_ranks_can_share_and_data_has(settings, dp_size, num_samples, expected):
     config = Config(block_size=1024, **settings)
-    assert num_micro_batches(config, dp_size, num_samples) * dp_size * config.micro_batch_size == wanted
+    assert num_micro_batches(config, dp_size, num_samples) * dp_size * config.micro_batch_size == expected
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,9 @@ def test_a_full_disk_is_said_once_and_the_run_goes_on(tmp_path, capsys, monkeypa
 
     monkeypatch.setattr(Figure, "savefig", full)
     run(str(tmp_path), goes_on=True)
-    said = [line for line in capsys.readouterr().out.splitlines() if "written" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "written" in line]
     reason = "can't be written (No space left on device): the run continues without it"
-    assert said == [f"{tmp_path}/metrics.jsonl {reason}", f"{tmp_path}/loss.png {reason}"]
+    assert lines == [f"{tmp_path}/metrics.jsonl {reason}", f"{tmp_path}/loss.png {reason}"]
 
 
 def test_a_new_run_starts_a_new_record(tmp_path):

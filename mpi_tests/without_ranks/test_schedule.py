@@ -289,27 +289,27 @@ def test_the_check_catches_the_wrong_root():
 
 @each_algorithm
 def test_the_cost_line_is_what_the_schedule_does(row):
-    assert "Cost:" in written(row).__doc__
+    assert "Cost:" in source_function(row).__doc__
     for size in sizes(row):
-        counted, (alpha, beta, gamma) = cost(row.schedule, size), COSTS[row.collective, row.name](size)
+        totals, (alpha, beta, gamma) = cost(row.schedule, size), COSTS[row.collective, row.name](size)
         if row.name == "double_tree":  # whose line says "at most"
-            assert counted[0] == alpha
-            assert counted[1] <= beta
-            assert counted[2] <= gamma
+            assert totals[0] == alpha
+            assert totals[1] <= beta
+            assert totals[2] <= gamma
         else:
-            assert counted == (alpha, beta, gamma), size
+            assert totals == (alpha, beta, gamma), size
 
 
-def written(row):
+def source_function(row):
     """Return the function in the source, also of an algorithm that is another one with other parts."""
     return getattr(row.schedule, "func", row.schedule)
 
 
 @each_algorithm
 def test_every_algorithm_has_a_picture_that_is_run(row):
-    (test,) = doctest.DocTestFinder().find(written(row))
-    drawn = [e for e in test.examples if "print(render(" in e.source and written(row).__name__ in e.source]
-    assert "round 0:" in drawn[0].want
+    (test,) = doctest.DocTestFinder().find(source_function(row))
+    pictures = [e for e in test.examples if "print(render(" in e.source and source_function(row).__name__ in e.source]
+    assert "round 0:" in pictures[0].want
     assert doctest.DocTestRunner().run(test).failed == 0
 
 

@@ -14,11 +14,11 @@ from training.config import Config
 
 
 def parser():
-    made = Parser("program", allow_abbrev=False)
-    made.add_argument("--num_ranks", type=int)
-    made.add_argument("--space-time")
-    made.add_argument("words", nargs="*")
-    return made
+    result = Parser("program", allow_abbrev=False)
+    result.add_argument("--num_ranks", type=int)
+    result.add_argument("--space-time")
+    result.add_argument("words", nargs="*")
+    return result
 
 
 @pytest.mark.parametrize(

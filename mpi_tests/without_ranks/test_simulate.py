@@ -235,8 +235,8 @@ def test_thousands_of_ranks_exactly(p):
 
 def run(capsys, *words):
     status = main([str(word) for word in words])
-    printed = capsys.readouterr()
-    return status, printed.out, printed.err
+    streams = capsys.readouterr()
+    return status, streams.out, streams.err
 
 
 def test_the_table_has_each_algorithm_and_the_fastest_of_each_size(capsys):
@@ -319,8 +319,8 @@ def test_every_fabric_has_sources():
 def test_no_mpi_is_needed():
     main = "from collectives.schedule.simulate import main; main(['barrier'])"
     code = f"import sys; sys.modules['mpi4py'] = None; {main}"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert "dissemination" in ended.stdout
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "dissemination" in result.stdout
 
 
 def test_a_push_counts_as_a_copy():

@@ -48,9 +48,9 @@ def printing(page):
 def test_the_python_of_a_page_prints_what_is_shown(page):
     program = "\n".join(block.text for block in blocks(page) if block.language == "python")
     env = without_launcher() | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    ended = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    assert [text for text in printing(page) if text not in ended.stdout] == []
+    result = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert [text for text in printing(page) if text not in result.stdout] == []
 
 
 def test_the_report_of_a_hang_that_is_quoted_is_the_one_that_is_shown():
@@ -79,10 +79,10 @@ def test_the_table_of_our_variables_is_that_of_the_code(monkeypatch):
 def test_the_tables_of_others_variables_are_those_that_are_read():
     page = DOCS / "environment.md"
     rows = [*table(page, "Of others, that we read"), *table(page, "Of others, that we set")]
-    shown = {name for cell, *_ in rows for name in code(cell)}
+    names = {name for cell, *_ in rows for name in code(cell)}
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     read = {name for path in files for name in read_in(path)} - set(environment.SETTINGS)
-    assert shown == read
+    assert names == read
 
 
 def read_in(path: Path) -> set[str]:

@@ -68,18 +68,18 @@ def names(model, **options):
 
 def test_a_cut_model_has_its_stages_parameters_alone():
     whole, schedule = randomized(CONFIG), registry.make("1f1b", 3, 1)
-    held = []
+    all_names = []
     for rank in range(3):
         model = randomized(CONFIG)
         cut_at(model, schedule, rank)
         assert set(model.state_dict()) == set(names(model))
         for name, p in model.named_parameters():
             assert torch.equal(p, whole.get_parameter(name))
-        held += names(model)
+        all_names += names(model)
         positions = whole.transformer.wpe.weight.numel() if rank == 0 else 0
         assert model.num_params() == sum(p.numel() for p in model.parameters()) - positions
-    assert held[-1] == "lm_head.weight"  # tied to the first rank's wte.weight
-    assert held[:-1] == names(whole)
+    assert all_names[-1] == "lm_head.weight"  # tied to the first rank's wte.weight
+    assert all_names[:-1] == names(whole)
     assert whole.num_params() == GPT(CONFIG).num_params()
 
 
@@ -110,8 +110,8 @@ def test_evaluation_keeps_nothing():
             x = players.stages[number].forward(0, x, batch)
             assert not x.requires_grad
             assert players.stages[number].num_alive == 0
-        _, wanted = plain(batch.tokens, batch.targets, batch.positions, batch.documents)
-    assert torch.equal(x, wanted)
+        _, expected = plain(batch.tokens, batch.targets, batch.positions, batch.documents)
+    assert torch.equal(x, expected)
 
 
 def test_activations_go_with_the_backward_pass():

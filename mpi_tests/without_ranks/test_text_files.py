@@ -56,10 +56,10 @@ def test_rows_are_documents_that_end_in_byte_0(tmp_path, write, name):
 @pytest.mark.parametrize(("write", "name"), [(json_lines, "a.jsonl"), (parquet, "a.parquet")])
 def test_a_field_that_is_not_there(tmp_path, write, name):
     path = write(tmp_path / name, TEXTS, "body")
-    with refuses(f"{path}: ") as refused:
+    with refuses(f"{path}: ") as error:
         load_tokens([path])
-    assert "body" in str(refused.value)
-    assert "set text_field" in str(refused.value)
+    assert "body" in str(error.value)
+    assert "set text_field" in str(error.value)
 
 
 def test_rows_that_are_no_json(tmp_path):
@@ -226,12 +226,12 @@ def prepare(*arguments):
 def test_prepare_writes_what_training_reads(tmp_path, tokenizer_json):
     texts = [" ".join(np.random.default_rng(seed).choice(["The", "ring", "goes", "."], 40)) for seed in range(30)]
     (tmp_path / "held.txt").write_text("The ring .")
-    done = prepare(
+    result = prepare(
         json_lines(tmp_path / "a.jsonl", texts), "--val", tmp_path / "held.txt", "--tokenizer", tokenizer_json,
         "--out", tmp_path / "tokens", "--shard_tokens", 500, "--workers", 2,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == (
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == (
         f"1,230 tokens, and 4 to validate on: python -m training --data {tmp_path / 'tokens'} --document_end 1\n"
     )
     (tmp_path / "tokenizer.json").unlink()  # there is a copy
@@ -251,11 +251,11 @@ def test_prepare_writes_what_training_reads(tmp_path, tokenizer_json):
 
 def test_prepare_leaves_nothing_behind_where_it_fails(tmp_path):
     path = json_lines(tmp_path / "a.jsonl", TEXTS, "body")
-    done = prepare(path, "--out", tmp_path / "tokens", "--workers", 1)
-    assert done.returncode == 2
-    assert done.stderr.strip() == (
+    result = prepare(path, "--out", tmp_path / "tokens", "--workers", 1)
+    assert result.returncode == 2
+    assert result.stderr.strip() == (
         f"training.prepare: {path}: line 1 has no text in 'text', its fields are id, body: set text_field"
     )
     assert not (tmp_path / "tokens").exists()
-    done = prepare(path, "--out", tmp_path)
-    assert done.stderr.strip() == f"training.prepare: out={tmp_path}: File exists; name a new folder"
+    result = prepare(path, "--out", tmp_path)
+    assert result.stderr.strip() == f"training.prepare: out={tmp_path}: File exists; name a new folder"

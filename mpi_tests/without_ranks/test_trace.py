@@ -108,8 +108,8 @@ def test_costs_of_one_stage_and_of_none():
 def test_a_picture_of_what_happened_beside_the_plan(tmp_path, monkeypatch):
     timeline, spans = played()
     late = [span._replace(begin_s=2 * span.begin_s, end_s=2 * span.end_s) for span in spans]
-    drawn = trace.figure([planned(timeline), trace.happened("1f1b", 3, late)])
-    above, below = drawn.axes
+    figure = trace.figure([planned(timeline), trace.happened("1f1b", 3, late)])
+    above, below = figure.axes
     assert above.get_xlim() == below.get_xlim()
     assert above.get_title().startswith("1f1b: ")
     assert below.get_title() == f"1f1b, as it happened: {2 * timeline.span_s:.4g} s, bubble {timeline.bubble:.1%}"

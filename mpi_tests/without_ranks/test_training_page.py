@@ -36,8 +36,8 @@ def test_every_record_is_a_point():
 
 
 def test_many_records_are_thinned_but_for_validations_and_the_last():
-    given = records(5003, val_every=1250)
-    text = report.report({"run": given})
+    rows = records(5003, val_every=1250)
+    text = report.report({"run": rows})
     steps = [row["step"] for row in Page(text).tables["records"]]
     assert {1250, 2500, 3750, 5000, 5003} < {*steps}
     assert 800 < len(steps) <= 1010

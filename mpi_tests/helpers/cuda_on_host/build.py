@@ -61,9 +61,9 @@ def build(name: str) -> Path:
 
 def link(sources: list[Path], library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as part:
-        made = Path(part) / library.name
-        command = [compiler(), *FLAGS, f"-Wl,-soname,{library.name}", *map(str, sources), "-o", str(made), "-ldl"]
-        ended = subprocess.run(command, text=True, capture_output=True)
-        if ended.returncode:
-            raise CannotBuildError(ended.stderr)
-        made.rename(library)
+        output = Path(part) / library.name
+        command = [compiler(), *FLAGS, f"-Wl,-soname,{library.name}", *map(str, sources), "-o", str(output), "-ldl"]
+        result = subprocess.run(command, text=True, capture_output=True)
+        if result.returncode:
+            raise CannotBuildError(result.stderr)
+        output.rename(library)

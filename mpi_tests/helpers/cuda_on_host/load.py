@@ -36,12 +36,12 @@ def load() -> ctypes.CDLL:
     kernels = kernels_folder()
     os.environ |= {"CUDA_ON_HOST_SOURCES": str(HERE), "CUDA_ON_HOST_CACHE": str(kernels)}
     os.environ |= {"CUPY_CACHE_DIR": str(kernels / "cupy"), "CUPY_ACCELERATORS": ""}  # CUB's kernels are machine code
-    done, refused = patch(load_runtime(), driver)
-    if len(done | refused) not in KNOWN:
-        known = ", ".join(f"{number} of {name}" for number, name in KNOWN.items())
+    supported, unsupported = patch(load_runtime(), driver)
+    if len(supported | unsupported) not in KNOWN:
+        versions = ", ".join(f"{number} of {name}" for number, name in KNOWN.items())
         version = importlib.metadata.version(WHEEL)
         raise CannotLoadError(
-            f"{WHEEL} {version} has {len(done | refused)} functions of CUDA's runtime; known: {known}"
+            f"{WHEEL} {version} has {len(supported | unsupported)} functions of CUDA's runtime; known: {versions}"
         )
     return driver
 

@@ -73,7 +73,7 @@ def patch(path: Path, library: ctypes.CDLL) -> tuple[set[str], set[str]]:
     """Have the module's functions of CUDA do what the library's do; returns which those are, and which are refused."""
     base = base_of(path)
     refusal = address_of(library, "standin_unsupported")
-    done, refused = set(), set()
+    supported, unsupported = set(), set()
     for symbol in functions(path):
         if not (symbol.name.startswith("cuda") and symbol.name[4:5].isupper()):
             continue
@@ -83,8 +83,8 @@ def patch(path: Path, library: ctypes.CDLL) -> tuple[set[str], set[str]]:
         code = jump_to(ours) if ours else refuse(ctypes.addressof(name), refusal or 0)
         if len(code) <= symbol.nbytes:
             overwrite(base + symbol.offset, code)
-            (done if ours else refused).add(symbol.name)
-    return done, refused
+            (supported if ours else unsupported).add(symbol.name)
+    return supported, unsupported
 
 
 def address_of(library: ctypes.CDLL, name: str) -> int | None:
