@@ -89,16 +89,14 @@ def test_an_mpirun_of_another_mpi(launcher):
     for rank in ("0", "1"):
         variables = dict(zip(LAUNCHERS[launcher], ("2", rank, "2"), strict=False))
         command, env = [sys.executable, "examples/sum.py"], environment() | variables
-        result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
-        assert result.returncode != 0
-        assert not result.stdout
+        job = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+        assert job.returncode != 0
+        assert not job.stdout
         if rank == "0":
             program = "srun" if "srun" in launcher else "mpirun"
-            assert f"{program} started 2 processes, but each is alone in the MPI of mpi4py, which is " in refusal(
-                result
-            )
+            assert f"{program} started 2 processes, but each is alone in the MPI of mpi4py, which is " in refusal(job)
         else:
-            assert not result.stderr
+            assert not job.stderr
 
 
 def test_a_process_alone_in_a_batch_script():

@@ -32,14 +32,10 @@ def test_every_collective(mpi_comm, cuda, mpi_reads, segment_bytes):
             want = expected(collective, xs, comm.rank)
             for algorithm in algorithms_on(cuda, collective, comm.size):
                 x = cuda.put(xs[comm.rank])
-                actual = getattr(comm, collective)(x, algorithm=algorithm)
-                assert (actual is x) == (collective in IN_PLACE)
-                assert (actual is want is None) or np.array_equal(cuda.get(actual), want), (
-                    collective,
-                    per_rank,
-                    algorithm,
-                )
-                assert actual is x or np.array_equal(cuda.get(x), xs[comm.rank])
+                y = getattr(comm, collective)(x, algorithm=algorithm)
+                assert (y is x) == (collective in IN_PLACE)
+                assert (y is want is None) or np.array_equal(cuda.get(y), want), (collective, per_rank, algorithm)
+                assert y is x or np.array_equal(cuda.get(x), xs[comm.rank])
     comm.free()
 
 

@@ -231,10 +231,8 @@ def test_runs_of_shards_along_several_axes(shards):
         local = numbers
         for (shard, size), rank in zip(shards, coords, strict=True):
             local = shard.local(local, rank, size)
-        locals_of_rank = tuple(
-            LocalShard(shard, rank, size) for (shard, size), rank in zip(shards, coords, strict=True)
-        )
-        extent = Extent((6, 8, 5), 3, local.numel() - 5, locals_of_rank)
+        owned = tuple(LocalShard(shard, rank, size) for (shard, size), rank in zip(shards, coords, strict=True))
+        extent = Extent((6, 8, 5), 3, local.numel() - 5, owned)
         places = {here + i: there + i for here, there, n in extent.runs().tolist() for i in range(n)}
         assert places == {i: int(n) - 1 for i, n in enumerate(local.flatten()[3:-2]) if n}
 

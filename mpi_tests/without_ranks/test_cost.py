@@ -63,8 +63,8 @@ def test_the_ring(p):
 def test_ranks_of_a_node_share_its_cores():
     assert seconds("ring", 1000, 8, cores=2) == same(4 * seconds("ring", 1000, 8))
     alone = seconds("binomial", 1000, 8, collective="broadcast")
-    crowded = seconds("binomial", 1000, 8, collective="broadcast", cores=2)
-    assert crowded == same((1 + 2 + 4) / 3 * alone)  # in its three rounds, 2, 4 and 8 ranks are at work
+    oversubscribed = seconds("binomial", 1000, 8, collective="broadcast", cores=2)
+    assert oversubscribed == same((1 + 2 + 4) / 3 * alone)  # in its three rounds, 2, 4 and 8 ranks are at work
     assert seconds("ring", 1000, 2, 2, 2, cores=2) == seconds("ring", 1000, 2, 2, 2)
 
 
@@ -114,9 +114,9 @@ def test_moves_of_shared_memory():
     row, n = Algorithm("all_reduce", "shared", shared), 4000
     assert count(profile(row, 4, nodes_of(4))) == (0, 0, 4, 2 + 2 + 3, 2)
     assert predict(row, n, 4, nodes_of(4), network=NETWORK) == same(2 * MEET + n * GAMMA + n / 4 * 7 * COPY)
-    crowded = predict(row, n, 4, nodes_of(4), network=NETWORK._replace(cores=2))
+    oversubscribed = predict(row, n, 4, nodes_of(4), network=NETWORK._replace(cores=2))
     pull, push, copy = 2, 2 * 2, 3  # chunks; of these rounds, only in the pushing are more ranks than cores at work
-    assert crowded == same(2 * (2 * MEET + n * GAMMA) + n / 4 * (pull + push + copy) * COPY)
+    assert oversubscribed == same(2 * (2 * MEET + n * GAMMA) + n / 4 * (pull + push + copy) * COPY)
 
 
 def test_runs_for_one_peer_are_one_message_and_two_peers_wait_for_each_other():

@@ -73,11 +73,9 @@ def test_few_cores_are_oversubscribed(tmp_path, num_cores, in_container, oversub
     (marks / ".containerenv" if in_container else marks / "other").touch()
     script = re.sub(r" /\S*(?=/?\.(docker|container)env)", f" {marks}/", (FOLDER / "activate.sh").read_text())
     assert script.count(f"{marks}/.") == 2
-    print_variables = 'echo "$OMP_NUM_THREADS ${OMPI_ALLOW_RUN_AS_ROOT:-unset}"'
+    echo = 'echo "$OMP_NUM_THREADS ${OMPI_ALLOW_RUN_AS_ROOT:-unset}"'
     plain = {"PATH": f"{tmp_path}:/usr/bin:/bin", "VIRTUAL_ENV": str(ROOT / ".venv")}
-    result = subprocess.run(
-        ["bash", "-c", script + print_variables], env=plain, text=True, capture_output=True, check=True
-    )
+    result = subprocess.run(["bash", "-c", script + echo], env=plain, text=True, capture_output=True, check=True)
     assert result.stdout == f"1 {'1' if oversubscribes else 'unset'}\n"
 
 

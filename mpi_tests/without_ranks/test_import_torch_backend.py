@@ -16,8 +16,8 @@ print(os.environ["OMPI_MCA_mpi_yield_when_idle"])
 
 def test_it_sets_what_mpi_reads_and_does_not_start_it():
     """Processes that import a rank's program, as those that load its data do, are no ranks."""
-    crowded = {"COLLECTIVES_CORES": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}
+    oversubscribed = {"COLLECTIVES_CORES": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment() | crowded, capture_output=True, text=True
+        [sys.executable, "-c", PROGRAM], env=environment() | oversubscribed, capture_output=True, text=True
     )
     assert (result.returncode, result.stdout) == (0, "1\n"), result.stderr

@@ -101,17 +101,12 @@ def test_grids_share_their_time_and_their_colors():
         Span(1, "wait for activation", 0, 1),
         Span(0, "all_reduce of stage 0", 4, 6),
     ]
-    figure = picture.figure([planned(timeline), ScheduleGrid("happened", 2, happened)])
-    above, below = figure.axes
+    fig = picture.figure([planned(timeline), ScheduleGrid("happened", 2, happened)])
+    above, below = fig.axes
     assert above.get_xlim() == below.get_xlim()
     assert above.get_xlim()[1] > 9.5
     assert bars(below)["wait"] == [(1, 0, 1)]
-    assert [label.get_text() for label in figure.legends[0].get_texts()] == [
-        "forward",
-        "backward",
-        "wait",
-        "all_reduce",
-    ]
+    assert [label.get_text() for label in fig.legends[0].get_texts()] == ["forward", "backward", "wait", "all_reduce"]
     assert bars(below)["all_reduce"] == [(0.4, 4, 6)], "on the lower edge of rank 0's lane"
     assert above.containers[0][0].get_facecolor() == below.containers[0][0].get_facecolor()
 

@@ -123,10 +123,10 @@ def test_bytes_of_parameters_gradients_and_states():
     model(tokens, tokens)[1].backward()
     optimizer.step()
     states = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
-    prediction = memory(job, ParallelLayout(), model_shards(job, ParallelLayout()), owners=1)
-    assert prediction.parameters == sum(p.nbytes for p in model.parameters())
-    assert prediction.gradients == sum(p.grad.nbytes for p in model.parameters())
-    assert prediction.optimizer == sum(state.nbytes for state in states)
+    usage = memory(job, ParallelLayout(), model_shards(job, ParallelLayout()), owners=1)
+    assert usage.parameters == sum(p.nbytes for p in model.parameters())
+    assert usage.gradients == sum(p.grad.nbytes for p in model.parameters())
+    assert usage.optimizer == sum(state.nbytes for state in states)
 
 
 @pytest.mark.parametrize(
@@ -136,10 +136,8 @@ def test_bytes_of_parameters_gradients_and_states():
 def test_mixed_precision_is_as_published(zero_stage, per_param):
     """(2 + 2 + K) Psi with K = 12, shared by 8 ranks: ZeRO, figure 1."""
     job = TrainingJob(SMALL, 8, dtype="bfloat16", master_weights=True, grad_dtype="bfloat16")
-    prediction = memory(
-        job, ParallelLayout(dp=8, zero_stage=zero_stage), model_shards(job, ParallelLayout(dp=8)), owners=8
-    )
-    total = prediction.parameters + prediction.gradients + prediction.optimizer
+    usage = memory(job, ParallelLayout(dp=8, zero_stage=zero_stage), model_shards(job, ParallelLayout(dp=8)), owners=8)
+    total = usage.parameters + usage.gradients + usage.optimizer
     assert total == same(per_param * sum(p.numel() for p in GPT(SMALL).parameters()))
 
 
@@ -413,8 +411,8 @@ def test_gradients_that_are_averaged_with_experts_divided(zero_stage):
     step, fewer = (step_of(job, each, on(4, 1, network, 1e30)) for each in (layout, layout._replace(ep=4)))
     assert step.replicas.owners.size == 2
     assert fewer.replicas.owners.size == 1
-    prediction = memory(job, layout, model_shards(job, layout), owners=2)
-    assert prediction.optimizer == 8 * max(rank_params(job, layout)) / (2 if zero_stage else 1)
+    usage = memory(job, layout, model_shards(job, layout), owners=2)
+    assert usage.optimizer == 8 * max(rank_params(job, layout)) / (2 if zero_stage else 1)
     experts = SMALL.n_layer * 8 * (8 // 2) * SMALL.n_embd**2
     others = max(rank_params(job, layout)) - experts
     averaged_s = 2 * others / 2 * 4 / 2 * 1e-9  # reduced and gathered in halves, by their owners
