@@ -1237,7 +1237,7 @@ HEARD = ("test_device_failures.py", "hear_of and ring-cudaMemcpyAsync or that_fa
 NAMED = ("test_device_failures.py", "named")
 UNHEARD = ("test_device_failures.py", "unheard")
 DIFFER = ("test_device_disagreement.py", "2-ranks", 2)
-TOLD = ("test_binding_failures.py",)
+BINDING_FAILURES = ("test_binding_failures.py",)
 AGREEMENT = "collectives/runtime/checks/agreement.py"
 
 DEVICE_CHECKS = [
@@ -1289,18 +1289,18 @@ DEVICE_CHECKS = [
     mutant(AGREEMENT, "            late.calls.number = late.number", "            pass", DIFFER),
     mutant(AGREEMENT, "        if is_late:\n", "        if False:\n", DIFFER),
     # Errors of one rank while it binds.
-    mutant(RESOLVE, "            self.progress.tell(words)\n", "", TOLD),
+    mutant(RESOLVE, "            self.progress.tell(words)\n", "", BINDING_FAILURES),
     mutant(
         RESOLVE,
         "            with self.telling(call):\n                plan = self.bind",
         "            if True:\n                plan = self.bind",
-        TOLD,
+        BINDING_FAILURES,
     ),
     mutant(
         "collectives/arrays/memory.py",
         "for rank, words in enumerate(failures) if words",
         "for rank, words in enumerate(failures)",
-        TOLD,
+        BINDING_FAILURES,
     ),
     # Staging buffers, blocks, and what needs no Numba.
     mutant(MESSAGES, "if key not in self.buffers:", "if True:", ("test_device.py", "near_lengths", 2)),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mpi_tests.helpers.progress import CACHE
 
-KEPT = Path(__file__).parents[2] / ".pytest_cache" / "v" / CACHE
+TIMES_FOLDER = Path(__file__).parents[2] / ".pytest_cache" / "v" / CACHE
 ITEM_LIMIT_S = 20
 MAKE_TEST_LIMIT_S = 12 * 60
 WHOLE_LIMIT_S = 40 * 60
@@ -39,7 +39,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--make_test", type=float, default=0, help="seconds that `make test` has taken")
     parser.add_argument("--whole", type=float, default=0, help="seconds that all has taken")
     args = parser.parse_args(words)
-    runs = [json.loads(path.read_text()) for path in sorted(KEPT.iterdir())] if KEPT.is_dir() else []
+    runs = [json.loads(path.read_text()) for path in sorted(TIMES_FOLDER.iterdir())] if TIMES_FOLDER.is_dir() else []
     seconds = {item: duration for run in runs for item, duration in run.items()}
     print("\n".join(["slowest items:", *slowest(seconds)]))
     if args.make_test > MAKE_TEST_LIMIT_S:

@@ -7,7 +7,7 @@ from mpi_tests.helpers.launch import ROOT, environment, watched
 
 SUM = "python examples/sum.py"
 BENCH = "python -m collectives.bench all_reduce --end 8 --iters 1 --warmup_iters 1"
-TOLD = {
+VARIABLES = {
     "pbs.sh": {"PBS_JOBID": "1.host", "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODEFILE": "hosts", "PBS_O_WORKDIR": ROOT},
     "lsf.sh": {"LSB_JOBID": "1", "LSB_DJOB_HOSTFILE": "hosts", "LS_SUBCWD": ROOT},
 }
@@ -20,7 +20,9 @@ TOLD = {
 )
 def test_a_job_on_two_slots_of_this_machine(tmp_path, script, command, text):
     (tmp_path / "hosts").write_text("localhost\nlocalhost\n")
-    variables = {name: str(tmp_path / value if value == "hosts" else value) for name, value in TOLD[script].items()}
+    variables = {
+        name: str(tmp_path / value if value == "hosts" else value) for name, value in VARIABLES[script].items()
+    }
     variables["COMMAND"] = command
     result = watched(["env", f"--chdir={tmp_path}", "bash", FOLDER / script], environment() | variables, 120)
     output = result.stdout + result.stderr
@@ -39,7 +41,7 @@ def test_a_pbs_job_submits_itself_again(tmp_path):
     qsub = tmp_path / "qsub"
     qsub.write_text('#!/bin/sh\necho "qsub $*: $COMMAND"\n')
     qsub.chmod(0o755)
-    variables = {**TOLD["pbs.sh"], "PBS_NODEFILE": str(tmp_path / "hosts"), "COMMAND": f"python {program}"}
+    variables = {**VARIABLES["pbs.sh"], "PBS_NODEFILE": str(tmp_path / "hosts"), "COMMAND": f"python {program}"}
     activated = f"PATH={tmp_path}:$PATH"
     script = (
         (FOLDER / "pbs.sh").read_text().replace("source .venv/bin/activate", f"source .venv/bin/activate; {activated}")

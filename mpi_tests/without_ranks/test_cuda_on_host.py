@@ -254,7 +254,7 @@ def test_memory_has_an_end(cuda):
 def test_a_wheel_that_is_not_known_is_refused(cuda):
     program = (
         "from mpi_tests.helpers.cuda_on_host import load\n"
-        "load.KNOWN = {7: 'CUDA 7'}\n"
+        "load.FUNCTION_COUNTS = {7: 'CUDA 7'}\n"
         "try: load.load()\n"
         "except load.CannotLoadError as error: print(error)"
     )

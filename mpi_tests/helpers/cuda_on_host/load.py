@@ -14,7 +14,7 @@ from mpi_tests.helpers.cuda_on_host.patch import patch
 
 SITE = HERE / "site"  # in PYTHONPATH: processes load the stand-in when they import CuPy
 WHEEL = "cupy-cuda12x"
-KNOWN = {421: "CUDA 12.9"}  # by the number of its runtime's functions
+FUNCTION_COUNTS = {421: "CUDA 12.9"}  # the number of functions in CUDA's runtime, and the version that has it
 
 
 class CannotLoadError(Exception):
@@ -37,8 +37,8 @@ def load() -> ctypes.CDLL:
     os.environ |= {"CUDA_ON_HOST_SOURCES": str(HERE), "CUDA_ON_HOST_CACHE": str(kernels)}
     os.environ |= {"CUPY_CACHE_DIR": str(kernels / "cupy"), "CUPY_ACCELERATORS": ""}  # CUB's kernels are machine code
     supported, unsupported = patch(load_runtime(), driver)
-    if len(supported | unsupported) not in KNOWN:
-        versions = ", ".join(f"{number} of {name}" for number, name in KNOWN.items())
+    if len(supported | unsupported) not in FUNCTION_COUNTS:
+        versions = ", ".join(f"{number} of {name}" for number, name in FUNCTION_COUNTS.items())
         version = importlib.metadata.version(WHEEL)
         raise CannotLoadError(
             f"{WHEEL} {version} has {len(supported | unsupported)} functions of CUDA's runtime; known: {versions}"
