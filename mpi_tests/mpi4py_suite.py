@@ -1,10 +1,10 @@
-"""Run mpi4py's own tests with our collectives, and without: all that pass without must pass with them.
+"""Run mpi4py's own tests with and without our collectives: tests that pass without them must pass with them.
 
 python -m mpi_tests.mpi4py_suite --ranks 1 2 3 5
 python -m mpi_tests.mpi4py_suite --ranks 3 --only collectives
 
-The tests come with mpi4py's source distribution, from the package index, into build/.  Those of collectives, with the
-smallest arrays, run once as a program would have them, and once with all that can be ours.
+The tests come from mpi4py's source distribution, downloaded from the package index into build/.  The tests of
+collectives, whose arrays are tiny, run twice: with the default settings, and with our collectives at every length.
 """
 
 import argparse
@@ -27,7 +27,7 @@ MANY_S = 1800
 
 
 def suite() -> Path:
-    """Return the folder of the tests of the mpi4py that is installed, downloaded if need be."""
+    """Return the folder with the tests of the installed version of mpi4py; download them if necessary."""
     folder = ROOT / "build" / f"mpi4py-{version('mpi4py')}"
     if not folder.exists():
         folder.parent.mkdir(exist_ok=True)
@@ -39,7 +39,7 @@ def suite() -> Path:
 
 
 def run(num_ranks: int, files: str, mode: str | None) -> tuple[str, set[str]]:
-    """Run tests, with our collectives unless `mode` is None; return what was said of their number, and which failed."""
+    """Run tests, with our collectives unless `mode` is None; return the reported number of tests and the failures."""
     with_ours = [] if mode is None else ["-m", "collectives.mpi4py"]
     words = [
         find_mpirun(),
@@ -60,7 +60,7 @@ def run(num_ranks: int, files: str, mode: str | None) -> tuple[str, set[str]]:
 
 
 def compare(num_ranks: int, part: str) -> list[str]:
-    """Return what fails with our collectives only."""
+    """Return the tests that fail only with our collectives."""
     number, without = run(num_ranks, FILES[part], None)
     worse = []
     for mode in MODES[part]:

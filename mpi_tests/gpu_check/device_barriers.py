@@ -1,8 +1,8 @@
-"""Direct algorithms as one kernel each, in which the ranks' devices wait for each other, alone and in CUDA graphs.
+"""Direct algorithms as single kernels with barriers between the ranks' devices, launched alone and in CUDA graphs.
 
 python -m mpi_tests.gpu_check.device_barriers cuda
 
-Ranks that share a device have their kernels run in turns, by time slices: right, but slow.
+Kernels of ranks that share a device run in turns, by time slices: correct, but slow.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from mpi_tests.gpu_check.rows import Row, Setting, verdict
 from mpi_tests.gpu_check.started import program
 from mpi_tests.helpers.reference import COLLECTIVES, expected, inputs, reduced
 
-PER_RANK = 3000  # elements of float32
+PER_RANK = 3000  # float32 elements
 RUNS = 3
-# It ends when the host says so: a host that waited for it would never.
+# The kernel ends when the host sets a flag: a host that waited for the kernel would deadlock.
 HELD = 'extern "C" __global__ void held(volatile int* go) { while (!*go) {} }'
 
 
@@ -54,7 +54,7 @@ class Counted:
 
 
 class Ranks:
-    """The collectives of this rank's device; results are compared on all ranks."""
+    """The collectives on this rank's device; all ranks agree on whether a result is wrong."""
 
     def __init__(self, comm: collectives.Communicator):
         import cupy
@@ -79,7 +79,7 @@ class Ranks:
         return bool(self.comm.all_reduce(np.array([own]), op="max")[0])
 
     def run(self, collective: str, algorithm: str) -> tuple[bool, int]:
-        """Run a plan while the device is held up; return whether it is wrong, and the number of launches."""
+        """Run a plan while the device is blocked; return whether its result is wrong, and the number of launches."""
         xs = inputs(self.comm.size, PER_RANK * self.comm.size)
         x, plan = self.plan(collective, algorithm, xs)
         for _ in range(RUNS):
@@ -93,7 +93,7 @@ class Ranks:
         return False, plan.only.kernel.kernel.num_launches
 
     def graph(self, algorithm: str) -> str:
-        """Launch a graph of two runs again and again; return "equal" where its results are."""
+        """Launch a graph of two runs repeatedly; return "equal" if its results are correct."""
         xs = inputs(self.comm.size, PER_RANK)
         x, plan = self.plan("all_reduce", algorithm, xs)
         plan()

@@ -1,4 +1,4 @@
-"""What collectives.doctor finds of the device, and the arrays of one process there."""
+"""The findings of collectives.doctor on the device, and arrays of a single process."""
 
 from __future__ import annotations
 

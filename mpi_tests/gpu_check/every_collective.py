@@ -1,4 +1,4 @@
-"""Every collective, algorithm and dtype in each kind of memory, beside what one rank computes in NumPy.
+"""Every collective, algorithm and dtype in each kind of memory, compared with NumPy on one rank.
 
 python -m mpi_tests.gpu_check.every_collective cuda 30
 """
@@ -23,8 +23,8 @@ from mpi_tests.helpers.reference import COLLECTIVES, DTYPES, algorithms_of, expe
 
 NAME, EQUAL = "every collective", "equal to the host's"
 PER_RANK = (1, 777)  # elements
-STARTING_S = 8.0  # of a job
-LARGE = 1 << 16  # likewise, of float32
+STARTING_S = 8.0  # start-up of a job
+LARGE = 1 << 16  # elements of float32, in addition
 SMALL_DTYPES = ("float32", "bfloat16")
 
 
@@ -64,7 +64,7 @@ def cases(size: int, is_small: bool) -> Iterator[Case]:
 def wrong(comm: collectives.Communicator, case: Case, put: Put) -> bool:
     """Return whether any rank's result of any op is wrong.  Collective.
 
-    Raises: InputError where the algorithm can't do it in this memory.
+    Raises: InputError if the algorithm does not support this memory.
     """
     xs = inputs(comm.size, case.per_rank * comm.size, case.dtype)
     reduces = case.collective in ("all_reduce", "reduce", "reduce_scatter")
@@ -79,7 +79,7 @@ def wrong(comm: collectives.Communicator, case: Case, put: Put) -> bool:
 
 
 def main() -> None:
-    """Go through the cases in an order drawn at random, as far as rank 0 has time for, or so many as are asked for."""
+    """Run the cases in random order until rank 0's time is up, or the requested number of cases."""
     comm, device, end = collectives.world(), sys.argv[1], time.monotonic() + float(sys.argv[2])
     memories = kinds(comm, device)
     trials = [(case, memory) for case in cases(comm.size, device == "cpu") for memory in memories]
@@ -97,7 +97,7 @@ def main() -> None:
                 summary["wrong"].append(f"{memory}: {' '.join(map(str, case))}")
             did[algorithm] = True
         except collectives.InputError:
-            pass  # not in this memory
+            pass  # not supported in this memory
     is_all = summary["cases"] == summary["all"]
     summary["refused"] = [algorithm for algorithm, count in did.items() if is_all and not count]
     if comm.rank == 0:

@@ -1,4 +1,4 @@
-"""The kernels that reduce: right, and nearly as fast as a copy."""
+"""Correctness of the reduction kernels, and their speed relative to a copy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mpi_tests.gpu_check.child import CannotRunError
 from mpi_tests.gpu_check.rows import PASSED, Row, Setting
 
 GOAL = 0.85
-SHARE = 0.7  # of the time, for correctness
+SHARE = 0.7  # fraction of the time that the correctness check takes
 
 
 def check(setting: Setting) -> Iterator[Row]:

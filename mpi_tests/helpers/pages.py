@@ -1,4 +1,4 @@
-"""Read the pages of `collectives.charts` as a browser's parser does: their tables, charts and what they refer to."""
+"""Parse the pages of `collectives.charts` as a browser does: their tables, charts and links."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Page(HTMLParser):
-    """A page's `tables`, each a list of rows by column, its `charts`, and the `links` and `tags` that it has."""
+    """A page's `tables`, each a list of rows by column, and its `charts`, `links` and `tags`."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -18,7 +18,7 @@ class Page(HTMLParser):
         self.tags: list[str] = []
         self._names: list[str] = []
         self._row: list[Any] = []
-        self._cell: Any = None  # the attributes of the cell that is open
+        self._cell: Any = None  # attributes of the open cell
         self._text = ""
         self.feed(text)
         self.close()
@@ -63,7 +63,7 @@ class Page(HTMLParser):
 
 
 def check_charts(page: Page) -> None:
-    """Check that each chart names a table and columns of the page."""
+    """Check that each chart refers to a table of the page and its columns."""
     for chart in page.charts:
         columns = page.tables[chart["table"]][0].keys()
         names = {chart["x"]["column"]} if "column" in chart["x"] else set()

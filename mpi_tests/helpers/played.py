@@ -1,4 +1,4 @@
-"""Pipelines played in one process: each rank with its stages of a model of its own, and the whole batch beside them."""
+"""Simulate a pipeline in one process, each rank with stages of its own model copy, and compare with the whole batch."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ IGNORED = -100
 
 
 def loss_weights(batches, ignored, sum_up=torch.clone):
-    """Return each micro-batch's weight in the mean loss: its share of the targets that aren't `ignored`.
+    """Return each micro-batch's weight in the mean loss: its share of the targets that are not `ignored`.
 
-    Where ranks share sequences, `sum_up` adds up the numbers of all.
+    With sequence parallelism, `sum_up` adds up the counts of all ranks.
     """
     counts = sum_up(torch.stack([(batch.targets != ignored).sum() for batch in batches])).tolist()
     return [count / max(1, sum(counts)) for count in counts]
 
 
 def batch_of(num_samples, seq=6):
-    """Return samples of several documents, some of whose targets are ignored: other numbers in each sample."""
+    """Return samples of several documents with ignored targets, a different number in each sample."""
     positions, samples = torch.arange(seq), torch.arange(num_samples)
     targets = random_tokens(num_samples, seq, seed=1)
     targets[positions < samples[:, None] % seq] = IGNORED
@@ -76,7 +76,7 @@ def merged(schedule, seed=0):
 
 
 class Players:
-    """The ranks of a schedule, each with its stages of a model of its own."""
+    """The simulated ranks of a schedule, each with its stages of a separate model."""
 
     def __init__(self, make, schedule, place=None):
         self.schedule, self.place, self.stages = schedule, place, {}
@@ -93,7 +93,7 @@ class Players:
             self.place.samples = batch.samples
 
     def play(self, batches, sum_up=torch.clone):
-        """Return the loss, checking that no rank ever keeps more activations than the schedule states."""
+        """Run the schedule and return the loss; check that no rank exceeds the schedule's peak of live activations."""
         weights = loss_weights(batches, IGNORED, sum_up)
         last, loss, messages = self.schedule.num_stages - 1, 0.0, {}
         for rank, (number, kind, micro_batch) in merged(self.schedule):
@@ -115,7 +115,7 @@ class Players:
         return loss
 
     def gradients(self):
-        """Return the gradients by the whole model's names; those of the tied head and embedding are summed."""
+        """Return the gradients by the whole model's names; the tied head's and embedding's are summed."""
         sums = {}
         for model in self.models:
             for name, p in model.named_parameters():
@@ -125,7 +125,7 @@ class Players:
 
 
 class Alone:
-    """As much of a communicator as dropout by place needs, where ranks share nothing."""
+    """The part of a single-rank communicator that dropout by position needs."""
 
     rank, size = 0, 1
 
@@ -137,7 +137,7 @@ ALONE = Alone()
 
 
 def model_of(config, place=None, tp=ALONE, sp=None, sequence=False):
-    """Make a GPT, split and with dropout that draws by place; without a place, a plain one."""
+    """Make a GPT, parallelized and with dropout by position; without `place`, a plain one."""
     model = randomized(config)
     if place:
         parallelize(model, gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head), tp, sp, sequence, place)
@@ -145,7 +145,7 @@ def model_of(config, place=None, tp=ALONE, sp=None, sequence=False):
 
 
 def whole_batch(model, batch):
-    """Loss and gradients of all micro-batches at once."""
+    """Return the loss and the gradients of all micro-batches at once."""
     _, loss = model(batch.tokens, batch.targets, batch.positions, batch.documents)
     loss.backward()
     return loss.item(), {name: p.grad for name, p in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""Reductions of arrays that lie in many ways, on a GPU or on what stands in for one, against the host's."""
+"""Reductions of arrays with various alignments, on a GPU or its stand-in, compared with the host's."""
 
 import functools
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ REAL = {"complex64": "float32", "complex128": "float64"}
 
 
 class Guarded:
-    """A device's array some elements after an aligned address, amid bytes that nothing may write."""
+    """A device array some elements after an aligned address, between guard bytes that must not change."""
 
     def __init__(self, cupy: Any, values: np.ndarray, offset: int = 0):
         gap = offset * values.dtype.itemsize
@@ -34,7 +34,7 @@ class Guarded:
 
 
 def draw(rng, count, dtype):
-    """Draw random bits; of floats, half are near each other instead, and some infinite."""
+    """Draw random bits; of floats, half have similar magnitudes instead, and some are infinite."""
     values = rng.integers(0, 256, count * dtype.itemsize, np.uint8)
     if dtype.kind == "b":
         return values % 2 == 1
@@ -59,7 +59,7 @@ def reduced(op, xs, divisor=1):
 
 
 def same(actual, want, op="sum", where=()):
-    """Bit for bit, but that all NaNs are one, and of a zero and its negative either may be the least."""
+    """Assert bitwise equality, except that all NaNs are equal, and so are 0 and -0 as a minimum or maximum."""
     np.testing.assert_array_equal(canonical(actual, op), canonical(want, op), err_msg=str(where), strict=True)
 
 

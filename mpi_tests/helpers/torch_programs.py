@@ -1,4 +1,4 @@
-"""Programs of plain torch.distributed, each of which gives numbers that no backend may change."""
+"""Programs of plain torch.distributed, each of which returns numbers that must not depend on the backend."""
 
 import copy
 import tempfile
@@ -49,7 +49,7 @@ def ddp() -> list[float]:
 
 
 def power_sgd() -> list[float]:
-    """Train with PowerSGD, whose hook waits for reductions that it starts in continuations of futures."""
+    """Train with PowerSGD, whose hook starts reductions in callbacks of futures and waits for them."""
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
     ddp = nn.parallel.DistributedDataParallel(model())
@@ -58,7 +58,7 @@ def power_sgd() -> list[float]:
 
 
 def compiled() -> list[float]:
-    """Train a compiled model with buffers, which are broadcast amid the forward pass."""
+    """Train a compiled model with buffers, which are broadcast during the forward pass."""
     module = nn.Sequential(model(), nn.BatchNorm1d(WIDTH))
     losses = train(torch.compile(nn.parallel.DistributedDataParallel(module), backend="eager"))
     torch.compiler.reset()
@@ -88,7 +88,7 @@ def tensor_parallel() -> list[float]:
 
 
 def pipelined(schedule: str) -> list[float]:
-    from torch.distributed import pipelining  # with its compiler takes 2 s to import
+    from torch.distributed import pipelining  # here, as it imports the compiler, which takes 2 s
 
     rank, size = dist.get_rank(), dist.get_world_size()
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(size)]
@@ -132,7 +132,7 @@ PROGRAMS = (ddp, power_sgd, compiled, fsdp2, tensor_parallel, gpipe, one_f_one_b
 
 
 def lacking(program: Callable) -> str:
-    """Return why this version of torch cannot run a program on the CPU over any backend, or ""."""
+    """Return why this version of torch cannot run a program on the CPU with any backend, or ""."""
     from torch.distributed import pipelining
 
     first_messages = getattr(pipelining.PipelineStage, "_get_init_p2p_neighbors_ops", None)

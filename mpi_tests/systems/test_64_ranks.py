@@ -1,4 +1,4 @@
-"""64 ranks, as on a cluster: train.py and the benchmark of collectives."""
+"""train.py and the benchmark of collectives on 64 ranks."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def test_64_ranks_in_all_dimensions(tmp_path):
 
 
 def test_64_ranks_end_with_right_results(tmp_path):
-    """A hostfile starts more ranks than cores; training on them is the same command with more patience."""
+    """A hostfile starts more ranks than cores; training on them takes the same command and more time."""
     file = tmp_path / "r.json"
     flags = ("-A", "auto", "mpi", "ring", "-b", "1K", "-e", "4K", "-n", 1, "-w", 0)
     words = "-np", 64, "python", "-m", "collectives.bench", "all_reduce", *flags

@@ -1,4 +1,4 @@
-"""Bad input to train.py and to a user's script: one clear line of rank 0, every rank exits non-zero, nothing hangs."""
+"""Bad input to train.py and to a user's script: rank 0 prints one clear line, all ranks exit non-zero, none hangs."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ TINY = ["--n_layer", 1, "--n_head", 1, "--n_embd", 8, "--block_size", 8, "--max_
     ids=["by its flags", "by what they ask for"],
 )
 def test_train_py_refuses(tmp_path, flags, message):
-    """without_ranks/test_refusals.py has all messages."""
+    """without_ranks/test_refusals.py tests all messages."""
     result = launch(2, "python", "train.py", *TINY, "--out_dir", tmp_path / "out", *flags)
     assert refusal(result) == f"error: {message}"
     assert result.stdout == "2 ranks are starting\n"
@@ -52,7 +52,7 @@ collectives.Communicator(comm.mpi, timeout_s=-1)
 
 
 def test_arguments_that_do_not_fit(tmp_path):
-    """with_ranks/test_disagreement.py has all messages; here, a script goes on after some, and ends by another."""
+    """with_ranks/test_disagreement.py tests all messages; here, a script catches some errors, and another ends it."""
     result = launch(2, "python", script(tmp_path, REFUSED))
     assert "timeout_s=-1 must be seconds, or 0 for no limit" in refusal(result)
     length, dtype, strides = result.stdout.splitlines()
@@ -69,7 +69,7 @@ if comm.rank == 1:
     raise KeyError("lost on rank 1")
 comm.all_reduce(x)
 """
-    result = launch(3, "python", script(tmp_path, body), timeout=60)  # a tenth of what the watchdog waits
+    result = launch(3, "python", script(tmp_path, body), timeout=60)  # a tenth of the watchdog's limit
     assert result.returncode != 0
     assert "rank 1 of 3 failed and ends the job:" in result.stderr
     assert "KeyError: 'lost on rank 1'" in result.stderr
@@ -85,7 +85,7 @@ LAUNCHERS = {
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_an_mpirun_of_another_mpi(launcher):
-    """Each process then finds itself alone: here, two that were told of each other, as that mpirun would."""
+    """Each process is then a world of size 1; here, two processes have that mpirun's variables of a job of two."""
     for rank in ("0", "1"):
         variables = dict(zip(LAUNCHERS[launcher], ("2", rank, "2"), strict=False))
         command, env = [sys.executable, "examples/sum.py"], environment() | variables
@@ -100,7 +100,7 @@ def test_an_mpirun_of_another_mpi(launcher):
 
 
 def test_a_process_alone_in_a_batch_script():
-    """test_slurm.py has it for real."""
+    """test_slurm.py does the same in a real allocation."""
     variables = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "PBS_NP": "4", "LSB_DJOB_NUMPROC": "4"}
     result = subprocess.run(
         [sys.executable, "examples/sum.py"], cwd=ROOT, env=environment() | variables, capture_output=True

@@ -1,4 +1,4 @@
-"""The batch scripts of PBS and LSF, told on this machine what those would tell them; test_slurm.py has a real Slurm."""
+"""The batch scripts of PBS and LSF, run with the variables that those set; test_slurm.py has a real Slurm."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_a_job_on_two_slots_of_this_machine(tmp_path, script, command, text):
 
 @pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="the batch scripts activate .venv: make .venv/installed")
 def test_a_pbs_job_submits_itself_again(tmp_path):
-    """As PBS sends no signal ahead of the time limit, the script does; qsub is one that says how it is called."""
+    """PBS sends no signal ahead of the time limit, so the script does; a stand-in for qsub prints its arguments."""
     (tmp_path / "hosts").write_text("localhost\nlocalhost\n")
     program = tmp_path / "saves.py"
     program.write_text(

@@ -1,4 +1,4 @@
-"""Whole runs of the benchmark."""
+"""Complete runs of the benchmark of collectives."""
 
 import json
 
@@ -17,7 +17,7 @@ TINY = ("-b", 64, "-e", "1K", "-f", 16, "-n", 3, "-w", 1)
 
 @pytest.fixture(scope="module")
 def run_of_all(tmp_path_factory):
-    """Run every collective by auto and its peers, on a root that is not 0; return output and document."""
+    """Run every collective with `auto` and its competitors, with a root other than 0; return output and document."""
     folder = tmp_path_factory.mktemp("bench")
     files = "--json", folder / "r.json"
     result = bench(3, "all", *TINY, "-r", 2, "--peers", "mpi,gloo,nccl", "-d", "float64", "-o", "max", *files)

@@ -1,4 +1,4 @@
-"""The benchmarks of split models, pipelines, data parallelism and plans run, in small, with what they count."""
+"""Small runs of the benchmarks of split models, pipelines, data parallelism and plans, and the counts they report."""
 
 import importlib.util
 import json
@@ -91,7 +91,7 @@ def test_calls(tmp_path):
     rows = [line.strip("| ").split(" | ") for line in path.read_text().splitlines() if re.match(r"\| all_", line)]
     assert [row[:2] for row in rows[:4]] == [[name, n] for name in ("all_reduce", "all_gather") for n in ("8", "65536")]
     assert all(float(time) > 0 for row in rows[:4] for time in row[2:])
-    assert [row[0] for row in rows[4:]] == ["all_reduce", "all_gather"]  # how many times as fast, from 64 KiB
+    assert [row[0] for row in rows[4:]] == ["all_reduce", "all_gather"]  # speed-ups, from 64 KiB on
 
 
 def test_sharing(tmp_path):
@@ -125,7 +125,7 @@ def test_torch_backend():
 
 
 def test_torch_training(tmp_path):
-    """One command starts jobs of 1 and 2 ranks, and makes a table of all."""
+    """One command starts jobs of 1 and 2 ranks, and writes one table of them."""
     path, words = tmp_path / "torch-training.md", "--rounds 1 --n_layer 1 --n_head 2 --n_embd 16 --seq 8"
     command = [sys.executable, "benchmarks/torch_training.py", "--ranks", "1", "2", "--out", str(path), *words.split()]
     result = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
@@ -135,7 +135,7 @@ def test_torch_training(tmp_path):
     for row in rows:
         alone, ours, gloo, *exposed, _ = map(float, row[2:])
         assert min(alone, ours, gloo) > 0
-        assert exposed == pytest.approx([ours - alone, gloo - alone], abs=0.2)  # of one round; each is rounded
+        assert exposed == pytest.approx([ours - alone, gloo - alone], abs=0.2)  # of one round; each value is rounded
     examples = [sys.executable, "-m", "doctest", "benchmarks/torch_training.py"]
     subprocess.run(examples, cwd=ROOT, env=environment(), check=True, timeout=60)
 
@@ -180,7 +180,7 @@ def test_memory(tmp_path):
     assert all(title in output for title in results)
     for size in (1, 2):
         assert ring[f"sp {size}"]["kept"] == pytest.approx(ring["sp 1"]["kept"] / size)
-        for rows in others:  # q, k and v of other heads are kept beside what is exchanged
+        for rows in others:  # q, k and v of other heads are kept besides the exchanged arrays
             assert rows[f"sp {size}"]["kept"] < 1.3 * rows["sp 1"]["kept"] / size
         for kind in ("parameters", "gradients"):  # norms and positions are on every rank
             assert model[f"tp {size}"][kind] < 1.05 * model["tp 1"][kind] / size
@@ -192,8 +192,8 @@ def test_data_parallelism(tmp_path):
     picture = tmp_path / "ways.png"
     results, output = run(4, "data_parallelism.py", tmp_path / "ways.json", "--picture", picture)
     num_params = GPT(GPTConfig(vocab_size=32, block_size=8, n_layer=4, n_head=2, n_embd=64)).num_params() + 8 * 64
-    mib = 4 * num_params / 2**20  # of the parameters
-    expected = {  # in this unit: sent and received, sent out of a group, held between steps
+    mib = 4 * num_params / 2**20  # size of the parameters
+    expected = {  # in units of `mib`: sent and received, sent out of a group, allocated between steps
         "parameter server": (5, 2, 4),
         "all-reduce at the end": (3, 1.5, 4),
         "in buckets, overlapped": (3, 1.5, 4),
@@ -206,7 +206,7 @@ def test_data_parallelism(tmp_path):
     for name, figures in results.items():
         assert name in output
         sizes = [figures[f"{what}_mib"] / mib for what in ("busiest", "out_of_group", "held")]
-        if name == "ZeRO stage 3":  # two of four blocks stay from the forward to the backward pass
+        if name == "ZeRO stage 3":  # two of four blocks stay gathered between the forward and the backward pass
             assert 3.7 < sizes[0] < 3.9
             assert sizes[1] == pytest.approx(sizes[0] / 2, rel=1e-3)  # chunks end between blocks of 128
             sizes[:2] = expected[name][:2]
@@ -215,7 +215,7 @@ def test_data_parallelism(tmp_path):
         assert formulas == pytest.approx(expected[name][::2])
         assert figures["peak_mib"] > figures["held_mib"]
         assert figures["exposed_ms"] == pytest.approx(figures["step_ms"] - figures["computing_ms"])
-    assert results["parameter server"]["peak_mib"] > (4 + 4) * mib  # with all ranks' gradients
+    assert results["parameter server"]["peak_mib"] > (4 + 4) * mib  # and gradients of all ranks
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -284,7 +284,7 @@ print(json.dumps(reasons))
 
 
 def test_flags_that_make_no_sense():
-    """As they are checked on 2 ranks, all in one process."""
+    """The checks for 2 ranks, all in one process."""
     command = [sys.executable, "-c", PARSE]
     cases = json.dumps(list(REFUSED))
     result = subprocess.run(command, cwd=ROOT, env=environment(), input=cases, capture_output=True, text=True)

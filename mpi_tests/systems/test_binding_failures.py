@@ -1,4 +1,4 @@
-"""Errors of one rank while it binds a call: the others hear of it within seconds, and say which rank it was and why."""
+"""Errors of one rank while it binds a call: the others raise within seconds, and name the rank and the reason."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A rank is killed while checkpoints are written, or the disk is full: there is always a whole one to go on from."""
+"""A rank is killed while it writes a checkpoint, or the disk is full: there is always a complete one to resume from."""
 
 import os
 import random
@@ -19,9 +19,9 @@ NUM_RANKS = 2
 
 
 def run_until_killed(directory, draw):
-    """Start the ranks, kill one a while after they have written a checkpoint.
+    """Start the ranks, and kill one a while after they have written a checkpoint.
 
-    Returns the last step said to be whole, and whether the death of the run before was noticed.
+    Returns the last step reported as complete, and whether the run noticed the death of the previous one.
     """
     command = [find_mpirun(), "-n", str(NUM_RANKS), "python", "-m", "mpi_tests.helpers.saving", str(directory)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -57,17 +57,17 @@ def test_a_whole_checkpoint_is_always_left(tmp_path):
         assert last_said > last
         assert noticed == (last > 0)
         path = newest(complete_checkpoints(tmp_path), say=lambda line: None)
-        assert path == complete_checkpoints(tmp_path)[-1]  # what looks whole is whole
+        assert path == complete_checkpoints(tmp_path)[-1]  # it is complete, as its name claims
         checkpoint = Checkpoint(path)
         last = checkpoint.index.step
-        assert last_said <= last <= last_said + 1  # what was said to be whole stays
+        assert last_said <= last <= last_said + 1  # a checkpoint reported as complete stays
         part = state(0, parts=NUM_RANKS)
         checkpoint.fill([part])
         assert torch.equal(part.tensor, state(last, parts=NUM_RANKS).tensor)
 
 
 def test_a_full_disk(tmp_path):
-    """Of 10 MiB, which has room for two checkpoints of 4 MiB; mounted where no other process sees it."""
+    """A disk of 10 MiB has room for two checkpoints of 4 MiB; its mount is invisible to other processes."""
     mount = f"mount -t tmpfs -o size=10m tmpfs {tmp_path}"
     alone = ["unshare", "--mount", "sh", "-c"]
     try:

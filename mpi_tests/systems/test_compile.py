@@ -23,7 +23,7 @@ def test_models_may_be_compiled(tmp_path, monkeypatch, layout):
 
 @pytest.mark.shares_cores
 def test_the_first_run_says_that_it_compiles_kernels(tmp_path):
-    """A folder of its own for Numba's cache stands for a new machine."""
+    """An empty cache folder of Numba simulates a new machine."""
     cached = {"NUMBA_CACHE_DIR": str(tmp_path)}
     first, second = (launch(2, "python", "examples/sum.py", timeout=200, env=cached).stderr for _ in range(2))
     assert first.count("collectives: compiling kernels, once; they stay on disk") == 1

@@ -1,4 +1,4 @@
-"""The commands that CONTRIBUTING.md tells its reader to run, run."""
+"""Run the commands of CONTRIBUTING.md."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""CUDA's errors on one rank, and devices that do not end: the other ranks hear of it, and no job hangs."""
+"""CUDA errors on one rank, and devices that hang: the other ranks are notified, and no job hangs."""
 
 import re
 
@@ -19,7 +19,7 @@ comm, library = collectives.world(), load()
 cupy.cuda.Device(comm.rank).use()
 y = cupy.ones(1000, "float32")
 """
-# Rank 1 goes on after its error, and makes no call more.
+# Rank 1 catches its error, and makes no further call.
 FAIL = """
 algorithm, function = sys.argv[1:]
 x = y if algorithm == "ring" else comm.empty(1000, "float32", device=f"cuda:{comm.rank}")
@@ -41,7 +41,7 @@ if comm.rank == 1:
 time.sleep(1)
 comm.mpi.Abort(7)
 """
-# What is compiled is compiled by a communicator that has the usual limit.
+# A communicator with the default time limit compiles the kernels.
 HANG = """
 endless = cupy.RawKernel('extern "C" __global__ void endless(volatile int* x) { while (!*x) {} }', "endless")
 endless((1,), (1,), (cupy.ones(1, "int32"),))
@@ -98,7 +98,7 @@ def run(body, *arguments, **env):
     ],
 )
 def test_the_others_hear_of_an_error_at_once(cuda, algorithm, function):
-    """Where the hosts wait for each other, all ranks raise, and name the one whose device failed."""
+    """If the hosts wait for each other, all ranks raise an error that names the rank whose device failed."""
     result = run(FAIL, algorithm, function, COLLECTIVES_DEVICE_BARRIERS="0")
     lines = sorted(result.stdout.splitlines())
     assert [line[:7] for line in lines] == ["rank 0:", "rank 1:", "rank 2:"], result.stdout + result.stderr
@@ -136,7 +136,7 @@ def test_a_last_call_that_differs_does_not_pass_unheard(cuda, end):
 
 
 def test_a_host_that_waits_elsewhere_than_the_devices_is_named(cuda):
-    """No kernel hears of it: the hosts' watchdog does."""
+    """No kernel can detect it; the hosts' watchdog does."""
     result = run(ELSEWHERE)
     assert result.returncode != 0
     sides = r"all_reduce\(1000 elements, .*\) on ranks 0,2, all_reduce\(9 elements, .*\) on rank 1"

@@ -1,4 +1,4 @@
-"""Whole runs of the doctor, alone and on ranks, and what it finds of a device by children on ranks."""
+"""Complete runs of the doctor, alone and on ranks, and its findings on a device from child processes."""
 
 import os
 import re
@@ -32,7 +32,7 @@ def test_a_device(cuda, monkeypatch, tmp_path):
 
 
 def examined(result: subprocess.CompletedProcess) -> dict[str, str]:
-    """Return the lines of a run by topic, after checking each of them and the exit status."""
+    """Check each line of a run and its exit status; return the lines by topic."""
     assert "Traceback" not in result.stdout + result.stderr, result.stderr
     lines = [match for line in result.stdout.splitlines() if (match := GRAMMAR.fullmatch(line))]
     counts = [sum(line["verdict"] == verdict for line in lines) for verdict in VERDICTS]
@@ -87,11 +87,11 @@ def test_a_rank_that_hangs(tmp_path):
     result = launch(1, "python", "-c", BRIEF, ":", *hanging)
     assert result.returncode != 0
     assert "Timeout (0:00:06)!" in result.stderr
-    assert "in start_mpi" in result.stderr  # where it was
+    assert "in start_mpi" in result.stderr  # the place of the hang
 
 
 def test_under_an_mpirun_of_another_mpi():
-    """Each process then finds itself alone."""
+    """Each process is then a world of size 1."""
     topics = examined(alone(PMI_SIZE="2", PMI_RANK="0"))
     assert re.match(r"problem  ranks: rank 0 .*mpirun started 2 processes, but each is alone", topics["ranks"])
     other = alone(PMI_SIZE="2", PMI_RANK="1")

@@ -1,4 +1,4 @@
-"""The commands and the code of the documentation run: in small where they would take minutes."""
+"""Run the commands and the code of the documentation, in smaller versions if they would take minutes."""
 
 import platform
 import re
@@ -12,19 +12,19 @@ import torch
 from mpi_tests.helpers.documents import COMMANDS, PAGES, Command, blocks, checkout, command_with, commands, run
 from mpi_tests.helpers.launch import ROOT, launch
 
-# Flags that make a command small; of a flag that comes twice, the last counts.
+# Flags that make a command small; the last of repeated flags counts.
 TINY_MODEL = "--max_iters 2 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --sample_tokens 2"
 IN_SMALL = {
     r"train\.py|-m training( |$)": f"{TINY_MODEL} --val_fraction 0.002",
     r"train\.py .*--config": "--micro_batch_size 2",
-    r"--resume auto": "--max_iters 3",  # one more than the run that left the checkpoint
+    r"--resume auto": "--max_iters 3",  # one more than in the run that wrote the checkpoint
     r"schedule\.simulate": "--algorithms binomial hierarchical -b 1M -e 1M",
     r"collectives\.bench ": "-b 1K -e 1K -n 2",
     r"mpi_tests\.fuzz": "--seconds 1",
     r"benchmarks/peers\.py": "--repeats 1 --end 64",
 }
 WRITES = r"--(?:html|json|out|output|picture|png|report|space-time|trace|prometheus) (\S+)"
-SAYS = {  # what the output of a command has, as a pattern, beside what its page shows
+SAYS = {  # patterns of a command's output, besides the output that its page shows
     r"train\.py|-m training( |$)": r"iter (\d)/\1 ",
     r"--resume auto": "iter 3/3 ",
     r"collectives\.bench (?!.*--space-time)": "# Wrong elements    : 0 OK",
@@ -38,11 +38,11 @@ SAYS = {  # what the output of a command has, as a pattern, beside what its page
     r"--space-time": ": planned, ",
 }
 PYTHON_ELSEWHERE = {"docs/torch.md": "systems/test_torch_backend.py"}
-NUM_RANKS = 2  # of a page's Python
+NUM_RANKS = 2  # for the Python code of a page
 
 
 def own(page: str) -> list[Command]:
-    """Return the commands of a page that are run here; an example that several pages start belongs to the first."""
+    """Return the commands of a page that run here; an example started by several pages runs with the first only."""
     first = {command.text: command.page for command in reversed(COMMANDS)}
     here = [command for command in commands(page) if command.elsewhere is None]
     return [command for command in here if "examples/" not in command.text or first[command.text] == page]
@@ -54,7 +54,7 @@ def small(command: str) -> str:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if own(page)])
 def test_commands(page, tmp_path):
-    """Run the commands of a page from top to bottom, in one folder: later ones read what earlier ones have written."""
+    """Run the commands of a page from top to bottom in one folder: later ones read the files of earlier ones."""
     folder = checkout(tmp_path)
     for command in own(page):
         output = run(small(command.text), folder).stdout
@@ -62,12 +62,12 @@ def test_commands(page, tmp_path):
             assert not re.search(words, command.text) or re.search(line, output), f"{command.text}\n{output}"
         for file in re.findall(WRITES, command.text):
             assert (folder / file).exists(), f"{command.text} has not written {file}"
-        if command.output is not None:  # ranks print in any order
+        if command.output is not None:  # lines of ranks may come in any order
             assert sorted(output.splitlines()) == sorted(command.output.splitlines()), command.text
 
 
 def python_of(page: str) -> str:
-    """Return the Python of a page as one program; examples are run by their commands."""
+    """Return the Python code of a page as one program, without examples, which commands run."""
     code = [block.text for block in blocks(page) if block.language == "python"]
     return "\n".join(text for text in code if not text.startswith("# examples/"))
 
@@ -123,7 +123,7 @@ def test_a_hanging_job_ends_as_shown():
 
 
 def test_the_doctor_says_what_is_shown():
-    """Its first line, and others on the same topics, of the same ranks; their facts are this machine's."""
+    """The first line is as shown, and the others have the shown topics and ranks, with this machine's facts."""
     command = "mpirun -n 4 python -m collectives.doctor"
     example = output_of(command).replace("node1", platform.node()).splitlines()
     lines = run(command).stdout.splitlines()
@@ -136,6 +136,6 @@ def topic(line: str) -> str:
 
 
 def output_of(text: str) -> str:
-    """Return what the pages show as the output of a command."""
+    """Return the output that the pages show for a command."""
     (output,) = {command.output for command in COMMANDS if command.text == text and command.output}
     return output

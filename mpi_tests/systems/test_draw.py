@@ -1,4 +1,4 @@
-"""Space-time diagrams of what happened."""
+"""Space-time diagrams of recorded runs."""
 
 from mpi_tests.helpers.launch import launch, refusal
 
@@ -6,7 +6,7 @@ BOTH = ("python", "-m", "collectives.bench", "all_reduce")
 
 
 def test_what_happened_is_drawn_beside_the_plan(tmp_path):
-    """Of an algorithm in shared memory and over messages; test_documents.py draws one over messages alone."""
+    """The algorithm uses shared memory and messages; test_documents.py draws one that uses messages only."""
     words = ["-A", "hierarchical_direct", "-b", "64K", "-n", "2", "--space-time", tmp_path / "both.png"]
     result = launch(4, *BOTH, *words, env={"COLLECTIVES_FAKE_NODES": "2x2"})
     assert "all_reduce hierarchical_direct, 64K: planned, " in result.stdout, result.stderr

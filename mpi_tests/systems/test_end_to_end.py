@@ -1,4 +1,4 @@
-"""train.py as its user starts it: the few runs from end to end that `make test` has beside with_ranks/test_train.py."""
+"""train.py as a user starts it: the few end-to-end runs in `make test` besides with_ranks/test_train.py."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, launch
 from mpi_tests.helpers.trained import SMALL, VALIDATED, check_same, config, flags, left_in, plain_training
 
 LAST = SMALL.max_iters
-SLOW_IMPORTS = ("torch._dynamo", "sympy")  # 2 s and half a second, which only --compile may take
+SLOW_IMPORTS = ("torch._dynamo", "sympy")  # 2 s and 0.5 s, acceptable only with --compile
 
 
 def test_a_run_has_the_losses_of_one_process_and_leaves_its_files(tmp_path):
@@ -54,21 +54,21 @@ def test_a_progress_bar_is_for_terminals():
 
 
 def test_one_rank_tells_a_terminal_from_a_file():
-    """Its launcher may give it a terminal of its own."""
+    """A launcher may give the rank a pseudo-terminal."""
     program = "-c", "from collectives.job import environment; print('on terminal', environment.on_terminal())"
     assert "on terminal True" in on_a_terminal(1, *program)
     assert "on terminal False" in launch(1, sys.executable, *program).stdout
 
 
 def on_a_terminal(ranks, *program):
-    """Return a program's output on a terminal."""
+    """Run a program on a pseudo-terminal; return its output."""
     command = [find_mpirun(), "-n", str(ranks), sys.executable, *program]
     screen, terminal = os.openpty()
     ends = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
     with subprocess.Popen(command, cwd=ROOT, env=environment(), **ends) as run:
         os.close(terminal)
         output = b""
-        with contextlib.suppress(OSError):  # how the end of a terminal reads
+        with contextlib.suppress(OSError):  # a closed pseudo-terminal raises it
             while part := os.read(screen, 1 << 16):
                 output += part
         os.close(screen)
@@ -78,7 +78,7 @@ def on_a_terminal(ranks, *program):
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the ranks in /proc")
 def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path):
-    """The signal goes to one rank, at the first step; the run goes on in another layout."""
+    """One rank receives the signal at the first step; another layout resumes the run."""
     saving = {"checkpoint_dir": str(tmp_path / "checkpoints")}
     endless = flags(config(2, **saving, max_iters=10**6, eval_interval=10**6))
     command = ["timeout", "100", find_mpirun(), "-n", "2", sys.executable, "train.py", *endless]
@@ -101,7 +101,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path):
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the ranks in /proc")
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_signal_while_ranks_start_waits_until_they_can_save(tmp_path, saves):
-    """It comes while torch is imported; a run that saves nothing ends by it."""
+    """The signal arrives while torch is imported; it ends a run that saves no checkpoints."""
     saving = {"checkpoint_dir": str(tmp_path / "checkpoints")} if saves else {}
     endless = flags(config(2, **saving, max_iters=10**6, eval_interval=10**6))
     command = ["timeout", "100", find_mpirun(), "-n", "2", sys.executable, "train.py", *endless]
@@ -113,7 +113,7 @@ def test_a_signal_while_ranks_start_waits_until_they_can_save(tmp_path, saves):
         os.kill(rank, signal.SIGUSR1)
         output = run.stdout.read()
     assert (run.returncode == 0) == saves, output
-    assert run.returncode != 124, output  # of timeout
+    assert run.returncode != 124, output  # the status of `timeout`
     assert ("SIGUSR1: the run ends with a checkpoint of step 1" in output) == saves
 
 
@@ -142,7 +142,7 @@ def ranks_with(words):
     """Return the processes that run train.py with these words."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has exited
             if path.read_bytes().split(b"\0")[1:-1] == [b"train.py", *(word.encode() for word in words)]:
                 pids.append(int(path.parent.name))
     return pids

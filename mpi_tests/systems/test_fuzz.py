@@ -1,4 +1,4 @@
-"""Collectives drawn at random, for seconds; `make test-all` goes on for minutes, with other seeds."""
+"""Fuzz collectives for seconds; `make test-all` does so for minutes, with other seeds."""
 
 import re
 
@@ -17,7 +17,7 @@ def test_collectives(num_ranks):
 
 
 def test_a_wrong_result_is_found_and_its_case_repeats_it():
-    """Here it is the reference that is wrong, of sums."""
+    """The test makes the reference of sums wrong."""
     program = (
         "import numpy as np; from mpi_tests import fuzz\n"
         "from mpi_tests.helpers import reference\n"

@@ -1,4 +1,4 @@
-"""The check of a GPU: what becomes of its checks, and all of them, in small, on the CPU in place of a device."""
+"""mpi_tests.gpu_check: every outcome of a check, and small versions of all checks on the CPU."""
 
 import subprocess
 import sys

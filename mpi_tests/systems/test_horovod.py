@@ -1,4 +1,4 @@
-"""Programs with Horovod's names, as their users start them."""
+"""Horovod programs, as their users start them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Ctrl-C: programs keep and write what they have got, with mpirun, which gives its ranks no time, and without."""
+"""Ctrl-C: programs keep their results so far, both without mpirun and with it, which gives its ranks no time."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ INTERRUPTED = 130
 
 
 def interrupted(num_ranks: int, words: list[str], is_time: Callable[[str], bool]) -> subprocess.CompletedProcess:
-    """Start a command, on ranks if any, and interrupt it when it is time, by what it has printed so far."""
+    """Start a command, with or without ranks, and interrupt it when its output so far satisfies a condition."""
     launcher = [find_mpirun(), "-n", str(num_ranks)] if num_ranks else []
     command, env = [*launcher, sys.executable, *words], environment() | {"COLLECTIVES_LINKS": "0"}
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +53,7 @@ def check_ended(result, launcher: str) -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_benchmark_leaves_what_it_has_measured(tmp_path, launcher):
-    """It is in the middle of the second size."""
+    """The interrupt comes during the second size."""
     file = tmp_path / "r.json"
     words = ["-m", "collectives.bench", "-A", "ring", "-b", "8", "-e", "64M", "-f", str(1 << 23), "--json", str(file)]
     result = interrupted(LAUNCHERS[launcher], [*words, "-n", "300"], lambda shown: file.exists())
@@ -99,7 +99,7 @@ def test_a_training_run_leaves_its_metrics_and_their_picture(tmp_path, launcher)
 
 
 def wait_for(path: Path) -> bytes:
-    """Return the content of a file that another process may still be writing."""
+    """Wait until another process has created a file; return its content."""
     deadline = time.monotonic() + 60
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -123,7 +123,7 @@ with TrainingReport(sys.argv[1], 9, 64, False) as report, drawn_if_killed(sys.ar
 
 
 def test_a_job_whose_ranks_are_interrupted_ends_with_one_line(tmp_path):
-    """As MPICH's mpirun does it; rank 0 writes first."""
+    """The ranks receive the signal, as from MPICH's mpirun; rank 0 writes first."""
     script, file = tmp_path / "script.py", tmp_path / "written"
     script.write_text(f"""
 import os, signal, time

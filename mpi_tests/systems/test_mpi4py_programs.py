@@ -1,4 +1,4 @@
-"""Programs of mpi4py under `python -m collectives.mpi4py`, which they do not know of; and mpi4py's own tests."""
+"""Unmodified mpi4py programs under `python -m collectives.mpi4py`, and mpi4py's own tests."""
 
 import re
 import sys
@@ -51,7 +51,7 @@ def test_what_a_program_raises_ends_the_job():
 
 @pytest.mark.parametrize("without", [0, 1])
 def test_a_rank_without_the_wrapper(program, without):
-    """It ends the job: in one line of each rank that waits for it, or of the first to see it."""
+    """Such a rank ends the job, with one line from each rank that waits for it, or from the first to notice."""
     plain, ours = [sys.executable, program], [sys.executable, *UNDER_OURS[1:], program]
     parts = [plain, ours] if without == 0 else [ours, plain]
     words = [find_mpirun(), "-n", 1, *parts[0], ":", "-n", 2 - without, *parts[1]]
@@ -83,5 +83,5 @@ def test_mpi4pys_own_tests_of_collectives():
 @pytest.mark.skipif(not Path(sys.prefix, "bin", "pip").exists(), reason="needs pip, for mpi4py's programs")
 @pytest.mark.parametrize("name", ["compute-pi", "mandelbrot"])
 def test_programs_that_others_wrote(name):
-    """That of pylops-mpi, which downloads more, is `make test-all`'s."""
+    """pylops-mpi's program, which needs further downloads, runs in `make test-all`."""
     assert mpi4py_programs.compare(name, 3)

@@ -1,4 +1,4 @@
-"""Whole programs on CuPy's arrays, on devices that mpi_tests.helpers.cuda_on_host makes of this machine."""
+"""Complete programs on CuPy arrays, on devices that mpi_tests.helpers.cuda_on_host emulates."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def test_the_rows_of_device_barriers(cuda, monkeypatch, devices):
 
 
 def test_the_rows_of_collectives_both_ways(cuda, monkeypatch):
-    """With an MPI that says that it is built with CUDA, MPI is given device memory, too; else the row says why not."""
+    """An MPI that claims to be built with CUDA receives device memory, too; otherwise the row gives the reason."""
     calls = []
 
     def program(setting, size, name, limit_s, env):
@@ -150,7 +150,7 @@ except collectives.InputError as error:
 
 @pytest.mark.parametrize("ranks", ["all", "one"])
 def test_devices_wait_for_each_other_without_numba(cuda, ranks):
-    """Arrays on devices go by kernels; others by messages, on all ranks where one lacks Numba."""
+    """Device arrays are reduced by kernels; host arrays travel in messages on all ranks if one lacks Numba."""
     env = {"PYTHONPATH": f"{SITE}:{ROOT}", "CUDA_ON_HOST_DEVICES": "2", "COLLECTIVES_CUDA_AWARE": "0"}
     result = launch(2, "python", "-c", WITHOUT_NUMBA, ranks, env=env)
     assert result.returncode == 0, result.stderr

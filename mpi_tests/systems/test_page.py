@@ -1,4 +1,4 @@
-"""The page that steps through schedules, opened in Chromium: what it shows is what the prover and the prices say."""
+"""The page that steps through schedules, in Chromium: it shows the states of the prover and the planner's prices."""
 
 import json
 import random
@@ -40,7 +40,7 @@ def path(tmp_path_factory):
 def test_the_file_is_small_and_whole(path):
     text = path.read_text(encoding="utf-8")
     assert len(text.encode()) <= MOST_BYTES
-    assert not re.findall(r"(?:src|href)=[\"'](?!data:)|@import|url\((?!#)|fetch\(", text)  # it needs nothing else
+    assert not re.findall(r"(?:src|href)=[\"'](?!data:)|@import|url\((?!#)|fetch\(", text)  # it loads no other files
     names = re.findall(r'id="data-([^"]+)"', text)
     assert {f"collectives.{row.collective}.{row.name}" for row in REGISTRY} < set(names)
     assert {name.partition(".")[0] for name in names} == {"collectives", "pipelines", "attention", "zero"}
@@ -49,7 +49,7 @@ def test_the_file_is_small_and_whole(path):
 
 @contextmanager
 def opened(path, **window):
-    """Yield a browser with the page at its first scene, and check at the end that it logged no error."""
+    """Yield a browser with the page at its first scene, and check at the end that the page logged no error."""
     with browser(**window) as driver:
         driver.set_script_timeout(120)
         open_file(driver, path)
@@ -65,7 +65,7 @@ def driver(path):
 
 
 def wait(driver, *parts):
-    """Wait until the page shows a scene and choices."""
+    """Wait until the page shows a scene with these choices."""
     until = time.monotonic() + 30
     while True:
         state = driver.execute_script("return document.body.dataset.shown") or ""
@@ -111,7 +111,7 @@ def trimmed(cells):
 
 
 def ask(driver, call, *arguments):
-    """Await a function of the page's."""
+    """Call an asynchronous function of the page, and return its result."""
     script = f"const done = arguments[arguments.length - 1]; {call}(...arguments).then(done, e => done(String(e)))"
     return driver.execute_async_script(script, *arguments)
 
@@ -232,7 +232,7 @@ def test_prices_follow_the_network_and_the_vector(driver):
 
 @pytest.mark.parametrize("collective", dict.fromkeys(row.collective for row in REGISTRY))
 def test_the_page_decodes_every_state(driver, collective):
-    """Of every algorithm, on 1 to 16 ranks, and on all hosts where they matter."""
+    """The states are those of every algorithm, on 1 to 16 ranks, and on several hosts for algorithms that use them."""
     for row in (row for row in REGISTRY if row.collective == collective):
         states = ask(driver, "collectiveStates", collective, row.name)
         assert {tuple(map(int, key.split("x"))) for key in states} == set(reference.runs(row))

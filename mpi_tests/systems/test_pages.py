@@ -1,4 +1,4 @@
-"""The benchmark's page and a run's, made as their users do, in a browser: nothing is cut off, missing or unreadable."""
+"""The pages of a benchmark and of a training run, in a browser: nothing is cut off, missing or unreadable."""
 
 import re
 
@@ -10,7 +10,7 @@ from mpi_tests.helpers.launch import launch, refusal
 pytestmark = [pytest.mark.shares_cores, needs_chromium]
 SMALL = "--max_iters 6 --eval_interval 3 --n_layer 2 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2"
 SMALL += " --sample_tokens 2 --val_fraction 0.002 --pp 2 --num_micro_batches 2"
-LEAST_CONTRAST = 4.5  # of text: WCAG 2.2, success criterion 1.4.3
+LEAST_CONTRAST = 4.5  # contrast of text: WCAG 2.2, success criterion 1.4.3
 WIDTHS = (400, 1600)
 
 
@@ -111,7 +111,7 @@ def test_a_report_may_lie_in_the_folder_that_the_run_makes(tmp_path):
 
 
 def show(driver, page):
-    """Open a page, and wait until all that is not empty is drawn."""
+    """Open a page, and wait until all charts with data are drawn."""
     open_file(driver, page)
     wait_until(driver, "return [...document.querySelectorAll('figure')].every((each) => each.querySelector('svg'))")
 
@@ -158,7 +158,7 @@ def contrasts(driver):
 
 
 def luminance(color):
-    """Relative, as WCAG 2.2 defines it."""
+    """Return a color's relative luminance as defined by WCAG 2.2."""
     parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

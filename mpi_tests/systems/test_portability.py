@@ -1,4 +1,4 @@
-"""Systems that lack what Linux has: collectives and training as there, or one line that says what is needed."""
+"""Systems without Linux's extensions: collectives and training work, or one line names the missing feature."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ print(f"rank {comm.rank}: right")
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """Kernels compiled there: those of this machine know functions that the other system lacks."""
+    """Return variables for a new kernel cache, as this machine's kernels call functions that the system lacks."""
     return {"NUMBA_CACHE_DIR": str(tmp_path_factory.mktemp("kernels"))}
 
 

@@ -1,4 +1,4 @@
-"""Planted hangs: PyTorch's flight-recorder analyzer, given the ranks' files, names the rank and call of the report."""
+"""Hangs: PyTorch's flight-recorder analyzer finds the same rank and call in the ranks' files as the report."""
 
 import gc
 import logging
@@ -20,7 +20,7 @@ from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, launch, wat
 
 pytestmark = pytest.mark.shares_cores
 
-# Starting up, and compiling, may take its time: `world` has the usual limit.
+# Start-up and compilation may take longer, so `world` has the default time limit.
 BEGIN = """
 import os, signal, sys, time
 import numpy as np
@@ -40,7 +40,7 @@ DISAGREE = r"ranks disagree: call #(\d+).* is (\w+)\(.* on ranks? (\S+), (\w+)\(
 
 
 class Culprits(NamedTuple):
-    """The ranks that are missing from a call, or make another one."""
+    """Ranks that are missing from a call, or make another one."""
 
     call: str
     number: int
@@ -54,7 +54,7 @@ def run(folder: Path, body: str, num_ranks: int = 3, check: bool = True, **env: 
 
 
 def folder_of(result, tmp_path: Path) -> Path:
-    """Return the only folder of files, which the report names."""
+    """Return the folder of the ranks' files, which the report names once."""
     (folder,) = (tmp_path / "calls").iterdir()
     assert re.search(
         f"^the last calls of each rank: torchfrtrace (--allow-incomplete-ranks )?{folder}$", result.stderr, re.M
@@ -63,12 +63,12 @@ def folder_of(result, tmp_path: Path) -> Path:
 
 
 def analyzed(folder: Path, *words: str):
-    """Return what torch's analyzer finds wrong, each as a `Collective` of its table."""
+    """Return the mismatches that torch's analyzer finds, as `Collective` entries of its table."""
     flags = JobConfig().parse_args([str(folder), *words])
     try:
         collectives = build_db(*read_dir(flags)[:1], flags, "2.10").collectives
     finally:
-        gc.enable()  # which the analyzer switches off
+        gc.enable()  # the analyzer disables it
     return [one for one in collectives if one.missing_ranks or one.mismatch_collectives]
 
 
@@ -109,7 +109,7 @@ if late:
     load()
 plan()
 """
-# Runs that are only counted, by programs in shared memory; other ranks have run one more.
+# Shared-memory runs on the fast path, which are only counted; other ranks have made one more.
 SHORT_RUNS = """
 plans = [comm.plan("all_reduce", x, algorithm="one_shot"), comm.plan("broadcast", x, algorithm="staged")]
 for _ in range(40):
@@ -177,7 +177,7 @@ for part in (b, a) if late else (a, b):
     part.plan("barrier", algorithm="dissemination")()
 """
     result = run(tmp_path, body, num_ranks=2)
-    expected = {("plan", 1, (1,)), ("plan", 1, (0,))}  # to make one is collective
+    expected = {("plan", 1, (1,)), ("plan", 1, (0,))}  # making a plan is collective
     assert {(call, number, tuple(ranks)) for call, number, ranks in by_torch(folder_of(result, tmp_path))} == expected
     words = "not arrived at plan barrier #1 of split(color=0) "
     assert f"{words}#2: rank 1" in result.stderr
@@ -237,7 +237,7 @@ def test_messages_of_two_tags(tmp_path):
 
 
 def test_a_rank_that_is_stopped(tmp_path, caplog):
-    """It leaves no file, as of PyTorch's ranks; the analyzer says so."""
+    """A stopped rank writes no file, as with PyTorch; the analyzer reports that."""
     body = """
 if late:
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -270,7 +270,7 @@ while True:
 
 
 def missed(folder: Path, caplog) -> set[int]:
-    """Return the ranks without which the analyzer cannot decide."""
+    """Return the ranks whose files the analyzer reports as missing."""
     with caplog.at_level(logging.INFO):
         analyzed(folder, "--allow-incomplete-ranks")
     return {
@@ -321,10 +321,10 @@ def test_nothing_is_written_of_a_job_that_ends_well_or_by_an_error(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path):
-    """The job ends with its report as ever."""
+    """The job still ends with its report."""
     (tmp_path / "calls").mkdir()
     (tmp_path / "calls").chmod(0o500)
-    if os.access(tmp_path / "calls", os.W_OK):  # root's
+    if os.access(tmp_path / "calls", os.W_OK):  # root can always write
         body = f"os.rmdir({str(tmp_path / 'calls')!r}) if comm.rank == 0 else None\ncomm.barrier()\n"
         body += f"open({str(tmp_path / 'calls')!r}, 'w') if comm.rank == 0 else None\n"
     else:

@@ -1,4 +1,4 @@
-"""The rig comes up over whatever is there, goes down whole, and says in a line why it can't be made."""
+"""The rig replaces any earlier one, is removed completely, and explains in one line why it cannot be set up."""
 
 import os
 import shlex
@@ -17,7 +17,7 @@ from mpi_tests.rig import Rig, RigError, UnavailableError, is_hydra, job_environ
 
 pytestmark = pytest.mark.shares_cores
 
-# Where a process ends at once, Open MPI's daemon may lose the news, and mpirun waits for ever.
+# If a process exits at once, Open MPI's daemon may miss its exit, and mpirun hangs.
 SLOWLY = "sleep 1; "
 COMMAND = (sys.executable, "-m", "mpi_tests.rig")
 NETNS = Path("/run/netns")
@@ -25,7 +25,7 @@ NETNS = Path("/run/netns")
 
 @pytest.fixture
 def allowed():
-    """Skip where there can't be a rig."""
+    """Skip the test if this machine does not support a rig."""
     try:
         with Rig(hosts=1):
             pass
@@ -42,7 +42,7 @@ def namespaces():
 
 
 def all_gone():
-    with rig.lock():  # another process may have a rig by now
+    with rig.lock():  # another process may have started a rig
         return namespaces() == [] and not rig.STATE.exists()
 
 
@@ -76,7 +76,7 @@ def test_hosts_have_names_and_memory_of_their_own(allowed):
 
 
 def test_a_rig_that_died_leaves_nothing_behind(allowed):
-    """Half of it is missing, a name is taken by a file, and a process lives on."""
+    """Half of the rig is missing, a file has the name of a namespace, and a process is still running."""
     with rig.lock():
         Rig(hosts=3).up()
         survivor = subprocess.Popen(on("rig2", "sh", "-c", "echo there; sleep 1000"), stdout=subprocess.PIPE, text=True)
@@ -95,7 +95,7 @@ def test_a_rig_that_died_leaves_nothing_behind(allowed):
 
 @pytest.mark.parametrize("signal", ["TERM", "KILL"])
 def test_a_run_that_is_ended(allowed, signal):
-    """By SIGTERM it takes the rig down itself; after a SIGKILL the next start does."""
+    """On SIGTERM the run takes its rig down; after a SIGKILL, the next start does."""
     running = subprocess.Popen(
         [*COMMAND, "run", "--hosts", "2", "--", "sleep", "1000"], env=job_environment(), cwd=ROOT
     )
@@ -131,7 +131,7 @@ def test_the_command_of_the_guide(allowed):
 
 
 def test_64_ranks_on_eight_hosts(allowed, tmp_path):
-    """The hostfile that is an example to edit, edited."""
+    """The hostfile is the example, with the names of the hosts edited."""
     assert command_with("8x8") == "mpirun --hostfile hostfiles/8x8.txt -np 64 python train.py"
     example = ROOT / "hostfiles" / f"8x8{'.mpich' if is_hydra() else ''}.txt"
     (tmp_path / "hosts").write_text(example.read_text().replace("node", "rig"))

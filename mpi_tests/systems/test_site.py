@@ -1,4 +1,4 @@
-"""The site is built without a warning, fetches nothing, and fits its window; test_documents.py runs its commands."""
+"""The site builds without warnings, loads no external files, and fits its window; test_documents.py runs commands."""
 
 import re
 import subprocess
@@ -28,7 +28,7 @@ SHOWN = (
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Build the site, with MkDocs' warnings as errors, and return its folder."""
+    """Build the site with MkDocs' warnings as errors, and return its folder."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     result = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=900)

@@ -1,4 +1,4 @@
-"""torch.distributed over the collectives: how it starts, and the guide's programs."""
+"""torch.distributed over the collectives: initialization, and the guide's programs."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ from mpi_tests.helpers.torch_programs import INIT, fsdp2, lacking
 
 
 def guide():
-    """Return the programs in the guide by their headings."""
+    """Return the guide's programs by heading."""
     text = (ROOT / "docs" / "torch.md").read_text()
     return dict(re.findall(r"^## ([^\n]*)\n+```python\n(.*?)```", text, re.DOTALL | re.MULTILINE))
 
@@ -29,7 +29,7 @@ for program in {programs}:
 
 
 def test_the_guide_s_programs():
-    """One after the other in one job, between two that show that init needs nothing, nor the end."""
+    """One job runs them in turn, between two programs that pass nothing to init and do not destroy the group."""
     programs = [f"{INIT}\ndist.destroy_process_group()", guide()["DistributedDataParallel"]]
     if not lacking(fsdp2):
         programs.append(guide()["FSDP2"])
@@ -92,7 +92,7 @@ os.environ["RANK"] = "0"
 
 
 def test_init_by_the_environment():
-    """Some inherited variables do not count; where all are set, they may number the ranks otherwise than MPI does."""
+    """A part of the variables is ignored; if all are set, they may number the ranks differently from MPI."""
     result = launch(2, sys.executable, "-c", BY_ENVIRONMENT, env=INHERITED)
     error = "error: MPI has started 2 ranks, and in the environment of its rank 1 RANK is 0 and WORLD_SIZE 2: unset"
     assert result.returncode != 0
@@ -114,7 +114,7 @@ assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_several_hosts(rig):
-    """The first has a variable that the others have not."""
+    """Only the first host has MASTER_ADDR in its environment."""
     result = rig.launch(sys.executable, "-c", ON_HOSTS + INIT, env={"MASTER_ADDR": "nowhere.invalid"})
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == [f"{rank} 8 [8.0, 8.0]" for rank in range(8)]

@@ -1,4 +1,4 @@
-"""The script that runs PyTorch's own tests: its table and exit status, also where tests fail or do not end."""
+"""The script that runs PyTorch's own tests: its table and exit status, also if tests fail or hang."""
 
 import re
 import sys
@@ -12,7 +12,7 @@ SCRIPT = ROOT / "benchmarks" / "torch_suite.py"
 
 
 def run(path, *words):
-    """Run the script; return how it ended, and the outcomes in its table."""
+    """Run the script; return its completed process and the outcomes in its table."""
     result = watched([sys.executable, SCRIPT, "--ranks", 2, "--out", path, *words], environment(), 300)
     rows = re.findall(r"^\| (test_\w+) \| (.*) \|$", path.read_text(), re.MULTILINE)
     return result, {test: cells.split(" | ") for test, cells in rows}
@@ -30,7 +30,7 @@ def test_outcomes_beside_gloo(tmp_path):
 
 
 def test_failures_are_told(tmp_path):
-    """By a backend of torch that does nothing."""
+    """The backend is torch's `fake`, which communicates nothing."""
     result, rows = run(tmp_path / "suite.md", "--backends", "fake", "--only", "test_scatter_complex")
     assert result.returncode == 1, result.stdout + result.stderr
     assert rows["test_scatter_complex"][0] == "failed"

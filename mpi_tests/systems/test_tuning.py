@@ -1,4 +1,4 @@
-"""The benchmark writes a tuning file, and scripts follow it."""
+"""The benchmark writes a tuning file, and scripts choose algorithms by it."""
 
 import re
 import shlex
@@ -29,7 +29,7 @@ def rows(output: str) -> list[list[str]]:
 
 
 def test_bench_tunes_and_a_script_follows(tmp_path):
-    """By the commands of the guide."""
+    """Run the commands of the guide."""
     file, script = tmp_path / "tuning.json", tmp_path / "script.py"
     commands = dict.fromkeys(command.text for command in COMMANDS if "tuning.json" in command.text)
     measure, follow = (text.replace("tuning.json", shlex.quote(str(file))) for text in commands)
@@ -46,7 +46,7 @@ def test_bench_tunes_and_a_script_follows(tmp_path):
     measured = {(words[0], words[3]) for words in rows(result.stdout)}
     assert measured == {(row.collective, row.name) for row in algorithms.REGISTRY if row.precondition.holds(4, True)}
     assert sum(line.endswith("<") for line in result.stdout.splitlines()) == (len(COLLECTIVES) - 1) * 2 * 2 + 1
-    assert tuning.network.between == Network().between  # one node cannot show it
+    assert tuning.network.between == Network().between  # not measurable on one node
     assert tuning.network.within != Network().within
 
     assert follow.endswith(" examples/sum.py")

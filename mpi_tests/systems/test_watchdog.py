@@ -1,4 +1,4 @@
-"""Jobs whose ranks wait for each other in vain: each ends, non-zero, with a report of where every rank is."""
+"""Deadlocked jobs: each exits non-zero, with a report of every rank's position."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ from mpi_tests.helpers.launch import environment, find_mpirun, launch, watched
 
 pytestmark = pytest.mark.shares_cores
 
-# Starting up, and compiling, may take its time: `world` has the usual limit.
+# Start-up and compilation may take longer, so `world` has the default time limit.
 BEGIN = """
 import os, signal, sys, threading, time, ctypes
 import numpy as np
@@ -38,14 +38,14 @@ def run(folder: Path, body: str, check: bool = True, **env: str):
 
 
 def line_of(folder: Path, text: str) -> str:
-    """Return a pattern of the position that reports name for the script's line containing `text`."""
+    """Return a pattern of the position in reports for the script's line that contains `text`."""
     lines = (folder / "script.py").read_text().splitlines()
     (number,) = [number for number, line in enumerate(lines, 1) if text in line]
     return re.escape(f"{folder / 'script.py'}:{number}")
 
 
 def report(result) -> list[str]:
-    """Return the lines of the only report, without its head."""
+    """Return the lines of the report, without its head; check that there is only one."""
     assert result.returncode != 0, result.stdout
     lines = result.stderr.splitlines()
     heads = [number for number, line in enumerate(lines) if re.fullmatch(HEAD, line)]
@@ -103,7 +103,7 @@ plan()  # call
 
 
 def test_plans_that_a_rank_runs_in_another_order(tmp_path):
-    """No message of a plan is taken for one of another plan's, though they are alike."""
+    """A plan never receives the messages of another one with the same signature."""
     body = """
 plans = [comm.plan("all_reduce", np.ones(5), algorithm="ring") for _ in range(2)]
 for plan in plans[:: -1 if late else 1]:
@@ -165,7 +165,7 @@ if not late:
     assert "rank 0 of 3 has ended its program; its last: barrier dissemination #2 of split(color=1) #2 (" in zero
     assert "rank 1 of 3 has ended its program; its last: plan barrier #1 of split(color=0) #2 (" in one
     assert re.match(rf"rank 2 of 3 waits {TIME} in barrier dissemination #2 of split\(color=0\) #2 ", two)
-    assert ", round 0: receive [] from rank 0" in two  # of the part
+    assert ", round 0: receive [] from rank 0" in two  # rank 0 of the part
     assert verdict == "not arrived at barrier dissemination #2 of split(color=0) #2: rank 1"
 
 
@@ -226,7 +226,7 @@ if comm.rank != 1:
 
 
 def test_a_rank_that_comes_while_the_others_ask_for_it(tmp_path):
-    """Its C code keeps Python's lock, so that it cannot answer before."""
+    """The rank's C code holds the GIL, so that the rank cannot answer earlier."""
     body = """
 if late:
     ctypes.PyDLL(None).sleep(4)
@@ -258,7 +258,7 @@ if late:
 
 
 def test_a_job_ends_with_memory_that_is_not_freed(tmp_path):
-    """Rank 0 has freed a window of its own, so that its MPI knows the others by other handles than rank 1's."""
+    """Rank 0 has freed a window of its own, so that the ranks' MPI handles differ."""
     body = """
 alone = world.split(0 if world.rank == 0 else None)
 own = alone.empty(1 << 20) if alone else None
@@ -274,7 +274,7 @@ second = world.empty(1 << 20)
 
 @pytest.mark.parametrize("first", ["collectives", "mpi4py"])
 def test_a_process_that_is_forked_from_a_rank_ends_by_itself(tmp_path, first):
-    """Where mpi4py has started MPI, it would end it in the child, too: that is refused."""
+    """If mpi4py initialized MPI, it would also finalize it in the child: that is refused."""
     imports = "from mpi4py import MPI\n" * (first == "mpi4py")
     script = tmp_path / "script.py"
     script.write_text(
@@ -305,7 +305,7 @@ if comm.rank == 0:
 
 
 def test_a_rank_that_dies_where_mpi_goes_on_without_it(tmp_path):
-    """The others wait in shared memory, where MPI can't tell them."""
+    """The others wait in shared memory, where MPI cannot notify them."""
     if "Open MPI" not in watched([find_mpirun(), "--version"], environment(), 60).stdout:
         pytest.skip("needs Open MPI, which continues without a rank that has died")
     script = tmp_path / "script.py"

@@ -1,4 +1,4 @@
-"""The wheel has all that its programs read, and they run from it, outside of a checkout."""
+"""The wheel contains all files that its programs read, and they run from it outside of a checkout."""
 
 import re
 import shutil
@@ -14,7 +14,7 @@ from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, watched
 
 pytestmark = pytest.mark.shares_cores
 PACKAGES = ("collectives", "models", "parallelism", "training")
-FILES = {  # what programs read beside their code
+FILES = {  # files that programs read
     "collectives/arrays": "*.cu",
     "collectives/charts": "*.[cj]s*",
     "collectives/page": "*.[chj][st]*",
@@ -31,7 +31,7 @@ SMALL += " --val_fraction 0.002 --out_dir out"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built from a copy, since a build leaves files beside its sources, and takes those of earlier builds."""
+    """Build from a copy, since a build leaves files among the sources, and picks up those of earlier builds."""
     folder = tmp_path_factory.mktemp("wheel")
     names = [*PACKAGES, "configs", "hostfiles", "pyproject.toml", "README.md", "LICENSE"]
     for name in names:
@@ -44,7 +44,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def site(wheel):
-    """Return a folder in which the wheel alone is installed; other packages are those of this environment."""
+    """Return a folder with only the wheel installed; other packages come from this environment."""
     target = wheel.parent / "site"
     pip(["install", "--target", target, wheel])
     return target
@@ -57,7 +57,7 @@ def pip(words):
 
 
 def outside(site, folder, *words):
-    """Run a program from the wheel, in a folder without a checkout."""
+    """Run a program from the wheel, outside of a checkout."""
     command = ["env", f"--chdir={folder}", f"PYTHONPATH={site}", *words]
     result = watched(command, environment(), 600)  # the first compiles kernels
     assert result.returncode == 0, result.stdout + result.stderr

@@ -11,12 +11,12 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-pthread")
-# By the names under which CuPy asks for them: who loads one of these first, by any path, has answered.
+# The names that CuPy looks up: the dynamic loader returns the library of that name that was loaded first.
 DRIVER, NVRTC = "libcuda.so.1", "libnvrtc.so.12"
 
 
 class CannotBuildError(Exception):
-    """Why this machine can't have the stand-in."""
+    """The stand-in cannot be compiled on this machine; the message gives the reason."""
 
 
 def compiler() -> str:
@@ -30,7 +30,7 @@ def compiler() -> str:
 
 
 def cache_folder(kind: str, sources: Iterable[Path]) -> Path:
-    """Return a cache folder for what is built of exactly these sources."""
+    """Return the cache folder for builds of exactly these sources."""
     digest = hashlib.sha256()
     for path in sorted(sources):
         digest.update(path.read_bytes())
@@ -46,7 +46,7 @@ def kernels_folder() -> Path:
 
 
 def build(name: str) -> Path:
-    """Compile a library, if it is not there yet; returns its path.  Other processes wait for the first that comes.
+    """Compile a library unless it is cached; return its path.  Concurrent processes wait for the first one.
 
     Raises: CannotBuildError
     """
