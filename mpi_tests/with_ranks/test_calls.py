@@ -1,4 +1,4 @@
-"""Calls that are made again and again: what is bound for the first of a kind runs for the others."""
+"""Repeated calls: the plan bound for the first call of a kind runs for later ones."""
 
 import gc
 import weakref
@@ -25,7 +25,7 @@ def put(comm, memory, values):
 
 
 def only_once(comm, monkeypatch):
-    """Fail from now on where ranks agree on a call anew."""
+    """Fail if the ranks agree on a new call from now on."""
 
     def refuse(*args, **named):
         raise AssertionError("the ranks agree anew")
@@ -88,7 +88,7 @@ def test_later_calls_that_are_not_waited_for_do_not_agree_anew(comm, collective,
 
 
 def check_started_calls(comm, collective, memory, monkeypatch):
-    """Start several calls before they are waited for, with one that is waited for among them."""
+    """Start several calls before waiting for them, with a blocking call among them."""
     for count in (0, 24 * comm.size, 30_000 * comm.size):
         xs = inputs(comm.size, count)
         arrays = [put(comm, memory, xs[comm.rank]) for _ in range(3)]
@@ -119,7 +119,7 @@ def test_later_calls_on_fused_arrays_do_not_agree_anew(comm, monkeypatch):
 
 
 def test_in_place_chunks(comm):
-    """Arrays that overlap as they may: an out that is this rank's chunk of x, an x that is its chunk of out."""
+    """Arrays may overlap if out is this rank's chunk of x, or x is its chunk of out."""
     xs = inputs(comm.size, 5 * comm.size)
     for _ in range(3):
         x = xs[comm.rank].copy()
@@ -155,7 +155,7 @@ def test_started_calls_that_ranks_find_bound_or_not(comm):
 
 
 def check_that_they_are_bound_again(comm):
-    """Check that a call bound on some ranks only is bound again by all of them."""
+    """Check that all ranks bind a call again that is bound on only some of them."""
     shared = [put(comm, "symmetric", np.zeros(1000, np.float32)) for _ in range(8)]
     works, results = [], []
     for turn, in_shared in enumerate((0, 1, -1, 0, 2, -1, 1, 0)):  # on which rank, or on all
@@ -185,7 +185,7 @@ def test_tensors_and_arrays_mix(comm):
 
 
 def test_no_array_of_the_callers_is_kept(comm):
-    """But what is read-only in NumPy, a list of counts or a subclass is seen each time."""
+    """Read-only arrays, lists of counts and subclasses are still detected in each call."""
     references = []
     for algorithm in ("auto", "ring", "mpi"):
         for _ in range(3):
@@ -280,7 +280,7 @@ NODES = {4: ("2x2", "4x1"), 6: ("3x2",), 8: ("4x2",)}
 
 @pytest.fixture(params=[0, 1])
 def between_nodes(request, mpi_comm, monkeypatch):
-    """Yield a communicator of ranks that are taken to be on several nodes."""
+    """Yield a communicator of ranks that simulate several nodes."""
     choices = NODES[mpi_comm.size]
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", choices[request.param % len(choices)])
     comm = Communicator(mpi_comm)
@@ -308,7 +308,7 @@ def test_started_calls_between_nodes_that_ranks_find_bound_or_not(between_nodes)
 
 @pytest.mark.sizes(4, 8, proof=(6,))
 def test_short_calls_between_nodes_are_compared_by_their_own_messages(between_nodes, monkeypatch):
-    """What a rank starts in a repeated call is the schedule's messages; the arrays may be any."""
+    """In a repeated call a rank sends only the schedule's messages, for any arrays."""
     comm = between_nodes
     started = count_messages(monkeypatch)
     for dtype, op, num in product(("float64", "float16", "int32"), ("sum", "max", "avg"), (1, 5, 24 * comm.size)):
@@ -371,7 +371,7 @@ def test_arrays_are_as_they_were_where_ranks_of_other_nodes_call_something_else(
 
 
 def count_messages(monkeypatch):
-    """Record the destinations of messages sent from now on, in order."""
+    """Record the destinations of messages from now on, in order."""
     started = []
     run = HeadedRound.run
 
@@ -384,7 +384,7 @@ def count_messages(monkeypatch):
 
 
 def messages_of(comm, collective):
-    """Return the destinations to which the calls' schedule has this rank send, each once in a round."""
+    """Return this rank's destinations in the schedule of the calls, each once per round."""
     topology = comm.topology
     row = algorithms.find(collective, "leaders" if topology.has_groups_in_nodes else "recursive_doubling")
     rounds = row.rounds(comm.rank, comm.size, 0, topology.nodes)

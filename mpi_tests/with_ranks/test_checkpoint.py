@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks: a GPT saved in one layout and loaded in another, and what cannot be written or read."""
+"""Checkpoints of several ranks: a GPT saved in one layout and loaded in another; failures to write or read."""
 
 import json
 import os
@@ -29,7 +29,7 @@ LAYOUTS = {1: [(1, 1)], 2: [(1, 1), (2, 1), (1, 2)], 4: [(1, 1), (4, 1), (1, 4),
 
 @pytest.fixture
 def folder(comm):
-    """Yield a folder shared by all ranks that the first makes, as ranks that all clean up pytest's own conflict."""
+    """Yield a folder that only the first rank creates and removes, as concurrent removals of pytest's own conflict."""
     own = TemporaryDirectory() if comm.rank == 0 else None
     yield Path(comm.all_gather_object(own.name if own else "")[0]) / "checkpoints"
     comm.barrier()
@@ -45,7 +45,7 @@ def checkpoints(comm, folder):
 
 
 class Held:
-    """What a rank of a layout has of a GPT and of its AdamW's states."""
+    """A rank's part of a GPT and of its AdamW states in a layout."""
 
     def __init__(self, comm, pp, tp):
         mesh = Mesh(comm, pp=pp, tp=tp)
@@ -60,7 +60,7 @@ class Held:
         self.parts = [*parts.values()]
         for name, p in model.named_parameters():
             states = optimizer.state[p]
-            states["exp_avg"].copy_(3 * p.detach())  # numbers that tell elements apart
+            states["exp_avg"].copy_(3 * p.detach())  # values that differ between elements
             states["step"].fill_(len(parts[name].name))
             self.parts += state_parts(parts[name], states)
         self.expected = [part.tensor.clone() for part in self.parts]
@@ -79,7 +79,7 @@ def test_a_gpt_is_loaded_into_any_layout(comm, checkpoints):
     every = {layout: Held(comm, *layout) for layout in LAYOUTS[comm.size]}
     for step, (layout, saved) in enumerate(every.items()):
         checkpoints.save(step, saved.parts, {"layout": layout})
-        saved.clear()  # while it is written
+        saved.clear()  # during the write
         checkpoints.wait()
         path = checkpoints.newest()
         for state in every.values():
@@ -91,7 +91,7 @@ def test_a_gpt_is_loaded_into_any_layout(comm, checkpoints):
 
 @pytest.mark.sizes(4)
 def test_another_number_of_ranks_goes_on(comm, folder):
-    """4, then 3, then 4 again."""
+    """The run continues on 4, then 3, then 4 ranks."""
     for number, size in enumerate((4, 3, 4)):
         ranks = comm.split(0 if comm.rank < size else None)
         if ranks:
@@ -109,7 +109,7 @@ def test_another_number_of_ranks_goes_on(comm, folder):
 
 @pytest.mark.sizes(4)
 def test_a_rank_with_nothing_to_write_writes_no_file(comm, checkpoints, folder):
-    checkpoints.save(1, [TensorShard("x", "parameter", Extent((3,), 0, 3), torch.ones(3))], {})  # which all ranks have
+    checkpoints.save(1, [TensorShard("x", "parameter", Extent((3,), 0, 3), torch.ones(3))], {})  # on all ranks
     checkpoints.close()
     comm.barrier()
     assert len([*(folder / "00001-step-1").iterdir()]) == 2
@@ -125,7 +125,7 @@ def ramp(comm, length=12, name="x"):
 
 @pytest.mark.sizes(1, 2, 4)
 def test_training_goes_on_while_a_checkpoint_is_written(comm, checkpoints, monkeypatch):
-    """The last rank's shard is held up: the steps go on, and the checkpoint before is the newest."""
+    """The last rank's write is delayed: the steps continue, and the previous checkpoint is the newest."""
     part = ramp(comm)
     checkpoints.save(1, [part], {})
     checkpoints.wait()
@@ -137,7 +137,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(comm, checkpoints, monke
     checkpoints.save(2, [part], {})
     try:
         for _ in range(3):
-            part.tensor.add_(1)  # after the copy was made
+            part.tensor.add_(1)  # after the snapshot
             assert not checkpoints.poll()
             assert checkpoints.newest() == first
     finally:
@@ -179,7 +179,7 @@ def test_a_shard_that_cannot_be_written_is_named_by_all(comm, checkpoints, folde
         checkpoints.save(2, [ramp(comm)], {})
         file = folder / "00002-step-2.unfinished" / "rank-1.safetensors"
         assert refusal(checkpoints.wait) == f"rank 1: {file}: No space left on device"
-    comm.barrier()  # the first rank has removed what there was
+    comm.barrier()  # the first rank has removed the old folder
     assert [path.name for path in folder.iterdir() if path.is_dir()] == ["00001-step-1"]
     comm.barrier()
     checkpoints.save(3, [ramp(comm)], {})
@@ -258,7 +258,7 @@ def test_what_a_dead_run_left_is_removed(comm, folder):
     checkpoints.save(4, [ramp(comm)], {})
     checkpoints.close()
     comm.barrier()
-    assert (folder / "00008-step-4").is_dir()  # a rank of the dead run that is late finds no folder to write to
+    assert (folder / "00008-step-4").is_dir()  # a late rank of the dead run finds no folder to write to
 
 
 @pytest.mark.sizes(2)

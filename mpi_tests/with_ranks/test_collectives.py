@@ -42,7 +42,7 @@ def counts_of(collective, size):
 
 
 def awkward(size, count, dtype):
-    """Return every rank's input, of all magnitudes, and with signed zeros, NaN and infinities at some places."""
+    """Return every rank's input, of all magnitudes, with signed zeros, NaNs and infinities at some places."""
     rng = np.random.default_rng(count)
     xs = rng.standard_normal((size, count)) * 10.0 ** rng.integers(-3, 3, (size, count))
     special = rng.choice([0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf], (size, count))
@@ -58,7 +58,7 @@ def test_every_count(comm, collective):
 @pytest.mark.sizes(3, proof=PROOF)
 @pytest.mark.parametrize("collective", REDUCTIONS)
 def test_every_dtype_and_op(comm, collective):
-    """Each on two algorithms, drawn alike on all ranks: what reduces is the same for all."""
+    """Each runs with two randomly drawn algorithms, as all algorithms use the same reductions."""
     count, draws = 2 * comm.size + 1, np.random.default_rng(0)
     for dtype in DTYPES:
         for op in ops_of(dtype):
@@ -68,7 +68,7 @@ def test_every_dtype_and_op(comm, collective):
                 if algorithm == "mpi" and dtype in HALVES:
                     continue
                 actual = getattr(comm, collective)(xs[comm.rank].copy(), op=op, algorithm=algorithm)
-                if op == "avg" and dtype in COMPLEX:  # whose quotient NumPy does not round correctly
+                if op == "avg" and dtype in COMPLEX:  # NumPy does not round complex quotients correctly
                     np.testing.assert_allclose(actual, want, rtol=1e-6, strict=True)
                 else:
                     same(actual, want, (dtype, op, algorithm))
@@ -103,7 +103,7 @@ def test_many_segments(mpi_comm, segment_bytes):
 
 @pytest.mark.sizes(2, 3, proof=PROOF)
 def test_long_messages(mpi_comm):
-    """Sends that their receivers still read when a reduction could already write."""
+    """Receivers still read the sent chunks when a reduction could already overwrite them."""
     from collectives import Communicator
 
     comm = Communicator(mpi_comm, segment_bytes=1 << 17)
@@ -186,7 +186,7 @@ def test_out_is_written_and_x_is_not(comm, collective):
 
 @pytest.mark.parametrize("collective", ["reduce_scatter", "reduce", *MOVES])
 def test_x_stays_as_it_is(comm, collective):
-    """But for a broadcast's receivers and a reduction's root."""
+    """Exceptions are the receivers of a broadcast and the root of a reduction."""
     xs = inputs(comm.size, 2 * comm.size)
     changed = {"broadcast": comm.rank != 0, "reduce": comm.rank == 0}.get(collective, False)
     for algorithm in algorithms_of(collective, comm.size):
@@ -249,7 +249,7 @@ def test_gather_and_scatter_in_place(comm):
     whole = inputs(comm.size, 2 * comm.size)[0]
     own, root = slice(2 * comm.rank, 2 * comm.rank + 2), comm.size - 1
     for algorithm in algorithms_of("gather", comm.size):
-        out = np.zeros_like(whole) if comm.rank == root else np.zeros(0)  # which is not used
+        out = np.zeros_like(whole) if comm.rank == root else np.zeros(0)  # not used
         x = out[own] if comm.rank == root else np.empty(2, whole.dtype)
         x[:] = whole[own]
         assert comm.gather(x, root=root, out=out, algorithm=algorithm) is (out if comm.rank == root else None)
@@ -283,7 +283,7 @@ def test_all_ranks_get_the_same_bits_each_time(comm, dtype):
             with np.errstate(all="ignore"):
                 want = reduced(xs, op)
             for algorithm in algorithms_of("all_reduce", comm.size):
-                if algorithm == "mpi":  # MPI promises less
+                if algorithm == "mpi":  # MPI guarantees less
                     continue
                 x = comm.all_reduce(xs[comm.rank].copy(), op=op, algorithm=algorithm)
                 again = comm.all_reduce(xs[comm.rank].copy(), op=op, algorithm=algorithm)
@@ -291,7 +291,7 @@ def test_all_ranks_get_the_same_bits_each_time(comm, dtype):
                 assert len(set(comm.mpi.allgather(x.tobytes()))) == 1, (op, algorithm)
                 if op in ("min", "max"):
                     same(x.astype(np.float64), want.astype(np.float64), (op, algorithm))
-                elif op != "prod":  # where infinity times 0 depends on the order
+                elif op != "prod":  # for products, infinity times 0 depends on the order
                     assert np.array_equal(np.isnan(x), np.isnan(want)), (op, algorithm)
 
 
@@ -317,7 +317,7 @@ def test_overflow_and_invalid_sums_are_results(comm):
 
 
 def test_a_collective_is_a_row_and_a_schedule(comm, monkeypatch):
-    """An inclusive prefix sum under another name: arguments, memory, MPI's call follow from its row."""
+    """A prefix sum under another name: its row determines the arguments, the memory and MPI's call."""
 
     def upward(at):
         return range(at.rank + 1)

@@ -161,7 +161,7 @@ def test_a_barrier_waits_for_the_last(comm):
         for late in {0, comm.size - 1}:
             if comm.rank == late:
                 time.sleep(LATE_S)
-            entered = time.monotonic()  # one clock for all processes of a machine
+            entered = time.monotonic()  # all processes of a machine share the clock
             comm.barrier(algorithm=algorithm)
             exit_s = time.monotonic()
             assert exit_s >= max(comm.mpi.allgather(entered)), (algorithm, late)
@@ -200,7 +200,7 @@ def test_parts_work_side_by_side(comm):
 
 @pytest.mark.sizes(2, 3, proof=(8,))
 def test_send_and_recv(comm):
-    """Round the ring, odd ranks receiving first."""
+    """Messages travel around the ring; odd ranks receive first."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for count in (0, 1, 100_000):
         for dtype in ("bfloat16", "int64"):
@@ -217,7 +217,7 @@ def test_send_and_recv(comm):
 
 @pytest.mark.sizes(1, 2, 3)
 def test_messages_under_way(comm):
-    """Sent before any is received, and taken in another order; torch's memory is read and written in place."""
+    """All are sent before the first receive, and received in another order; torch's memory is used in place."""
     import torch
 
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -235,7 +235,7 @@ def test_messages_under_way(comm):
 
 @pytest.mark.sizes(1, 2)
 def test_tags_keep_messages_apart(comm):
-    """A rank of size 1 sends to itself."""
+    """In a communicator of size 1, the rank sends to itself."""
     dest = comm.size - 1
     with ThreadPoolExecutor(2) as pool:
         if comm.rank == 0:
@@ -253,7 +253,7 @@ def test_tags_keep_messages_apart(comm):
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize("length", [4, 100_000])
 def test_recv_of_another_length_or_dtype_is_refused(comm, length):
-    """What was sent is gone then, x is as it was, and the next message comes."""
+    """The message is discarded, x is unchanged, and the next message arrives."""
     from collectives import CommunicationError
 
     for count, dtype in ((length + 1, "float32"), (length - 1, "float32"), (length, "int32"), (length // 2, "float64")):
@@ -276,7 +276,7 @@ def test_recv_of_another_length_or_dtype_is_refused(comm, length):
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize("length", [4, 100_000])
 def test_messages_of_one_tag_are_taken_in_the_order_of_the_receives(comm, length):
-    """From any rank or from one, with several under way."""
+    """The receives are from any rank or from one, with several in progress."""
     xs = [np.full(length, float(i)) for i in range(6)]
     if comm.rank == 0:
         works = [comm.send(x, 1, blocking=False) for x in xs]
@@ -290,7 +290,7 @@ def test_messages_of_one_tag_are_taken_in_the_order_of_the_receives(comm, length
 
 @pytest.mark.sizes(2)
 def test_messages_that_cannot_be(comm):
-    """They are refused on the rank that asks, and the communicator goes on."""
+    """The calling rank raises an error, and the communicator still works."""
     unwritable = np.zeros(4)
     unwritable.flags.writeable = False
     largest = comm._context.num_tags // 2 - 1
@@ -321,7 +321,7 @@ def test_messages_that_cannot_be(comm):
 
 @pytest.mark.sizes(2)
 def test_long_messages_go_in_parts(comm, monkeypatch):
-    """Each of as much as MPI counts: 1 GiB, here 1 KiB."""
+    """A part has as many bytes as MPI can count: 1 GiB, here 1 KiB."""
     from collectives.runtime import point_to_point
 
     monkeypatch.setattr(point_to_point, "LARGEST_MESSAGE_BYTES", 1024)
@@ -336,7 +336,7 @@ def test_a_plan_that_fails_on_its_way_leaves_the_communicator_as_it_was(comm):
     from collectives import CommunicationError
 
     plan = comm.plan("barrier")
-    plan.enclose([(np.zeros(3), np.zeros(2))], [], None)  # a copy that cannot be
+    plan.enclose([(np.zeros(3), np.zeros(2))], [], None)  # an impossible copy
     with pytest.raises(CommunicationError, match=r"^barrier .*could not broadcast"):
         plan()
     assert comm.all_reduce(np.ones(1)) == comm.size
@@ -449,7 +449,7 @@ def test_a_started_plan_moves_on_by_itself(comm, algorithm):
         plan.start()
         patience = time.monotonic() + 60
         while plan.in_background and time.monotonic() < patience:
-            time.sleep(1e-3)  # as good as computing: nothing here asks the plan anything
+            time.sleep(1e-3)  # like computation: this thread makes no calls on the plan
         assert not plan.in_background
         assert (x == comm.size * (comm.size - 1) // 2).all()
         assert plan.done()
@@ -467,7 +467,7 @@ def test_only_started_plans_have_a_thread(new_comm):
 
 @pytest.mark.sizes(2)
 def test_a_thread_that_still_knows_a_plan_from_its_last_run(comm):
-    """Another thread moves a plan on whenever it can, also while this one starts it again."""
+    """A background thread drives a plan at any time, also while this thread starts it again."""
     plan = comm.plan("all_reduce", np.ones(50_000), algorithm="ring")
     result = threading.Event()
 

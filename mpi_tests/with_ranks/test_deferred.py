@@ -1,4 +1,4 @@
-"""Weight gradients that are put off: none before, all afterwards, those of the plain model; what is kept meanwhile."""
+"""Deferred weight gradients: none before the flush, those of the plain model after it."""
 
 import pytest
 import torch

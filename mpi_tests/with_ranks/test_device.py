@@ -75,7 +75,7 @@ def test_uneven_counts_and_in_place(new_comm, cuda, mpi_reads):
     for algorithm in algorithms_on(cuda, "all_to_all", comm.size, equal=False):
         x = np.repeat(np.arange(comm.size) + 10.0 * comm.rank, sends)
         actual = comm.all_to_all(cuda.put(x), send_counts=sends, algorithm=algorithm)
-        want = np.repeat(comm.rank + 10.0 * np.arange(comm.size), sends)  # as many come as go
+        want = np.repeat(comm.rank + 10.0 * np.arange(comm.size), sends)  # a rank receives as many elements as it sends
         assert np.array_equal(cuda.get(actual), want), algorithm
 
 
@@ -115,7 +115,7 @@ def test_many_at_once(mpi_comm, cuda, mpi_reads):
 
 
 def test_calls_of_near_lengths_share_their_staging_buffers(new_comm, cuda, monkeypatch):
-    """Of the host and of the device, those of each call the next one's, too; a plan has its own."""
+    """Calls share staging buffers of the host and of the device; a plan has its own."""
     comm = new_comm
     allocations = []
     host, empty = cuda.device.host, cuda.device.empty
@@ -154,7 +154,7 @@ def test_send_and_recv(new_comm, cuda, mpi_reads):
 
 
 def after_a_round(comm, cuda, mode, values, moves):
-    """Return three chunks of five after a round of moves in segments of two."""
+    """Return three chunks of five elements after a round of moves in segments of two."""
     from collectives.arrays.views import host
     from collectives.runtime.messages import RequestBinder, Vector
     from collectives.runtime.plan import Plan
@@ -170,7 +170,7 @@ def after_a_round(comm, cuda, mode, values, moves):
 @pytest.mark.sizes(2)
 @each_memory
 def test_reductions_into_what_is_still_being_sent(comm, cuda, mode):
-    """A round in which a Send's run and a RecvReduce's overlap, but are not the same."""
+    """In one round, the runs of a Send and of a RecvReduce overlap, but are not equal."""
     a, b = inputs(2, 15)
     first, last = range(2), range(1, 3)
     moves = (Send(1, first), RecvReduce(1, last)) if comm.rank == 0 else (RecvReduce(0, first), Send(0, last))
@@ -181,7 +181,7 @@ def test_reductions_into_what_is_still_being_sent(comm, cuda, mode):
 @pytest.mark.sizes(2)
 @each_memory
 def test_two_reductions_from_one_rank(comm, cuda, mode):
-    """A round with two messages from rank to rank, of many segments."""
+    """A round has two messages of many segments between the same ranks."""
     a, b = inputs(2, 15)
     runs = range(2, 3), range(1)
     moves = tuple(Send(1, run) for run in runs) if comm.rank == 0 else tuple(RecvReduce(0, run) for run in runs)
@@ -215,8 +215,8 @@ def test_segments_are_copied_while_others_travel(mpi_comm, cuda, monkeypatch):
     comm.free()
     assert (actual == 0).all()
     if comm.rank == 0:
-        # The copy of a segment is queued before the message of the one before it is waited for, and done while that
-        # travels; and a message leaves before the next copy is done.
+        # The copy of a segment is queued before the wait for the previous segment's message, and runs while that
+        # travels; a message leaves before the next copy is complete.
         assert [word for word in events[:6] if "copy" not in word] == ["queue 0", "queue 1", "start 0", "start 1"]
         for i in range(5):
             assert events.index(f"queue {i}") < events.index(f"copy {i}") < events.index(f"start {i}")

@@ -1,4 +1,4 @@
-"""Symmetric memory and the direct algorithms, on ranks."""
+"""Symmetric memory and the direct algorithms."""
 
 import gc
 import os
@@ -142,7 +142,7 @@ def test_in_place_and_out_of_place(comm):
 def test_arrays_of_two_windows_are_symmetric(comm, monkeypatch):
     from collectives.arrays import memory
 
-    monkeypatch.setattr(memory, "read_process", lambda pid, address: None)  # so that ordinary arrays are out of reach
+    monkeypatch.setattr(memory, "read_process", lambda pid, address: None)  # ordinary arrays become inaccessible
     x, out = comm.empty(1 << 16), comm.empty(1 << 18)[: 1 << 16]
     windows = [comm._context.windows.window_of(array) for array in (x, out)]
     assert windows[0] is not windows[1]
@@ -193,11 +193,11 @@ def test_memory_is_used_again_when_no_rank_uses_it(comm):
     del x
     gc.collect()
     second = comm.empty(1 << 16)
-    assert second.ctypes.data != address  # a view is a use
+    assert second.ctypes.data != address  # a view keeps the memory in use
     if comm.rank == 0:
         del view
     other = comm.empty(1 << 16)
-    assert (other.ctypes.data != address) == (comm.size > 1)  # and so is another rank's
+    assert (other.ctypes.data != address) == (comm.size > 1)  # as does a view on another rank
     view = None
     comm.barrier()
     assert comm.empty(1 << 16).ctypes.data == address or comm.size == 1

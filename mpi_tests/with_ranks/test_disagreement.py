@@ -9,7 +9,7 @@ pytestmark = pytest.mark.sizes(2, 3, proof=(5, 8))
 
 
 def refusal(comm, call):
-    """Return the message with which all ranks refuse a call; check that the communicator works afterwards."""
+    """Return the error message that all ranks raise; check that the communicator works afterwards."""
     with pytest.raises(InputError) as caught:
         call()
     texts = comm.mpi.allgather(str(caught.value))
@@ -26,7 +26,7 @@ def zeros(*lengths):
     return [np.zeros(length) for length in lengths]
 
 
-# Calls that are right on each rank, but not the same on the last one, where `odd` is True.
+# Calls that are valid on each rank, but differ on the last one, where `odd` is True.
 DISAGREEMENTS = {
     "elements": (
         lambda comm, odd: comm.all_reduce(np.zeros(4 + odd)),
@@ -162,7 +162,7 @@ def test_one_rank_with_a_wrong_out(comm, make, message):
     assert refusal(comm, lambda: comm.all_reduce(np.zeros(6), out=out)) == f"rank 1: all_reduce: {message}"
 
 
-# Of memory `b`: x and out that overlap by all but one element, on every rank.
+# x and out in memory `b` that overlap by all but one element, on every rank.
 OVERLAPS = {
     "all_reduce": (lambda n, b: (b[:n], b[1 : n + 1]), "x itself"),
     "reduce": (lambda n, b: (b[1 : n + 1], b[:n]), "x itself"),
@@ -185,7 +185,7 @@ def test_an_out_that_overlaps_x_on_one_rank(comm, collective):
     assert words in message
 
 
-# Calls that are wrong on every rank alike: then no rank is named.
+# Calls that are equally wrong on every rank: the message names no rank.
 WRONG = {
     "op": (
         lambda comm: comm.all_reduce(np.zeros(4), op="mean"),
@@ -441,7 +441,7 @@ def test_the_same_call_from_other_lines(comm):
 
 
 def test_a_rank_that_is_one_call_behind(comm):
-    """The root's run of a small broadcast ends without the others."""
+    """The root of a small broadcast does not wait for the others."""
     plan = comm.plan("broadcast", np.zeros(2), root=0, algorithm="binomial")
     if comm.rank == 0:
         plan()

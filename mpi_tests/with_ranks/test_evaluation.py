@@ -1,4 +1,4 @@
-"""Validation alone and of some batches, records of some steps, and the settings that a run leaves."""
+"""Validation only, validation on some batches, records of some steps, and the saved settings of a run."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def folder(mpi_comm):
 
 @torch.no_grad()
 def plain_validation(gpt, num_batches=None):
-    """Return the validation loss of a plain loop over samples spread as evenly as the batches allow."""
+    """Return the validation loss of a plain loop over samples at regular intervals."""
     _, ids = split(load_tokens([]), SMALL.val_fraction, SMALL.block_size)
     windows = TokenWindows(ids, SMALL.block_size, None)
     count = num_batches * GLOBAL_BATCH if num_batches else len(windows)

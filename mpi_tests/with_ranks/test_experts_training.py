@@ -1,4 +1,4 @@
-"""train.py's training of mixtures over ep beside the other axes, against a plain torch loop; checkpoints; refusals."""
+"""train.py's training of mixtures over ep and the other axes, compared with plain torch; checkpoints; errors."""
 
 import random
 from contextlib import closing
@@ -34,7 +34,7 @@ if IS_PROOF:
         {"ep": 4, "pp": 2, "zero_stage": 3, "num_micro_batches": 3, "recompute": "full"},
         {"ep": 4, "zero_stage": 1, "expert_capacity": 0.7},
     ]
-SEED, EXACT_STEPS = 937, 3  # of the layouts drawn; steps whose gradients are compared
+SEED, EXACT_STEPS = 937, 3  # seed of the random layouts; number of steps whose gradients are compared
 NUM_DRAWN, NUM_STEPS = (12, 50) if IS_PROOF else (3, EXACT_STEPS)
 
 
@@ -59,7 +59,7 @@ def test_losses_and_weights_are_those_of_the_plain_mixture(comm, number):
 
 
 def draw_run(number):
-    """Draw a run on 8 ranks: random layout, schedule and mixture, and hosts that the ranks simulate."""
+    """Draw a run on 8 ranks: a random layout, schedule, mixture, and number of simulated hosts."""
     draw = random.Random(SEED + number)
     pp, tp = draw.choice([(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)])
     dp = 8 // (pp * tp)
@@ -82,7 +82,7 @@ def draw_run(number):
 
 
 def plain(mpi_comm, settings):
-    """Return each step's loss, and the first steps' gradients, of the plain mixture.  Collective."""
+    """Return the plain mixture's loss of each step and its gradients of the first steps.  Collective."""
     steps = []
     if mpi_comm.rank == 0:
         for step in plain_steps(settings, make_model(settings, 256)):
@@ -113,7 +113,7 @@ def test_losses_and_all_gradients_are_the_plain_mixtures_in_layouts_drawn_at_ran
         run.clip = checked_clip
         numel = sum(piece.numel() for piece in run.masters.pieces.values())
         every = shard.all_reduce(np.array([numel]))[0] if shard else numel
-        assert every == sum(p.numel() for p in run.gpt.parameters())  # so that no gradient is left out
+        assert every == sum(p.numel() for p in run.gpt.parameters())  # no gradient is missing
         for iteration, (batches, _) in enumerate(zip(inputs, expected, strict=False), 1):
             losses.append(run.step(iteration, batches).metrics().loss)
     np.testing.assert_allclose(losses[:EXACT_STEPS], [step.loss for step in expected[:EXACT_STEPS]], rtol=1e-10)

@@ -1,4 +1,4 @@
-"""Many small arrays as one."""
+"""Collectives on many small arrays fused into one."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Hierarchies that are direct inside, on ranks: nodes that these play, some of uneven lengths."""
+"""Hierarchical algorithms that are direct within nodes, on simulated nodes, some with fewer ranks."""
 
 import time
 
@@ -11,7 +11,7 @@ from mpi_tests.helpers.reference import REDUCTIONS, expected, inputs, ops_of, sa
 
 ROWS = [(row.collective, row.name) for row in algorithms.REGISTRY if row.access == algorithms.Access.INTRA_NODE]
 ARRAYS = {"symmetric": lambda comm, x: comm.empty(len(x), x.dtype), "ordinary": lambda comm, x: np.empty_like(x)}
-NODES = {4: "2x2", 5: "2x3", 7: "3x3", 8: "4x2"}  # by size; of 5 and 7 the last node has fewer
+NODES = {4: "2x2", 5: "2x3", 7: "3x3", 8: "4x2"}  # by size; with 5 and 7 ranks, the last node has fewer
 
 each_row = pytest.mark.parametrize(("collective", "algorithm"), ROWS)
 in_groups = pytest.mark.sizes(*NODES)
@@ -87,7 +87,7 @@ def test_out_of_place_and_uneven_counts(over_groups):
 
 @in_groups
 def test_in_place_on_some_ranks_only(over_groups):
-    """Where a rank's chunk is empty, or it passes an out of its own, it works as the others do."""
+    """A rank with an empty chunk, or with a separate out, uses the same algorithm as the others."""
     comm = over_groups
     for counts, elsewhere in (([0] + [3] * (comm.size - 1), ()), ([3] * comm.size, (1, 2))):
         begin, end = sum(counts[: comm.rank]), sum(counts[: comm.rank + 1])

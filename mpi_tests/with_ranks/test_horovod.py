@@ -1,4 +1,4 @@
-"""Horovod's calls, beside NumPy's and torch's own results."""
+"""Horovod's calls, compared with NumPy's and torch's results."""
 
 import copy
 
@@ -34,7 +34,7 @@ def tensors(size, shape, dtype="float32", op="sum"):
 
 
 def refusal(hvd, begin):
-    """Return the message with which all ranks refuse a call; check that the next one works."""
+    """Return the error message that all ranks raise; check that the next call works."""
     with pytest.raises(hvd.HorovodInternalError) as caught:
         begin()
     texts = hvd.allgather_object(str(caught.value))
@@ -143,7 +143,7 @@ def test_alltoall(hvd):
     equal = torch.arange(2 * size) + 100 * rank
     want = torch.cat([torch.arange(2 * rank, 2 * rank + 2) + 100 * r for r in range(size)])
     assert torch.equal(hvd.alltoall(equal), want)
-    rows = [[(s + d) % 3 for d in range(size)] for s in range(size)]  # of s for d
+    rows = [[(s + d) % 3 for d in range(size)] for s in range(size)]  # rows from s to d
     xs = [torch.arange(2.0 * sum(each)).view(-1, 2) + 100 * s for s, each in enumerate(rows)]
     want = torch.cat([x.split(each)[rank] for x, each in zip(xs, rows, strict=True)])
     for splits in (rows[rank], torch.tensor(rows[rank], dtype=torch.int32)):
@@ -167,7 +167,7 @@ def test_reducescatter(hvd, op):
 
 
 def test_gradients(hvd):
-    """Of the sum of all ranks' losses, each the product of the result and the rank's weights; means are Horovod's."""
+    """The loss is the sum over ranks of the result times the rank's weights; averages follow Horovod."""
     size, rank = hvd.size(), hvd.rank()
     rows = 2 * size
 
@@ -209,7 +209,7 @@ def test_poll_waits_for_no_one(hvd, mpi_comm):
     if hvd.rank() == 0 and hvd.size() > 1:
         assert not hvd.poll(handle)
         assert not hvd.poll(handle)
-    mpi_comm.Barrier()  # where the others are until then
+    mpi_comm.Barrier()  # the other ranks wait here until then
     other = hvd.allreduce_async(torch.ones(1), op=hvd.Sum)
     while not hvd.poll(handle):
         pass
@@ -245,7 +245,7 @@ def test_the_same_name_twice_at_a_time(hvd):
 
 def test_ranks_that_have_joined_add_zeros(hvd):
     size, rank = hvd.size(), hvd.rank()
-    for step in range(rank + 1):  # the last rank has most data
+    for step in range(rank + 1):  # the last rank has the most data
         active = size - step
         assert hvd.allreduce(torch.ones(3), op=hvd.Sum).tolist() == [active] * 3
         means = hvd.grouped_allreduce([torch.ones(2), torch.ones(1, dtype=torch.float64)])
@@ -292,7 +292,7 @@ def test_parameters(hvd, form):
 def test_the_state_of_an_optimizer(hvd, kind):
     model = nn.Linear(3, 2)
     optimizer = kind(model.parameters(), lr=0.1 * (hvd.rank() + 1))
-    if hvd.rank() == 0:  # which resumes
+    if hvd.rank() == 0:  # rank 0 resumes
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
     want = hvd.broadcast_object(optimizer.state_dict())
@@ -445,7 +445,7 @@ def test_closures(hvd):
 
 
 def test_parameters_that_only_some_ranks_reach(hvd):
-    """Each rank's gradients appear in an order of its own; the rest of the mean is 0."""
+    """Each rank's gradients appear in an order of its own; missing ones count as 0 in the mean."""
     layers = nn.ModuleList([nn.Linear(2, 2, bias=False) for _ in range(hvd.size() + 1)])
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layers.parameters(), lr=1.0), layers.named_parameters())
     before = copy.deepcopy([*layers.parameters()])
@@ -491,7 +491,7 @@ def test_a_scheduler_made_before_the_optimizer_is_wrapped(hvd):
 
 
 def test_ranks_that_run_out_of_data(hvd):
-    """A rank of 1 + rank batches; gradients of those that have joined are 0."""
+    """Rank r has r + 1 batches; gradients of joined ranks are 0."""
     size = hvd.size()
     model, want = new_model(), new_model()
     optimizer = distributed(hvd, model)
@@ -741,7 +741,7 @@ def test_before_init(mpi_comm):
 @pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 2, 2)])
 def test_batches_are_normalized_together(hvd, shape, momentum):
-    """Losses, gradients and running statistics, of batches of different sizes, beside torch's on all of them."""
+    """Losses, gradients and running statistics of batches of different sizes equal torch's on the whole batch."""
     rank, rows = hvd.rank(), [2 + rank for rank in range(hvd.size())]
     dims = len(shape)
     norm = getattr(nn, f"BatchNorm{max(dims - 1, 1)}d")(3, momentum=momentum, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What programs of mpi4py and torch have besides arrays: Python objects, MPI's ops, messages of unknown length."""
+"""Python objects, MPI's ops, and messages of unknown length, for programs that come from mpi4py and torch."""
 
 import re
 import weakref
@@ -12,7 +12,7 @@ from collectives import InputError
 
 
 class Exported:
-    """An array of another library, as far as DLPack shows it."""
+    """An array of another library, reduced to its DLPack interface."""
 
     def __init__(self, array, device=(1, 0)):
         self.array, self.device = array, device
@@ -76,7 +76,7 @@ def test_ranks_send_and_receive_at_once(comm, length):
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize("length", [3, 100_000])
 def test_messages_are_there_to_be_asked_for(comm, length):
-    """A rank learns whose message it is, and receives it into a new array."""
+    """A rank probes for a message, learns its source, and receives it into a new array."""
     if comm.rank == 0:
         assert comm.probe(1, 7, blocking=False) is None
         comm.barrier()

@@ -1,4 +1,4 @@
-"""Ops beyond sums: of truths, of places, and of a program's own; in every algorithm that has them, against NumPy."""
+"""Logical ops, minloc and maxloc, and user-defined ops, in every algorithm that supports them, compared with NumPy."""
 
 from functools import reduce
 
@@ -57,7 +57,7 @@ PAIRS = (
 
 
 def pairs(size, count, dtype):
-    """Return every rank's pairs, of few values, so that some are equal."""
+    """Return every rank's pairs, with few different values, so that ties occur."""
     xs = [np.zeros(count, dtype) for _ in range(size)]
     for rank, x in enumerate(xs):
         rng = np.random.default_rng([rank, count])
@@ -67,7 +67,7 @@ def pairs(size, count, dtype):
 
 
 def located(xs, op):
-    """Return the pairs that Python's min finds, element by element."""
+    """Return the element-wise minima or maxima of pairs by Python's own `min`."""
     sign = 1 if op == "minloc" else -1
     rows = zip(*(x.tolist() for x in xs), strict=True)
     return np.array([min(row, key=lambda pair: (sign * pair[0], pair[1])) for row in rows], xs[0].dtype)
@@ -116,12 +116,12 @@ def test_pairs_are_moved_as_they_are(comm, collective):
 
 
 def farther(a, b):
-    """Keep what is farther from 0, the first of two that are as far."""
+    """Keep the element farther from 0; of two at the same distance, the first."""
     return np.where(abs(b) > abs(a), b, a)
 
 
 def after(a, b):
-    """Append the digit of b to those of a: associative, not commutative."""
+    """Append the digits of b to those of a, an associative op that is not commutative."""
     return np.where(b == 0, a, np.where(a == 0, b, a * 10 ** (np.floor(np.log10(np.maximum(b, 1))) + 1) + b))
 
 

@@ -1,4 +1,4 @@
-"""How exactly 16-bit floats are summed up, and float32 that travels as bfloat16."""
+"""Rounding of sums of 16-bit floats, and of float32 sent as bfloat16."""
 
 import numpy as np
 import pytest
@@ -23,14 +23,14 @@ def by_hand(collective, size):
 
 
 def exact_in_float32(size, count, dtype):
-    """Numbers that float32 adds up exactly in any order, but that 16 bits round at nearly every hop."""
+    """Return numbers whose float32 sums are exact in any order, but whose 16-bit sums round at nearly every hop."""
     rng = np.random.default_rng([size, count])
     shape = size, count
     return list((rng.integers(-255, 256, shape) * 2.0 ** rng.integers(0, 5, shape)).astype(dtype_of(dtype)))
 
 
 def ulp(x, dtype):
-    """Return the distance between the numbers of a 16-bit type about `x`."""
+    """Return the distance between neighbouring numbers of a 16-bit type around `x`."""
     return 2.0 ** (np.floor(np.log2(np.maximum(abs(x), 1e-4))) - MANTISSA_BITS[dtype])
 
 
@@ -78,7 +78,7 @@ def test_16_bit_sums_on_a_device(mpi_comm, cuda, dtype, mpi_reads):
 
 @pytest.mark.sizes(2, 4)
 def test_only_sums_and_products_travel_as_float32(comm):
-    """The largest of numbers needs no more bits than they have."""
+    """A maximum needs no more bits than its operands."""
     x = np.ones(8, np.float16)
     dtypes = {op: comm.plan("all_reduce", x, op=op, algorithm="ring").after for op in ("sum", "max")}
     assert [source.dtype for _, source in dtypes["sum"]] == [np.float32]
@@ -112,7 +112,7 @@ def test_float32_that_travels_as_bfloat16(comm, collective):
 
 
 def test_the_error_grows_with_the_roundings_on_the_way(comm):
-    """Every addend of a tree goes through log2 p of them, and the result through one more."""
+    """In a tree, each addend is rounded log2 p times, and the result once more."""
     xs = uniform(comm.size, 10_000)
     exact, magnitude = np.sum(xs, 0, np.float64), np.sum(np.abs(xs), 0, np.float64)
     actual = comm.all_reduce(xs[comm.rank].copy(), algorithm="recursive_doubling", wire_dtype="bfloat16")
@@ -126,7 +126,7 @@ def test_wire_dtypes_in_segments_and_out(mpi_comm, segment_bytes):
     from collectives import Communicator
 
     comm = Communicator(mpi_comm, segment_bytes=segment_bytes)
-    xs = inputs(comm.size, 7 * comm.size + 3)  # which bfloat16 rounds nowhere
+    xs = inputs(comm.size, 7 * comm.size + 3)  # exact in bfloat16
     for collective in REDUCTIONS:
         for op in ("sum", "max"):
             want = expected(collective, xs, comm.rank, op)
@@ -166,7 +166,7 @@ def test_half_the_bytes_travel(comm):
 
 
 def test_both_roundings_and_order_are_kept(comm):
-    """Reproducible: the same bits for an element of any chunk, though sums are rounded on their way."""
+    """Reproducible sums have the same bits for an element of any chunk, although they are rounded at each hop."""
     xs = uniform(comm.size, 1000)
     want = xs[0]
     for x in xs[1:]:

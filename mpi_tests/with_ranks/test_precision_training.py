@@ -1,4 +1,4 @@
-"""Training in each precision against float32, and what becomes of gradients that overflow."""
+"""Training in each precision compared with float32, and the handling of gradients that overflow."""
 
 import math
 from itertools import pairwise
@@ -21,13 +21,13 @@ from parallelism.buffers.arena import Arena
 from parallelism.buffers.gradients import own_gradient
 from parallelism.numerics.master_weights import MasterWeights
 
-BOUNDS = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}  # on the loss, in nats
+BOUNDS = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}  # on the difference of losses, in nats
 each_mode = pytest.mark.parametrize("precision", MODES.values(), ids=MODES)
 
 
 @pytest.fixture(scope="module")
 def plain():
-    """Return the losses of one process in float32, by torch alone."""
+    """Return the losses of plain torch in one process in float32."""
     model, losses = GPT(CONFIG), []
     matrices = [p for p in model.parameters() if p.dim() > 1]
     rest = [p for p in model.parameters() if p.dim() == 1]
@@ -151,7 +151,7 @@ def test_a_loss_scale_that_is_too_high_falls_until_gradients_are_numbers(comm, p
 
 @pytest.mark.sizes(1)
 def test_masters_keep_updates_that_16_bits_lose(comm):
-    """1 + 1e-4 a hundred times; the next bfloat16 after 1 is 1 + 2^-7."""
+    """The test adds 1e-4 to 1 a hundred times; the next bfloat16 after 1 is 1 + 2^-7."""
     weights = torch.ones(3, dtype=torch.bfloat16)
     module = nn.ParameterList([torch.ones(3)])
     arena = Arena(module, comm, **MODES["bfloat16, gradients too"].arena_dtypes)
@@ -207,7 +207,7 @@ def test_float32_weights_are_their_own_masters(comm):
 
 
 def pieces_of(arena, own):
-    """Yield each parameter's part of an arena's slice: its name, values before rounding, and elements."""
+    """Yield each parameter's part of an arena slice: its name, its values before rounding, and its elements."""
     pieces, spans = {}, {}
     for name, place in arena.slices.items():
         start, stop = max(place.start, own.start), min(place.stop, own.stop)
@@ -221,9 +221,9 @@ def pieces_of(arena, own):
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16, gradients too"])
 @pytest.mark.sizes(2, 3)
 def test_masters_of_pieces_are_those_of_the_whole(comm, name):
-    """Each rank updates a part of the arena that begins and ends within parameters, and all get all parts.
+    """Each rank updates a part of the arena that begins and ends within parameters, and all ranks gather all parts.
 
-    Parts are of whole lines, as the fused optimizer rounds what doesn't fill a vector of the CPU otherwise.
+    Parts have whole cache lines, as the fused optimizer rounds differently in incomplete vectors of the CPU.
     """
     whole, parted = GPT(CONFIG), GPT(CONFIG)
     arenas = [Arena(model, comm, **MODES[name].arena_dtypes) for model in (whole, parted)]

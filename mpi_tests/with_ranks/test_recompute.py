@@ -1,4 +1,4 @@
-"""Activation recomputation: less is kept, blocks run twice, gradients stay the same; with everything that it meets."""
+"""Activation recomputation: fewer activations, blocks run twice, equal gradients; combined with all other features."""
 
 from functools import partial
 

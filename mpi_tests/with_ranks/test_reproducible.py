@@ -1,4 +1,4 @@
-"""The same bits from every algorithm that sums in the order of the ranks, for every length and segment."""
+"""Reproducible sums: algorithms that sum in rank order give the same bits for every length and segment size."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from collectives.arrays.views import COMPLEX, HALVES, dtype_of
 from mpi_tests.helpers.cuda_arrays import each_mode
 from mpi_tests.helpers.reference import DTYPES, REDUCTIONS, UFUNCS, ops_of
 
-TEN_TO_THE = {"float16": 4, "float64": 200}  # how far magnitudes go; otherwise 30
+TEN_TO_THE = {"float16": 4, "float64": 200}  # exponent of the largest magnitude; 30 for other dtypes
 
 
 def in_order(collective, *, by_messages=False):
@@ -17,7 +17,7 @@ def in_order(collective, *, by_messages=False):
 
 
 def wild(size, count, dtype):
-    """Return numbers of all magnitudes with zeros of both signs, so that no two orders give the same sums."""
+    """Return numbers of all magnitudes with zeros of both signs, so that sums depend on the order."""
     rng, element, shape = np.random.default_rng([size, count]), dtype_of(dtype), (size, count)
     if element.kind == "b":
         return list(rng.random(shape) < 0.5)
@@ -30,7 +30,7 @@ def wild(size, count, dtype):
 
 
 def reduce(op, left, right):
-    if op == "prod" and left.dtype in COMPLEX:  # NumPy's own multiplies and adds in one rounding, or not
+    if op == "prod" and left.dtype in COMPLEX:  # NumPy's own may or may not fuse multiply and add
         real = left.real * right.real - left.imag * right.imag
         imag = left.real * right.imag + left.imag * right.real
         return np.stack([real, imag], -1).reshape(-1).view(left.dtype)
@@ -38,7 +38,7 @@ def reduce(op, left, right):
 
 
 def left_to_right(xs, op):
-    """Compute ((x0 + x1) + x2) + ..., rounded once."""
+    """Compute ((x0 + x1) + x2) + ..., rounded once at the end."""
     wide = [x.astype(np.float32) if x.dtype in HALVES else x for x in xs]
     total = wide[0]
     with np.errstate(all="ignore"):
@@ -76,7 +76,7 @@ def test_every_dtype_and_op(comm, dtype):
 
 
 def test_every_length(comm):
-    """What an element becomes does not depend on its neighbours, nor on the chunk that it is in."""
+    """An element's result depends neither on its neighbours nor on its chunk."""
     xs = wild(comm.size, 1000, "float32")
     want = left_to_right(xs, "sum")
     for length in (1, comm.size - 1, comm.size + 1, 100, 1000):
@@ -150,7 +150,7 @@ def test_on_a_device(new_comm, cuda, mpi_reads):
 
 @pytest.mark.sizes(5)
 def test_orders_differ_without_it(comm):
-    """Or these tests would show nothing."""
+    """Without reproducible=True, orders differ; otherwise the other tests would prove nothing."""
     xs = wild(comm.size, 100, "float32")
     actual = comm.all_reduce(xs[comm.rank].copy(), algorithm="ring")
     assert actual.tobytes() != left_to_right(xs, "sum").tobytes()

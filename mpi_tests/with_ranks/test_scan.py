@@ -1,4 +1,4 @@
-"""Scans: what ranks 0 to r, or those below r, have, reduced on rank r; by every algorithm, against NumPy."""
+"""Inclusive and exclusive scans with every algorithm, compared with NumPy."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from mpi_tests.helpers.reference import DTYPES, HALVES, SCANS, algorithms_of, ex
 
 
 def with_identity_aside(collective, comm, want, out):
-    """Return the expected `out`: on rank 0 of an exclusive scan, its initial value."""
+    """Return the expected `out`; on rank 0 of an exclusive scan, it keeps its initial value."""
     return np.full_like(out, 9) if collective == "exscan" and comm.rank == 0 else want
 
 
@@ -62,7 +62,7 @@ def test_plans_and_started_calls(comm, collective):
 
 @pytest.mark.parametrize("collective", SCANS)
 def test_in_the_order_of_the_ranks(comm, collective):
-    """Sums of what floats round, bit for bit."""
+    """Float sums with rounding are equal bit for bit."""
     count = 2 * comm.size + 1
     xs = np.random.default_rng(count).standard_normal((comm.size, count)).astype(np.float32)
     below = xs[: comm.rank + (collective == "scan")]

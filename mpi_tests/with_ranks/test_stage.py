@@ -1,4 +1,4 @@
-"""Stages played in one process, by every schedule, against the plain model: loss and every gradient."""
+"""Stages simulated in one process with every schedule, compared with the plain model: loss and every gradient."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ from parallelism.sequence.sequence_parallel import SequenceParallel
 @each_mode
 @pytest.mark.parametrize("name", ["interleaved", "zb_h1", "zb_v"])
 def test_split_layers(comm, sequence, name):
-    """The ranks that share layers do the same actions in the same order."""
+    """Ranks that split the same layers run the same actions in the same order."""
 
     def make():
         return model_of(config, BatchPosition(), comm, sequence=sequence)
@@ -42,7 +42,7 @@ def test_split_layers(comm, sequence, name):
 
 @pytest.mark.sizes(2)
 def test_split_sequences(comm):
-    """Targets that don't count are others in each rank's share of a sequence."""
+    """Each rank's part of a sequence has different ignored targets."""
     sp, batch = SequenceParallel(comm), batch_of(6, seq=8)
     own = [
         Batch(sp.own(one.tokens), sp.own(one.targets), sp.positions(8), sp.own(one.documents))

@@ -1,4 +1,4 @@
-"""Tensor parallelism against the plain GPT: loss, logits and every gradient."""
+"""Tensor parallelism compared with the plain GPT: loss, logits and every gradient."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
 def models(config, comm, sequence, seed_targets=1):
-    """Make a plain model and a split one of the same weights."""
+    """Make a plain model and a parallelized one with the same weights."""
     plain, split = randomized(config), randomized(config)
     plan = gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head)
     parallelize(split, plan, comm, sequence=sequence)
@@ -107,7 +107,7 @@ def test_what_cannot_be_split(comm):
 @pytest.mark.sizes(2)
 def test_modules_without_a_plan_are_named(comm, capsys):
     models(CONFIGS["plain"], comm, sequence=False)
-    assert capsys.readouterr().out == ""  # as that plan leaves nothing out
+    assert capsys.readouterr().out == ""  # that plan covers all modules
     model = GPT(CONFIGS["plain"])
     parallelize(
         model, {"transformer.h.*.mlp.c_fc": ColumnParallel(), "transformer.h.*.mlp.c_proj": RowParallel()}, comm

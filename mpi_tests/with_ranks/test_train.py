@@ -1,6 +1,6 @@
-"""Training in every layout against a plain torch loop: losses, validations and weights.
+"""Training in every layout compared with a plain torch loop: losses, validations and weights.
 
-systems/test_end_to_end.py starts train.py as its user does.
+systems/test_end_to_end.py starts train.py as a user does.
 """
 
 import errno
@@ -132,7 +132,7 @@ def test_documents_do_not_depend_on_the_layout(comm):
     lines = {"document_end": ord("\n")}
     alone = on_first(comm, num_micro_batches=2, **lines)
     check_same(on(comm, sp=2, **lines), alone)
-    assert not np.allclose(alone.losses, by_torch(comm).losses, rtol=1e-5)  # as lines attend to themselves only
+    assert not np.allclose(alone.losses, by_torch(comm).losses, rtol=1e-5)  # each document attends only to itself
 
 
 @pytest.mark.sizes(8)
@@ -145,7 +145,7 @@ def test_dropout_does_not_depend_on_the_layout(comm):
 
 @pytest.mark.sizes(3)
 def test_the_same_layout_gives_the_same_bits_and_leaves_nothing_behind(comm, folder, capsys):
-    """But for memory that the communicator keeps to give out again."""
+    """The exception is memory that the communicator caches."""
     saving = {"checkpoint_dir": str(folder)}
     first, text = on(comm, **saving), capsys.readouterr().out
     before = process_state(comm)
@@ -162,9 +162,9 @@ def test_the_same_layout_gives_the_same_bits_and_leaves_nothing_behind(comm, fol
 
 
 def process_state(comm):
-    """Return what a run could leave in the process: communicators, shared memory, threads, signals, settings.
+    """Return state that a run could leave in the process: communicators, shared memory, threads, signals, settings.
 
-    What the communicator needs for its first call is not the run's, nor its thread.
+    The communicator's thread, and its state after a first call, do not count.
     """
     comm.barrier()
     gc.collect()
@@ -193,7 +193,7 @@ GOING_ON = {
 
 @pytest.fixture(scope="module")
 def saved(mpi_comm):
-    """Checkpoints of steps 2 and 4 of a run over tp and pp, and its weights."""
+    """Yield the folder with checkpoints of steps 2 and 4 of a run over tp and pp, and the final weights."""
     comm = Communicator(mpi_comm)
     with shared_folder(mpi_comm) as folder:
         saving = {"checkpoint_dir": str(folder), "checkpoint_interval": HALF}
@@ -219,7 +219,7 @@ def of_step(folder, step):
 @pytest.mark.parametrize("case", GOING_ON)
 @pytest.mark.sizes(4)
 def test_a_checkpoint_goes_on_in_any_layout(comm, saved, copied, case):
-    """From the middle on, as the run that was not stopped; in the same layout, bit for bit."""
+    """A resumed run equals the uninterrupted one; in the same layout, bit for bit."""
     size, layout = GOING_ON[case]
     saving = {"checkpoint_dir": str(copied), "resume": of_step(copied, HALF), "checkpoints_kept": 1}
     outcome = on_first(comm, size, **layout, **saving)
@@ -235,7 +235,7 @@ TOKENS = torch.randint(256, (3, SMALL.block_size), generator=torch.Generator().m
 
 
 def exported(comm, checkpoints):
-    """Have one process resume the last checkpoint, with no step left to do, and export it; returns the logits."""
+    """Export the last checkpoint from one process that resumes it without further steps; return the logits."""
     alone = comm.split(0 if comm.rank == 0 else None)
     if not alone:
         return None
@@ -272,7 +272,7 @@ def test_a_checkpoint_of_tp_pp_and_zero_becomes_a_gpt2_in_transformers(comm, cop
 
 @pytest.mark.sizes(2)
 def test_a_run_that_goes_on_has_the_loss_scale_and_all_ranks_weights(comm, folder):
-    """The scale has been good for all steps when both end."""
+    """At the end of both runs, the scale has been stable for all steps."""
     settings = {"zero_stage": 1, "dtype": "float16", "dropout": 0.1}
     saving = {"checkpoint_dir": str(folder), "checkpoint_interval": HALF}
     whole = on(comm, **settings, **saving)
@@ -303,7 +303,7 @@ def test_what_a_run_cannot_go_on_from(comm, folder):
 
 
 def forged(comm, folder):
-    """Return a run's checkpoint without a part that is needed, with a valid checksum."""
+    """Return a checkpoint that lacks a required part, with a valid checksum."""
     (path,) = folder.glob("*/index.json")
     if comm.rank == 0:
         values = json.loads(path.read_text())["index"]
@@ -315,7 +315,7 @@ def forged(comm, folder):
 
 @pytest.mark.sizes(1, 2)
 def test_a_full_disk_of_out_dir_stops_no_checkpoint(comm, folder, monkeypatch, capsys):
-    """The last one is whole before the loss is drawn, and the run's end is one line."""
+    """The last checkpoint is complete before the loss is drawn, and the run ends with one error line."""
     finished, whole = folder / "saved" / "00001-step-1", []
 
     def full(*arguments, **more):
@@ -353,7 +353,7 @@ def test_parameters_may_be_of_16_bits(comm, dtype, layout):
 
 @pytest.mark.sizes(2)
 def test_a_checkpoint_of_master_weights_goes_on_in_any_precision(comm, folder):
-    """Bit for bit in the same layout; float32 weights alone go on from them, too."""
+    """In the same layout, equal bit for bit; training with float32 weights can resume from them, too."""
     half = {"dtype": "float16", "master_weights": True, "grad_dtype": "float16", "num_micro_batches": 2}
     saving = {"checkpoint_dir": str(folder / "whole"), "checkpoint_interval": HALF}
     whole = on(comm, **half, **saving, zero_stage=3)
@@ -370,7 +370,7 @@ def test_a_checkpoint_of_master_weights_goes_on_in_any_precision(comm, folder):
 
 @pytest.mark.sizes(2)
 def test_a_loss_that_is_not_finite_stops_the_run(comm, monkeypatch):
-    """By a learning rate that no setting takes."""
+    """The learning rate is higher than settings allow."""
     monkeypatch.setattr("training.run.learning_rate_of", lambda *arguments: 1e30)
     before = process_state(comm)
     words = r"^step \d: rank 0 has a (loss of nan|gradient of .* that is not finite): lower"
@@ -379,7 +379,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(comm, monkeypatch):
     assert process_state(comm) == before
 
 
-# --- what else train.py is asked for ---
+# --- other settings of train.py ---
 
 
 @pytest.mark.sizes(2)
@@ -396,7 +396,7 @@ def test_a_run_may_begin_with_an_exported_models_weights(comm, folder):
 
 @pytest.mark.sizes(2)
 def test_schedules_are_searched_from_measured_times_and_steps_traced(comm, folder, monkeypatch, capsys):
-    """Rank 0 searches, for all."""
+    """Rank 0 searches for all ranks."""
     trace, searches = folder / "trace.json", []
     monkeypatch.setattr("training.staged.search", lambda *args: searches.append(args) or search(*args))
     settings = {"schedule": "search", "virtual_stages": 2, "max_alive": 3, "balance": "measured", "trace": str(trace)}
@@ -433,7 +433,7 @@ def test_bin_tokens_config_file_and_dtypes(comm, folder, capsys):
         assert "MFU" in text
         assert "vocabulary 50257" in text
         if comm.rank == 0:
-            assert len(text.splitlines()[-1].split()) == 16 + 5  # tokens, of the prompt and of the sample
+            assert len(text.splitlines()[-1].split()) == 16 + 5  # tokens of the prompt, and of the sample
 
 
 FUSED = {"gpt2-tiny": {FusedGELU}, "llama-tiny": {FusedGate, FusedRotaryHeads}}

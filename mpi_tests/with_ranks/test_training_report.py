@@ -1,4 +1,4 @@
-"""Runs that write a report: its points are the run's records, and the time of a step is all in its kinds."""
+"""Reports of runs: their points are the run's records, and the kinds of a step's time add up to the whole."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def test_the_kinds_of_a_step_are_all_of_it(comm, folder, profilers, layout):
     for step in steps:
         assert set(step.seconds) == {*KINDS}
         assert sum(step.seconds.values()) == pytest.approx(step.step_s)
-        assert min(step.seconds.values()) > -1e-6, step  # nothing is counted twice
+        assert min(step.seconds.values()) > -1e-6, step  # no time counts twice
         assert step.seconds["computing"] > 0
         assert step.seconds["optimizer"] > 0
         axes = {axis for axis in AXES if layout.get(axis, 1) > 1} | ({"ep"} if "ep" in layout else set())

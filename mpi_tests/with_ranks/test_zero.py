@@ -1,4 +1,4 @@
-"""ZeRO's stages against plain data parallelism, step by step; and what a rank holds of it all."""
+"""ZeRO's stages compared with plain data parallelism, step by step, and the memory of each rank."""
 
 from contextlib import nullcontext
 
@@ -28,10 +28,10 @@ from parallelism.zero.units import ShardGroups
 from training.gpt import gpt2_layers, gpt2_plan
 
 NUM_STEPS = 50 if IS_PROOF else 8
-SAMPLES = 24  # 1, 2, 3, 4 and 8 ranks can share them
+SAMPLES = 24  # divisible by 1, 2, 3, 4 and 8 ranks
 STAGES = (1, 2, 3)
 LAYERS = ["blocks.0", "blocks.1", "blocks.2"]
-SMALL_BUCKETS = 2e-3  # MiB: a few
+SMALL_BUCKETS = 2e-3  # MiB: several buckets
 GPT_CONFIG = GPTConfig(vocab_size=32, block_size=8, n_layer=4, n_head=2, n_embd=16)
 FLOAT32, MIXED = Precision(), Precision("bfloat16", master_weights=True, grad_dtype="bfloat16")
 
@@ -39,7 +39,7 @@ each_stage = pytest.mark.parametrize("zero_stage", STAGES)
 
 
 class Block(nn.Module):
-    """With parameters of fewer elements than there are ranks, and frozen ones."""
+    """A block with parameters that have fewer elements than there are ranks, and with frozen ones."""
 
     def __init__(self):
         super().__init__()
@@ -53,7 +53,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Some parameters are used only on request; and there is a buffer."""
+    """A model with parameters used only on request, and a buffer."""
 
     def __init__(self, seed: int = 0):
         super().__init__()
@@ -88,7 +88,7 @@ def sgd(params):
 
 
 class Run:
-    """A model that is trained with a stage of ZeRO, or without (0)."""
+    """Training of a model with a ZeRO stage, or without ZeRO (0)."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Run:
         **reduction,
     ):
         self.comm, self.mesh = comm, mesh or Mesh(comm)
-        self.plain = model or Model(seed=comm.rank if zero_stage else 0)  # those of rank 0 are taken
+        self.plain = model or Model(seed=comm.rank if zero_stage else 0)  # rank 0's parameters are broadcast
         self.whole, self.shard = nullcontext, None
         if zero_stage == 0:
             options = {"bucket_mb": SMALL_BUCKETS, **reduction, **precision.arena_dtypes}
@@ -202,7 +202,7 @@ def test_the_same_order_of_sums_gives_the_same_bits(comm):
 @pytest.mark.parametrize(("dtype", "grad_dtype"), [("bfloat16", "float32"), ("float16", "float16")])
 @pytest.mark.sizes(3, proof=(1, 8))
 def test_master_weights_are_those_of_plain_data_parallelism(comm, dtype, grad_dtype):
-    """They begin as rank 0's, before they are rounded; frozen parameters are rounded and have none."""
+    """Master weights start as rank 0's weights before rounding; frozen parameters are rounded and have none."""
     check_bits(comm, 6, Precision(dtype, master_weights=True, grad_dtype=grad_dtype))
 
 
@@ -230,7 +230,7 @@ def test_nodes_are_groups(mpi_comm, monkeypatch):
 @each_stage
 @pytest.mark.sizes(1, 2, 3)
 def test_parameters_that_a_pass_does_not_reach_count_as_zero(comm, zero_stage):
-    """On all ranks; and on all but one."""
+    """The pass misses the parameters on all ranks, or on all but one."""
     plain, run = Run(comm, 0), Run(comm, zero_stage)
     for everywhere in (False, True, False):
         x, use_extra = share(comm, batch(1)), everywhere or comm.rank == 0
@@ -334,7 +334,7 @@ def test_losses_without_gradients_are_those_of_the_updated_parameters(comm):
 
 @pytest.mark.sizes(1, 2)
 def test_what_was_gathered_before_an_update_is_gathered_anew(comm):
-    """A loss without gradients, between the backward pass and the update, gathers the parameters of before."""
+    """Computing a loss without gradients between the backward pass and the update gathers the old parameters."""
     plain, run = Run(comm, 0), Run(comm, 3)
     for one in (plain, run):
         for _ in range(2):
@@ -369,7 +369,7 @@ def gpt_run(mesh, zero_stage, recomputed):
 @each_stage
 @pytest.mark.sizes(4)
 def test_clipped_steps_are_those_of_plain_data_parallelism_bit_for_bit(comm, zero_stage):
-    """Norms too, though ranks add up the squares of pieces of their own; a parameter is cut at odd places of it."""
+    """Norms are equal, too, although each rank sums the squares of its own shards, cut at any place of a parameter."""
     config = GPTConfig(vocab_size=61, block_size=8, n_layer=2, n_head=3, n_embd=30, bias=True)
     layers, each = gpt_layers(config), {"reproducible": True}
     plain = Run(comm, 0, model=GPT(config), **each)
@@ -405,7 +405,7 @@ def piped(comm, mesh, zero_stage, group="all"):
 @pytest.mark.parametrize("group", ["all", 1])
 @pytest.mark.sizes(4, proof=(2, 8))
 def test_pipelines_share_states(comm, group):
-    """The embedding and the head are tied, over two ranks of the pipeline."""
+    """The embedding and the head, on two ranks of the pipeline, are tied."""
     mesh = Mesh(comm, pp=2)
     plain_model, plain = piped(comm, mesh, 0)
     model, pp = piped(comm, mesh, 1, group)
@@ -434,7 +434,7 @@ def test_pipelines_share_states(comm, group):
 @pytest.mark.parametrize(("precision", "each"), [(FLOAT32, (4, 4, 8)), (MIXED, (2, 2, 12))], ids=["float32", "mixed"])
 @pytest.mark.sizes(4, proof=(8,))
 def test_bytes_are_those_of_the_formulas(comm, zero_stage, precision, each):
-    """In mixed precision, (2 + 2 + K) Psi with K = 12."""
+    """In mixed precision, the memory is (2 + 2 + K) Psi bytes with K = 12."""
     config = GPTConfig(vocab_size=64, block_size=8, n_layer=4, n_head=2, n_embd=64)
     model = GPT(config)
     num_params = sum(p.numel() for p in model.parameters())
