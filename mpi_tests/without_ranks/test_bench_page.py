@@ -1,4 +1,4 @@
-"""The benchmark's results as a page: its numbers, crossovers, and what it is given wrongly."""
+"""The page of the benchmark's results: its numbers, crossovers, and errors for invalid files."""
 
 import json
 from argparse import Namespace
@@ -20,7 +20,7 @@ SIZES = tuple(8 * 4**i for i in range(12))
 
 
 def row(name="ring", nbytes=1024, seed=0, number=20, **more):
-    """Return a row as bench --json writes it."""
+    """Return a row in the format of bench --json."""
     samples = np.random.default_rng(seed).lognormal(3, 0.2, number).round(3) + nbytes * 1e-4
     median = float(np.median(samples))
     times = {"min_us": samples.min(), "median_us": median, "p99_us": np.percentile(samples, 99)}

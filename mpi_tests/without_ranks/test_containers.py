@@ -1,4 +1,4 @@
-"""The recipes of containers/ do the same steps, and need what pyproject.toml says."""
+"""The recipes in containers/ run the same steps, and have the dependencies of pyproject.toml."""
 
 import re
 import runpy
@@ -34,7 +34,7 @@ def directive(declared):
 
 @pytest.fixture
 def recipe(monkeypatch):
-    """Return what the recipe for Spack declares, by the name of the directive, as a stand-in for Spack records it."""
+    """Return the arguments of the Spack recipe's directives by their names, as recorded by a stand-in for Spack."""
     declared = {}
     spack, systems = ModuleType("spack.package"), ModuleType("spack_repo.builtin.build_systems.python")
     systems.PythonPackage = object

@@ -1,4 +1,4 @@
-"""Weight gradients that are put off: none before, all afterwards, those of the plain model; what is kept meanwhile."""
+"""Deferred weight gradients: none before the flush, those of the plain model after it; the memory kept meanwhile."""
 
 from dataclasses import replace
 
@@ -20,14 +20,14 @@ from parallelism.pipeline.deferred import WeightGradients, deferring
 
 
 def linear_parameters(model):
-    """Weights that `F.linear` takes, and biases; but not the embedding that is tied to one."""
+    """Return the weights and biases of `F.linear`, except the weight tied to the embedding."""
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     return {p for module in linear for p in module.parameters()} - {model.transformer.wte.weight}
 
 
 @pytest.mark.parametrize("before", [None, 1.0], ids=["", "in-place"])
 def test_weights_get_their_gradients_later(before):
-    """New ones, or added to what is there."""
+    """The flush sets gradients, or adds to existing ones."""
     model, later, expected = randomized(CONFIG), WeightGradients(), plain_gradients()
     for p in model.parameters():
         p.grad = None if before is None else torch.full_like(p, before)
@@ -46,7 +46,7 @@ def test_weights_get_their_gradients_later(before):
     for name, p in model.named_parameters():
         close(p.grad - (before or 0), expected[name])
         assert before is None or p.grad is places[name]
-    later.add()  # there is nothing left to add
+    later.add()  # no gradient is left to add
     close(model.lm_head.weight.grad - (before or 0), expected["transformer.wte.weight"])
 
 
@@ -79,7 +79,7 @@ def test_inputs_and_gradients_of_linear_layers_are_all_that_is_kept():
 
 
 def test_bfloat16():
-    """Weights are float32, and computed with in bfloat16: as without putting off, rounded nowhere else."""
+    """Float32 weights compute in bfloat16; gradients are rounded as without deferral."""
     results = []
     for later in (None, WeightGradients()):
         model = randomized(CONFIG).float()
@@ -97,7 +97,7 @@ def test_bfloat16():
 
 
 def test_other_calls_of_linear():
-    """By name, with one vector, of frozen weights and of computed ones."""
+    """F.linear is called by keyword, with a single vector, and with frozen and computed weights."""
     later, x = WeightGradients(), torch.randn(6, dtype=torch.float64)
     weight, bias, frozen = (torch.randn(shape, dtype=torch.float64) for shape in ((3, 6), (3,), (3, 6)))
     weight.requires_grad_(), bias.requires_grad_()
@@ -106,7 +106,7 @@ def test_other_calls_of_linear():
         computed = F.linear(x, 2 * weight)
         frozen_out = F.linear(y[:3].repeat(2), frozen)
     computed.sum().backward()
-    torch.testing.assert_close(weight.grad, 2 * x.expand(3, 6))  # at once, as it is none of a parameter
+    torch.testing.assert_close(weight.grad, 2 * x.expand(3, 6))  # at once, as the weight is not a parameter
     weight.grad = None
     frozen_out.sum().backward()
     assert weight.grad is None

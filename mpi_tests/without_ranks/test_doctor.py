@@ -1,4 +1,4 @@
-"""The doctor's checks where things are missing or broken."""
+"""The doctor's checks on systems with missing or broken parts."""
 
 import os
 import sys

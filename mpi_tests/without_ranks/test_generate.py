@@ -1,4 +1,4 @@
-"""Sampling from a GPT, beside the model's own logits of the whole text."""
+"""Sampling from a GPT, compared with the model's logits of the whole text."""
 
 import re
 
@@ -27,7 +27,7 @@ def test_kept_keys_and_values_give_the_logits_of_the_whole_text(config):
             *(gpt(tokens[:, i : i + 1], positions=torch.tensor([i]))[0] for i in range(5, 12)),
         ]
     assert torch.allclose(torch.cat(parts, 1), whole, rtol=0, atol=1e-12)
-    assert torch.equal(gpt(tokens)[0], whole)  # nothing is kept after
+    assert torch.equal(gpt(tokens)[0], whole)  # the cache is gone
 
 
 def test_top_p_keeps_the_fewest_that_have_so_much():

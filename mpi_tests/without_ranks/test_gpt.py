@@ -87,7 +87,7 @@ def test_documents_and_positions_agree_with_numpy():
 def test_targets_that_do_not_count():
     logits, targets = torch.randn(2, 5, 7, dtype=torch.float64), torch.randint(7, (2, 5))
     targets[0, 2:4] = -100
-    log_probs = logits.log_softmax(-1)[targets != -100]  # (tokens that count, vocab_size)
+    log_probs = logits.log_softmax(-1)[targets != -100]  # (tokens with a target, vocab_size)
     at_target = log_probs.gather(-1, targets[targets != -100][:, None]).mean()
     assert CrossEntropy()(logits, targets).item() == pytest.approx(-at_target.item())
 

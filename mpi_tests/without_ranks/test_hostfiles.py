@@ -1,4 +1,4 @@
-"""Hostfiles in both of their forms, and the lines of batch scripts that are to be edited."""
+"""Hostfiles in both formats, and the lines of batch scripts that users edit."""
 
 import re
 import shutil
@@ -18,7 +18,7 @@ def test_both_forms_say_the_same(name):
 
 @pytest.mark.parametrize(("script", "mark"), [("slurm.sh", "#SBATCH"), ("pbs.sh", "#PBS"), ("lsf.sh", "#BSUB")])
 def test_batch_scripts_begin_with_what_is_to_be_edited(script, mark):
-    """Batch systems read no further than the first command, which is what every rank runs."""
+    """Batch systems stop reading directives at the first command, the one that all ranks run."""
     lines = (FOLDER / script).read_text().splitlines()
     first = next(number for number, line in enumerate(lines) if not line.startswith("#"))
     assert lines[first] == "COMMAND=${COMMAND:-python -m training --checkpoint_dir saved --resume auto}"
@@ -65,7 +65,7 @@ def test_a_job_is_requeued_if_it_saved_ahead_of_its_time_limit(command, num_sign
     [(2, False, True), (8, False, True), (64, False, False), (64, True, True)],
 )
 def test_few_cores_are_oversubscribed(tmp_path, num_cores, in_container, oversubscribes):
-    """By a copy of the script that looks for a container's mark elsewhere."""
+    """The test runs a copy of the script that looks for a container's marker file elsewhere."""
     (tmp_path / "getconf").write_text(f"#!/bin/sh\necho {num_cores}\n")
     (tmp_path / "getconf").chmod(0o755)
     marks = tmp_path / "marks"

@@ -1,4 +1,4 @@
-"""What holds the house: each kind of violation in a small tree is found, and named in a line."""
+"""The architecture check: it reports each kind of violation in a small tree in one line."""
 
 import pytest
 
@@ -24,7 +24,7 @@ FLOORS = {
 
 @pytest.fixture
 def violations(tmp_path):
-    """Return a function: the violations in that tree, some of its files replaced."""
+    """Return a function that yields the violations in the small tree, with some of its files replaced."""
 
     def look(changes=None, limits=NO_LIMITS, floors=FLOORS, same_class=None):
         for name, text in (TREE | (changes or {})).items():
@@ -176,7 +176,7 @@ def test_the_command_fails_where_there_is_one(tmp_path, capsys):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text("")
     modules = {module for floor in house.FLOORS.values() for module in floor.modules}
-    for module in sorted(modules, key=len, reverse=True):  # what is in a package before the package
+    for module in sorted(modules, key=len, reverse=True):  # a package's contents before the package
         folder = tmp_path / module.replace(".", "/")
         path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)

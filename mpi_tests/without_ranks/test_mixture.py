@@ -1,4 +1,4 @@
-"""The plain mixture of experts, beside a loop over tokens."""
+"""The plain mixture of experts, compared with a loop over tokens."""
 
 import math
 
@@ -14,7 +14,7 @@ CONFIG = GPTConfig(**SHAPE, num_experts=6, experts_per_token=2)
 
 
 def mixture_of(config=CONFIG, seed=0, bias=False):
-    """Make a mixture in float64 of weights large enough for experts to differ."""
+    """Make a float64 mixture with weights large enough for experts to differ."""
     generator = torch.Generator().manual_seed(seed)
     mixture = Mixture(config).double()
     for p in mixture.parameters():
@@ -29,7 +29,7 @@ def tokens_of(batch=3, seq=8, seed=1):
 
 
 def by_token(mixture, config, x):
-    """Compute a mixture token by token from the formulas: the result, and the sequences' balance loss."""
+    """Compute a mixture token by token from the formulas; return the result and the sequences' balance loss."""
     router, rows, losses = mixture.router, [], []
     most = math.inf
     if config.expert_capacity is not None:
@@ -91,7 +91,7 @@ def test_beyond_the_capacity_the_last_tokens_of_each_sequence_are_dropped_in_tra
     with torch.no_grad():
         router.bias[3] = 9.0
     experts, _ = router(tokens_of(batch=2, seq=8))
-    assert experts[..., 0].tolist() == [[3, 3, *[DROPPED] * 6]] * 2  # 1.5 x 8 / 6 tokens
+    assert experts[..., 0].tolist() == [[3, 3, *[DROPPED] * 6]] * 2  # capacity of 1.5 x 8 / 6 tokens
     assert (router.eval()(tokens_of(batch=2, seq=8))[0] == 3).all()
 
 
@@ -103,7 +103,7 @@ def test_the_bias_follows_the_sign_of_the_error_of_the_load():
     loads = {name: router.loads.clone() for name, router in routers(gpt)}
     assert len(loads) == CONFIG.n_layer
     with torch.no_grad():
-        gpt(tokens)  # counts for nothing
+        gpt(tokens)  # no effect on the loss
     balance([router for _, router in routers(gpt)])
     for name, router in routers(gpt):
         assert loads[name].sum() == tokens.numel() * 2
@@ -131,7 +131,7 @@ def test_flops_count_the_experts_chosen():
     gpt = GPT(CONFIG)
     one = GPT(GPTConfig(**SHAPE))
     routers_params = 2 * 6 * 16
-    num_params = one.num_params() + 2 * 8 * 16**2 + routers_params  # 2 experts a token for one MLP, in each of 2 blocks
+    num_params = one.num_params() + 2 * 8 * 16**2 + routers_params  # 2 experts for one MLP, in each of 2 blocks
     assert flops_per_token(CONFIG, gpt.num_params()) == flops_per_token(one.config, num_params)
 
 

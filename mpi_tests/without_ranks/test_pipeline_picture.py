@@ -1,4 +1,4 @@
-"""Pipeline schedules as grids, in letters and in colors, and the command that draws, searches and checks them."""
+"""Pipeline schedules as grids in letters and colors, and the command that draws, searches and checks them."""
 
 import re
 import sys
@@ -75,7 +75,7 @@ def test_colors_change_no_letter_but_fill():
 
 
 def bars(axes):
-    """Middle, begin and end of each bar, by label."""
+    """Return the middle, begin and end of each bar by label."""
     return {
         group.get_label(): sorted(
             (round(bar.get_y() + bar.get_height() / 2, 3), bar.get_x(), bar.get_x() + bar.get_width()) for bar in group

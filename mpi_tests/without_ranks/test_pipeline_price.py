@@ -1,4 +1,4 @@
-"""What schedules cost: against published formulas, and small ones played by hand."""
+"""The times of schedules, compared with published formulas and with small schedules simulated by hand."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_bubble_as_published(make, costs):
 
 @pytest.mark.parametrize("virtual_stages", [2, 3, 4])
 def test_bubble_of_interleaved_as_published(virtual_stages):
-    """(p-1)/(v m) of the time that the work alone takes, for a number of micro-batches that p divides."""
+    """The bubble is (p-1)/(v m) of the ideal time if p divides the number of micro-batches."""
     for p in (1, 2, 3, 4, 8, 16):
         for m in (p, 2 * p, 4 * p):
             ideal = 3 * virtual_stages * m
@@ -37,7 +37,7 @@ def test_bubble_of_interleaved_as_published(virtual_stages):
 
 
 def test_bubble_of_zero_bubble_schedules_as_published():
-    """Of ZB-H1 a third of 1F1B's, where the parts of a backward pass take as long as a forward pass."""
+    """ZB-H1's is a third of 1F1B's if each part of a backward pass takes as long as a forward pass."""
     for p in (1, 2, 3, 4, 8, 16):
         for m in (2 * p, 4 * p):
             assert price(zb_h1(p, m)).span_s == pytest.approx(3 * m + p - 1)
@@ -58,7 +58,7 @@ def test_peaks_are_counted():
 
 
 def test_played_by_hand():
-    """Two ranks, two micro-batches, a backward pass in parts; a message takes 10."""
+    """Two ranks, two micro-batches, and backward passes in parts; a message takes 10 units."""
     timeline = price(
         parse_schedule("0F0 0F1 0B0 0B1", "1F0 1I0 1F1 1W0 1B1"),
         Costs(forward=[1, 2], inputs=[3, 4], weights=[5, 6], message=10),

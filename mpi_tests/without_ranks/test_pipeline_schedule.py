@@ -1,4 +1,4 @@
-"""Pipeline schedules: proved, damaged, played in unit times; without ranks."""
+"""Pipeline schedules without ranks: proofs, damaged schedules, and simulations in unit times."""
 
 import os
 import pkgutil
@@ -40,7 +40,7 @@ def changed(schedule, rank, order):
 
 
 def play(schedule, **lengths):
-    """Return when each action ends if all begin as early as they can, in units; None if some never do."""
+    """Return the earliest end of each action in units; None if the schedule deadlocks."""
     lengths = {"F": 1, "B": 2, "I": 1, "W": 1} | lengths
     ready_s, ends, at, free = {}, {}, [0] * schedule.num_ranks, [0] * schedule.num_ranks
     goes_on = True
@@ -106,7 +106,7 @@ def test_bubble_of_looped_schedules(name, lengths):
 
 
 def test_memory_of_looped_schedules():
-    """Interleaved 1F1B's first rank has 1 + (p-1)/(p v) times what it has in 1F1B, in stages 1/v as large."""
+    """The first rank of interleaved 1F1B has 1 + (p-1)/(p v) times the memory of 1F1B, in stages 1/v as large."""
     for p in (1, 2, 4, 8):
         for v in (2, 3, 4):
             assert Fraction(make("interleaved", p, 4 * p, v).peaks[0], v) == p * (1 + Fraction(p - 1, p * v))
@@ -146,7 +146,7 @@ def test_naive_has_one_stage_at_work():
 
 
 class Peer(SimpleNamespace):
-    """What torch's schedules read of themselves when they make a rank's actions."""
+    """The attributes that torch's schedules read from themselves when they make a rank's actions."""
 
     def order(self, schedule, rank):
         actions = schedule._calculate_single_rank_operations(self, rank)
@@ -337,7 +337,7 @@ def all_posts_first(ops):
 
 
 STRAY = StartSend(StageMessage(False, 2, 0, source=1, dest=0))
-PROGRAMS = {  # of the middle rank
+PROGRAMS = {  # of rank 1, between its neighbours
     "no activation is sent": (
         left_out(StartSend, 0),
         "2F0 of rank 2 waits for the activation of micro-batch 0 for stage 2",
@@ -436,7 +436,7 @@ def test_no_file(tmp_path):
 
 
 def test_files_are_those_of_torch(tmp_path):
-    """A schedule goes there and back, through its own reader and writer."""
+    """Torch reads our file, and we read torch's, without a change of the schedule."""
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
     multi = schedules.PipelineScheduleMulti
     peer = Peer(pipeline_order={}, _validate_and_set_stage_mapping=lambda order: None)

@@ -1,4 +1,4 @@
-"""The search: at least as good as every known schedule, within the limit, and better where that matters."""
+"""The search for schedules: within the memory limit, as good as every known schedule, and better in hard cases."""
 
 import random
 
@@ -11,7 +11,7 @@ from parallelism.pipeline.schedule.proof import prove
 from parallelism.pipeline.schedule.registry import make
 from parallelism.pipeline.schedule.search import bound_s, finished, placements, registered, search
 
-WORK = 300_000  # less than what users get
+WORK = 300_000  # less than the default
 
 
 def uneven(count, seed=3):
@@ -54,9 +54,9 @@ def test_at_least_as_good_as_every_known_schedule(num_ranks, num_micro_batches, 
 @pytest.mark.parametrize(
     ("shape", "costs", "limit", "gain"),
     [
-        ((8, 32, 1), Costs(1, 1.1, 0.9, 2), 16, 0.35),  # slow messages: known ones do not get far enough ahead
+        ((8, 32, 1), Costs(1, 1.1, 0.9, 2), 16, 0.35),  # slow messages: known schedules do not run far enough ahead
         ((4, 8, 2), uneven(8), 10, 0.05),
-        ((4, 8, 2), Costs(), 5, 0.5),  # less memory than any but the naive one needs
+        ((4, 8, 2), Costs(), 5, 0.5),  # less memory than all but the naive schedule need
         ((4, 8, 1), Costs(), 2, 0.5),
     ],
 )
@@ -88,7 +88,7 @@ def test_the_same_arguments_give_the_same_schedule():
 
 
 def test_no_policy_runs_out_of_memory():
-    """Every policy ends, proved, from the least memory that there can be up to plenty."""
+    """Every policy completes a valid schedule, from the least possible memory up to an ample limit."""
     for num_ranks, num_micro_batches, virtual_stages in ((1, 2, 1), (2, 3, 2), (3, 4, 3), (4, 6, 2)):
         costs = uneven(num_ranks * virtual_stages)
         for home in placements(num_ranks, virtual_stages):

@@ -1,4 +1,4 @@
-"""The lines that pytest prints for test files, and the seconds that it keeps."""
+"""The lines that pytest prints for test files, and the durations that it saves."""
 
 import contextlib
 import json
@@ -48,7 +48,7 @@ def test_a_terminal_shows_how_many_tests_have_ended(tmp_path, workers):
     with subprocess.Popen([*command, *options], cwd=ROOT, stdout=terminal, stderr=terminal):
         os.close(terminal)
         output = b""
-        with contextlib.suppress(OSError):  # how the end of a terminal reads
+        with contextlib.suppress(OSError):  # a closed pseudo-terminal raises it
             while part := os.read(screen, 1 << 16):
                 output += part
     os.close(screen)

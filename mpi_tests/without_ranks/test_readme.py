@@ -1,4 +1,4 @@
-"""What the pages say of commands, files and figures is so; ../systems/test_documents.py runs the commands."""
+"""The pages are right about commands, files and figures; ../systems/test_documents.py runs the commands."""
 
 import json
 import re
@@ -28,7 +28,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_is_run_by_a_test(page):
-    """By that of ELSEWHERE, or by test_documents.py, which starts none but PROGRAMS."""
+    """The test is that of ELSEWHERE, or test_documents.py, which only starts PROGRAMS."""
     assert {block.language for block in blocks(page)} <= LANGUAGES
     for command in commands(page):
         assert command.elsewhere or PROGRAMS.match(command.text), f"{page} has `{command.text}`, which no test runs"
@@ -91,12 +91,12 @@ def test_make_ci_and_the_checks_of_a_release_run_files_that_exist():
 def test_a_config_begins_with_the_command_that_runs_it(config):
     command = config.read_text().splitlines()[0].removeprefix("# ")
     assert f" --config configs/{config.name} " in f"{command} "
-    assert command in TRAINING or "--device cuda" in command  # those are for GPUs: test_presets.py trains smaller ones
+    assert command in TRAINING or "--device cuda" in command  # for GPUs: test_presets.py trains smaller models
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
 def test_links_to_files_lead_somewhere(page):
-    """Links of docs/, some to generated pages, are checked when the site is built: systems/test_site.py."""
+    """systems/test_site.py checks the links of docs/, some to generated pages, when it builds the site."""
     text = FENCED.sub("", (ROOT / page).read_text())
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (ROOT / target).exists(), target

@@ -1,4 +1,4 @@
-"""Activation recomputation: less is kept, blocks run twice, gradients stay the same; with everything that it meets."""
+"""Activation recomputation: fewer activations, blocks run twice, equal gradients; combined with all other features."""
 
 import pytest
 import torch
@@ -77,7 +77,7 @@ def test_nothing_within_a_block_is_kept():
 
 
 class Storages(TorchDispatchMode):
-    """The memory of the tensors that come up in this context, but parameters; some of it goes again."""
+    """Recorder of storages created in this context, except parameters; `kept_bytes` counts those still alive."""
 
     def __init__(self, model):
         super().__init__()
@@ -96,7 +96,7 @@ class Storages(TorchDispatchMode):
 
 
 def cost(mode, dropout):
-    """Return what a block's forward pass keeps, in tensors as large as its input, and the backward pass's FLOPs."""
+    """Return the memory that a block's forward pass keeps, in units of its input, and the backward pass's FLOPs."""
     place, shape = BatchPosition(samples=torch.arange(2)), (2, 64, 64)
     model = GPT(GPTConfig(vocab_size=8, block_size=64, n_layer=1, n_head=4, n_embd=64, dropout=dropout))
     parallelize(model, gpt2_plan(8, 4), ALONE, place=place)
@@ -113,13 +113,13 @@ def cost(mode, dropout):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_bytes_kept_and_work_done_again(dropout):
-    """Attention keeps no scores, with dropout or without: the GELU is what is worth it."""
+    """Attention keeps no scores, with or without dropout, so the GELU is worth recomputing."""
     (plain, flops), (selective, selective_flops), (full, full_flops) = (
         cost(mode, dropout) for mode in (None, *MODES[::-1])
     )
     assert selective == pytest.approx(plain - 4, abs=0.1)
     assert 15 < plain < 18
-    assert full < 1.01  # the result, and the keys of dropout
+    assert full < 1.01  # the result, and the dropout keys
     assert selective_flops == flops
     assert full_flops == pytest.approx(flops * 3 / 2, rel=0.15)
 
@@ -143,7 +143,7 @@ def test_an_unknown_mode():
 @each_kind
 @pytest.mark.parametrize("name", ["gpipe", "interleaved", "zb_h1", "zb_v"])
 def test_pipelines_with_dropout(name, mode):
-    """Other micro-batches go forward before one goes backward: dropout must be where it was, and stay where it is."""
+    """Forward passes of other micro-batches come before a backward pass, which must use the original dropout state."""
     place = BatchPosition(seed=3)
     players = Players(lambda: recomputing(model_of(DROPPING, place), place, mode), registry.make(name, 2, 3), place)
     batch = batch_of(6)

@@ -76,7 +76,7 @@ def entered_from(path):
 
 
 def test_no_file_of_the_library_is_the_caller():
-    """Wherever it lies; files of the programs in the package are callers like a user's."""
+    """This holds wherever the library is installed; the package's programs count as callers like a user's."""
     package = ROOT / "collectives"
     programs = [package / name for name in PROGRAMS]
     assert all((path / "__main__.py").exists() for path in programs)

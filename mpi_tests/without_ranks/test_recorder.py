@@ -1,4 +1,4 @@
-"""The recorder's files beside PyTorch's own, and what is in them of runs that are only counted."""
+"""The recorder's files compared with PyTorch's, and their entries of runs that are only counted."""
 
 import os
 import pickle
@@ -80,7 +80,7 @@ def test_a_file_begins_after_the_last_run_that_is_not_known():
     record.expect_short_runs(plan)
     make_call(world, "broadcast ring", 3)
     for _ in range(5):
-        plan.number = world.number = world.number + 1  # as a plan does
+        plan.number = world.number = world.number + 1  # like a plan
     part = world.part(1, [1, 3])
     make_call(part, "barrier")
     waiting = Call(world, "scan")

@@ -1,4 +1,4 @@
-"""What a release is checked on."""
+"""The list of release checks, and their table."""
 
 import re
 import tomllib
@@ -42,7 +42,7 @@ def run_release(monkeypatch, *words) -> int:
 
 
 def test_parts_make_one_table(monkeypatch, tmp_path, checks):
-    """What is not run keeps its row, with the day on which it ran."""
+    """Checks that are not run keep their rows and dates."""
     path, day = tmp_path / "release.md", str(date.today())
     assert run_release(monkeypatch, "--out", path, "--only", "good", "other") == 0
     path.write_text(path.read_text().replace(day, "2001-02-03"))

@@ -164,12 +164,12 @@ def test_replacing_is_all_or_nothing(tmp_path):
 def test_peak_memory_is_what_the_kernel_shows():
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     kib = int(status["VmHWM"].removesuffix("kB"))
-    # getrusage also counts what the parent held when it started this process.
+    # getrusage also counts the parent's memory at the start of this process.
     assert 0.95 * kib / 1024 <= peak_memory_mib() <= 20 * kib / 1024
 
 
 def test_a_run_ends_well_without_the_process_that_would_draw(tmp_path, monkeypatch):
-    """A batch system may have sent its signal to that, too."""
+    """A batch system may also signal the process that draws."""
     started = []
     popen = subprocess.Popen
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Sequence parallelism against the plain GPT: loss and every gradient; mixes with tensor and data parallelism."""
+"""Sequence parallelism compared with the plain GPT: loss and every gradient; also with tensor and data parallelism."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def test_dropout_keeps_as_many_as_it_should():
         mask = y > 0
         assert torch.allclose(y[mask], torch.tensor(1 / (1 - p)))
         assert abs(mask.float().mean() - (1 - p)) < 5 * np.sqrt(p * (1 - p) / x.numel())
-        for dim in range(3):  # no row of any direction is out of the common
+        for dim in range(3):  # no row along any dim is exceptional
             rows = mask.float().mean(dim=[other for other in range(3) if other != dim])
             assert (rows - (1 - p)).abs().max() < 6 * np.sqrt(p * (1 - p) * len(rows) / x.numel())
         other = Dropout(p, layer=2, place=BatchPosition(seed=1))(x) > 0
@@ -41,7 +41,7 @@ def test_compiled_or_not_dropout_is_the_same(dtype, monkeypatch):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("queries", [1, 16, 37])
 def test_attention_with_dropout_in_one_pass_is_that_in_several(queries, causal):
-    """In float32 within its rounding of what torch's autograd makes of the plain formula in float64."""
+    """In float32, both agree up to rounding with torch's autograd of the plain formula in float64."""
     from parallelism.numerics import dropout
     from parallelism.sequence.fused_attention import ScoreRules
     from parallelism.sequence.partial_attention import attend, attend_backward
@@ -97,7 +97,7 @@ def test_all_ranks_have_as_much_to_do(order, ring):
             if pair:
                 block = pairs[pair.queries, pair.keys]
                 block[:] = np.tril(np.ones(block.shape, bool)) if pair.causal else True
-            assert (pairs == (here[:, None] >= there)).all()  # what the mask says, no more and no less
+            assert (pairs == (here[:, None] >= there)).all()  # exactly the pairs of the mask
             work[member] += pairs.sum()
     assert work.max() <= 1.1 * work.mean()
 

@@ -1,4 +1,4 @@
-"""Command lines: spelling of flags, the version, and what dir() lists."""
+"""Command lines: spelling of flags, the version; the names listed by dir()."""
 
 import pydoc
 import re
@@ -63,7 +63,7 @@ def test_help_lists_what_a_communicator_has():
 
 
 def test_scripts_and_packages_are_there():
-    """What a wheel installs: each script's function, and types for each package."""
+    """A wheel installs each script's function, and type hints for each package."""
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
     for target in project["scripts"].values():
         module, _, function = target.partition(":")

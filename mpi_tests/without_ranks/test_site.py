@@ -1,4 +1,4 @@
-"""What the pages of the site say of the code is so; ../systems/test_site.py builds the site and runs its commands."""
+"""The pages of the site are right about the code; ../systems/test_site.py builds the site and runs its commands."""
 
 import os
 import re
@@ -35,12 +35,12 @@ def test_each_step_of_a_life_names_a_file_and_a_function():
         text = (DOCS / "architecture" / f"{page}.md").read_text()
         steps = re.findall(r"^\d+\. .*?(?=^\d+\. |^\S|\Z)", text, re.MULTILINE | re.DOTALL)
         assert len(steps) > 10
-        last = "The method returns", "What is bound is of one"  # what the caller sees, and a list of such places
+        last = "The method returns", "What is bound is of one"  # the caller's view, and a list of such places
         assert [step for step in steps if "→ `" not in step and not any(words in step for words in last)] == []
 
 
 def printing(page):
-    """Return what a page's Python prints, as blocks of text right after it show."""
+    """Return a page's Python code and its output, shown in the text block right after it."""
     return [text.text for code, text in pairwise(blocks(page)) if (code.language, text.language) == ("python", "text")]
 
 
@@ -70,7 +70,7 @@ def test_the_table_of_our_variables_is_that_of_the_code(monkeypatch):
         unset = read()
         for value in code(values):
             monkeypatch.setenv(name, value)
-            read()  # raises for a value that will not do
+            read()  # raises if the value is invalid
         for value in code(default):
             monkeypatch.setenv(name, value)
             assert read() == unset, name
@@ -86,7 +86,7 @@ def test_the_tables_of_others_variables_are_those_that_are_read():
 
 
 def read_in(path: Path) -> set[str]:
-    """Return the variables that a file reads or sets: by name, or from a tuple of names."""
+    """Return the environment variables that a file reads or sets: by name, or from a tuple of names."""
     text = path.read_text()
     if "os.environ" not in text:
         return set()

@@ -1,4 +1,4 @@
-"""The list of slow items, as `.ci/run` prints it."""
+"""The list of slow items that `.ci/run` prints."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Text as people have it, tokenizers, and what training.prepare writes, beside the libraries' own readers."""
+"""Text files in common formats, tokenizers, and the files of training.prepare, compared with the libraries' readers."""
 
 import base64
 import json
@@ -36,7 +36,7 @@ def parquet(path, texts, field="text"):
 
 @pytest.fixture
 def tokenizer_json(tmp_path):
-    """Return a tokenizer of words, written by its own library."""
+    """Return a tokenizer of words, written by the tokenizers library."""
     tokenizers = pytest.importorskip("tokenizers")
     words = {
         word: number for number, word in enumerate(["[UNK]", "<|endoftext|>", "The", "ring", "goes", "round", "."])
@@ -111,7 +111,7 @@ def test_ranks_of_tiktoken(tmp_path):
     tiktoken = pytest.importorskip("tiktoken")
     ranks = {bytes([byte]): byte for byte in range(256)}
     ranks.update({b"th": 256, b"the": 257})
-    ranks.update({b"filler%d" % number: number for number in range(258, 50256)})  # as many as the encoding has
+    ranks.update({b"filler%d" % number: number for number in range(258, 50256)})  # as many entries as in the encoding
     path = tmp_path / "r50k_base.tiktoken"
     path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()))
     tokenizer = load_tokenizer(str(path))
@@ -156,7 +156,7 @@ def test_uint16_tokens_are_not_taken_for_uint32(tmp_path):
 
 @pytest.mark.parametrize("count", [1, 4, 62, 65, 4097])
 def test_few_tokens_or_an_odd_number_are_of_uint16(tmp_path, count):
-    """Though every other one could be the upper half of a uint32."""
+    """Every other number could also be the upper half of a uint32."""
     ids = np.resize(np.array([300, 1], "<u2"), count)
     ids.tofile(tmp_path / "a.bin")
     assert np.array_equal(np.asarray(load_tokens([str(tmp_path / "a.bin")]).ids), ids)
@@ -195,7 +195,7 @@ def test_vocab_size_is_at_least_the_datas(tmp_path):
 def test_a_tokenizer_of_bin_files(tmp_path, tokenizer_json):
     write_llmc(tmp_path / "a.bin", np.array([2, 3], "<u2"))
     write_llmc(tmp_path / "b.bin", np.array([2, 300], "<u2"))
-    assert load_tokens([str(tmp_path / "a.bin")]).tokenizer.name == "tokenizer.json"  # which lies beside it
+    assert load_tokens([str(tmp_path / "a.bin")]).tokenizer.name == "tokenizer.json"  # found beside it
     assert load_tokens([str(tmp_path / "a.bin")], tokenizer=tokenizer_json).vocab_size == 7
     with refuses("b.bin has token 300, but tokenizer.json only 7: pass its tokenizer"):
         load_tokens([str(tmp_path / "b.bin")])
@@ -234,7 +234,7 @@ def test_prepare_writes_what_training_reads(tmp_path, tokenizer_json):
     assert result.stdout == (
         f"1,230 tokens, and 4 to validate on: python -m training --data {tmp_path / 'tokens'} --document_end 1\n"
     )
-    (tmp_path / "tokenizer.json").unlink()  # there is a copy
+    (tmp_path / "tokenizer.json").unlink()  # a copy was saved
     names = sorted(file.name for file in (tmp_path / "tokens").iterdir())
     assert names == [
         "meta.json",

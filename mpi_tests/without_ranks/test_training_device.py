@@ -1,4 +1,4 @@
-"""Which GPU a rank computes on, by a stand-in for torch's and CuPy's devices."""
+"""The GPU of each rank, with a stand-in for torch's and CuPy's devices."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ TWO_NODES = SimpleNamespace(nodes=((0, 2, 4), (1, 3)), node_of=(0, 1, 0, 1, 0))
 
 @pytest.fixture
 def current_devices(monkeypatch):
-    """Record the devices that become current, of torch and of CuPy, on a node of two GPUs."""
+    """Record the devices that torch and CuPy make current on a node with two GPUs."""
     calls = {"torch": [], "cupy": []}
 
     def cupy_device(number):

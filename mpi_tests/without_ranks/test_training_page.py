@@ -1,4 +1,4 @@
-"""A training run's page: its points, its times, two runs side by side, and what it is given wrongly."""
+"""The page of a training run: its points, its times, two runs side by side, and errors for invalid files."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from training.profile import KINDS, ProfiledStep
 
 
 def records(number, val_every=4, loss=3.0):
-    """Return records as metrics.jsonl has them."""
+    """Return records in the format of metrics.jsonl."""
     lines = []
     for step in range(1, number + 1):
         numbers = {"loss": loss / step, "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": 1000.0 + step}
