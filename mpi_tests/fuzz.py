@@ -298,7 +298,7 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m mpi_tests.fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="number of the one case to run")
+    parser.add_argument("--only", type=int, help="run the case of this number only")
     args = parser.parse_args()
     comm = collectives.world()
     comms = communicators(comm)

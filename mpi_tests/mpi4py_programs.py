@@ -92,7 +92,7 @@ def main() -> int:
     args = parser.parse_args()
     fetch()
     outcomes = [compare(name, num_ranks) for num_ranks in args.ranks for name in args.only]
-    print(f"{sum(outcomes)} of {len(outcomes)} runs of other people's programs give the same with our collectives")
+    print(f"{sum(outcomes)} of {len(outcomes)} runs of third-party programs give the same results with our collectives")
     return int(not all(outcomes))
 
 

@@ -68,7 +68,7 @@ def compare(num_ranks: int, part: str) -> list[str]:
         own = sorted(failed - without)
         own += [f"{number_with} tests ran, not {number}"] * (number_with != number)
         what = f"{part} on {num_ranks} ranks{f', COLLECTIVES_MPI4PY={mode}' * bool(mode)}"
-        print(f"{what}: {number_with} tests, {len(own)} fail with ours only, {len(without)} fail without", flush=True)
+        print(f"{what}: {number_with} tests, {len(own)} fail only with ours, {len(without)} fail without", flush=True)
         worse += [f"{what}: {test}" for test in own]
     return worse
 

@@ -159,7 +159,7 @@ def main() -> int:
     parser = argparse.ArgumentParser("python -m mpi_tests.release", description=__doc__.splitlines()[0])
     names = [check.name for check in CHECKS]
     parser.add_argument("--only", nargs="*", choices=names, default=names, metavar="CHECK", help=", ".join(names))
-    parser.add_argument("--fuzz_s", type=int, default=FUZZ_S, help=f"seconds of each part of fuzz ({FUZZ_S})")
+    parser.add_argument("--fuzz_s", type=int, default=FUZZ_S, help=f"seconds per part of fuzz ({FUZZ_S})")
     parser.add_argument("--out", type=Path, default=LOGS / "release.md")
     args = parser.parse_args()
     rows = {name: Row(name, "not run") for name in names} | earlier(args.out)

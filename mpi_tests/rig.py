@@ -200,7 +200,7 @@ def lock():
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        print("waiting for another process to give the rig back", file=sys.stderr, flush=True)
+        print("waiting for another process to release the rig", file=sys.stderr, flush=True)
         fcntl.flock(file, fcntl.LOCK_EX)
     return file
 
@@ -239,15 +239,15 @@ def parse():
         "python -m mpi_tests.rig", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     actions = parser.add_subparsers(required=True, metavar="run | up | down")
-    runs = actions.add_parser("run", help="bring the rig up, run a command on every slot, take it down")
-    ups = actions.add_parser("up", help="bring it up, in place of one that is there")
-    actions.add_parser("down", help="take it down, whatever there is of it").set_defaults(act=take_down)
+    runs = actions.add_parser("run", help="set up the rig, run a command on every slot, remove the rig")
+    ups = actions.add_parser("up", help="set up the rig, replacing any existing one")
+    actions.add_parser("down", help="remove the rig, even one that is only partly set up").set_defaults(act=take_down)
     for action, act in (runs, run_on), (ups, bring_up):
         action.set_defaults(act=act)
         action.add_argument("--hosts", type=int, default=4)
-        action.add_argument("--slots", type=int, default=2, help="ranks on a host")
-        action.add_argument("--rate", default="1gbit", help="of each link and direction, as tc writes it, or none")
-    runs.add_argument("command", nargs="+", metavar="-- command", help="what every rank runs")
+        action.add_argument("--slots", type=int, default=2, help="slots per host")
+        action.add_argument("--rate", default="1gbit", help="rate of each link and direction in tc's format, or none")
+    runs.add_argument("command", nargs="+", metavar="-- command", help="command of every rank")
     return parser.parse_args()
 
 

@@ -30,7 +30,7 @@ HELD = 'extern "C" __global__ void held(volatile int* go) { while (!*go) {} }'
 
 def check(setting: Setting) -> Iterator[Row]:
     if setting.is_small:
-        raise CannotRunError("the kernels are a GPU's")
+        raise CannotRunError("the kernels need a GPU")
     summary = program(setting, 2, "device_barriers", env={"COLLECTIVES_DEVICE_BARRIERS": "1"})
     text = f"{summary['algorithms']} algorithms, {len(summary['wrong'])} wrong"
     text += f"; {summary['launches']} launches in {summary['runs']} runs"

@@ -9,7 +9,7 @@ from mpi_tests.gpu_check.rows import Row, Setting, verdict
 def check(setting: Setting) -> list[Row]:
     """Check that the device adds numbers."""
     if setting.device == "cpu":
-        raise CannotRunError("it looks at GPUs")
+        raise CannotRunError("the check needs a GPU")
     from collectives.doctor import cuda
 
     findings = list(cuda(100.0))

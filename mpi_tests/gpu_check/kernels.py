@@ -13,7 +13,7 @@ SHARE = 0.7  # fraction of the time that the correctness check takes
 
 def check(setting: Setting) -> Iterator[Row]:
     if setting.is_small:
-        raise CannotRunError("the kernels are a GPU's")
+        raise CannotRunError("the kernels need a GPU")
     from mpi_tests.helpers import gpu_kernels
 
     yield Row("reduction kernels", "equal to the host's", gpu_kernels.check(limit_s=SHARE * setting.left_s), PASSED)

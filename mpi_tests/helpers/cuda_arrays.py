@@ -88,7 +88,7 @@ def cuda(monkeypatch) -> Iterator[Caller]:
     try:
         library = load()
     except CannotLoadError as error:
-        pytest.skip(f"CuPy without a GPU: {error}")
+        pytest.skip(f"the stand-in for CUDA is not available: {error}")
     caller = Caller(library)
     caller.lag(LAG_US)
     yield caller.use()

@@ -20,7 +20,7 @@ COPIED = {path: path for path in ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.co
 def check_possible() -> None:
     """Exit with one line if this machine cannot create a root."""
     if os.geteuid() or not shutil.which("debootstrap"):
-        sys.exit("error: this takes root and debootstrap: apt-get install debootstrap")
+        sys.exit("error: needs root and debootstrap: apt-get install debootstrap")
 
 
 def mirror() -> str:
@@ -28,7 +28,7 @@ def mirror() -> str:
     lines = subprocess.run(["apt-get", "indextargets", "--format", "$(REPO_URI)"], capture_output=True, text=True)
     mirrors = [line for line in lines.stdout.split() if line.rstrip("/").endswith("/debian")]
     if not mirrors:
-        sys.exit("error: apt has no mirror of Debian, whose address ends in /debian: add one to its sources")
+        sys.exit("error: apt has no Debian mirror whose URL ends in /debian: add one to its sources")
     return mirrors[0]
 
 

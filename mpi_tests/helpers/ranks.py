@@ -219,7 +219,7 @@ class Ranks:
         finally:
             elsewhere = self.world.highest(has_failed) and not has_failed
         if elsewhere:
-            raise OtherRankError("the setup has ended on another rank")
+            raise OtherRankError("the setup failed or skipped on another rank")
         return result
 
     @pytest.hookimpl(wrapper=True)
@@ -383,7 +383,7 @@ class World:
         """Print this rank's report, which the others, stuck in the test, cannot receive; end the job."""
         alarm = f"rank {self.rank} {report.outcome} {grace_s:g} s ago"
         self.alarms = [self.comm.isend(alarm, p, ALARM) for p in range(self.size) if p != self.rank]
-        self.abort(f"{report.nodeid}: {report.outcome}; the others go on\n{report.longreprtext}")
+        self.abort(f"{report.nodeid}: {report.outcome}; other ranks are still in the test\n{report.longreprtext}")
 
     def abort(self, words):
         """Print `words` under this rank's name, leave the other ranks time to do so, and abort the job."""

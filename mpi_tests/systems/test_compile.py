@@ -11,7 +11,7 @@ from mpi_tests.helpers.trained import config, flags, left_in, plain_training
 
 
 @pytest.mark.skipif(not os.environ.get("LARGEST"), reason="compiles for minutes: make proof")
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile makes programs for the CPU by g++")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ for the CPU")
 @pytest.mark.parametrize("layout", [{"zero_stage": 2}, {"tp": 2, "recompute": "full"}], ids=["whole", "blocks"])
 def test_models_may_be_compiled(tmp_path, monkeypatch, layout):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))

@@ -93,7 +93,7 @@ def test_text_from_what_was_trained(tmp_path):
 
 def test_commands_for_gpus_say_what_is_missing():
     if torch.cuda.is_available():
-        pytest.skip("there is a GPU: they would take long")
+        pytest.skip("this machine has a GPU: the commands would take long")
     checking, *others = [command.text for command in COMMANDS if re.search("gpu_check|--device cuda", command.text)]
     assert run(checking).stdout.startswith("skipped: ")
     assert others

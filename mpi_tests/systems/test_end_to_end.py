@@ -76,7 +76,7 @@ def on_a_terminal(ranks, *program):
     return output.decode()
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the ranks in /proc")
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
 def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path):
     """One rank receives the signal at the first step; another layout resumes the run."""
     saving = {"checkpoint_dir": str(tmp_path / "checkpoints")}
@@ -98,7 +98,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path):
     assert not [name for name in SLOW_IMPORTS if name in result.stderr]
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the ranks in /proc")
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_signal_while_ranks_start_waits_until_they_can_save(tmp_path, saves):
     """The signal arrives while torch is imported; it ends a run that saves no checkpoints."""
@@ -117,7 +117,7 @@ def test_a_signal_while_ranks_start_waits_until_they_can_save(tmp_path, saves):
     assert ("SIGUSR1: the run ends with a checkpoint of step 1" in output) == saves
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the ranks in /proc")
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
 def test_signals_after_the_last_step_change_nothing(tmp_path):
     words = flags(config(2, checkpoint_dir=str(tmp_path / "checkpoints"), max_iters=2, eval_interval=2))
     command = ["timeout", "100", find_mpirun(), "-n", "2", sys.executable, "train.py", *words]

@@ -66,7 +66,7 @@ def test_flags_that_make_no_sense(words, message):
 def test_where_there_is_no_device():
     cupy = pytest.importorskip("cupy") if "cupy" in sys.modules else None
     if cupy and cupy.cuda.is_available():
-        pytest.skip("there is a GPU")
+        pytest.skip("this machine has a GPU")
     result = run("mpi_tests.gpu_check")
     assert (result.returncode, result.stdout.startswith("skipped: ")) == (0, True)
 

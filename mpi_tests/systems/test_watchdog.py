@@ -326,7 +326,7 @@ while True:
     assert re.search(r"rank [02]: rank 1 has died \(MPI_ERR.*\); this ends the job", result.stderr)
     deadline = time.monotonic() + 10
     while pids := subprocess.run(["pgrep", "-f", str(script)], text=True, capture_output=True).stdout.split():
-        assert time.monotonic() < deadline, f"ranks go on after mpirun has ended: processes {pids}"
+        assert time.monotonic() < deadline, f"ranks are still running after mpirun has ended: processes {pids}"
         time.sleep(0.2)
 
 

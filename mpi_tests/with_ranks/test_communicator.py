@@ -430,7 +430,7 @@ def test_memory_that_is_refused_leaves_no_file(new_comm, monkeypatch, tmp_path):
     assert (new_comm.all_reduce(x) == new_comm.size).all()
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads what is mapped in /proc")
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
 def test_memory_has_no_name_that_a_dead_job_would_leave(comm):
     x = comm.empty(1 << 20)
     comm.barrier()

@@ -33,7 +33,7 @@ def only_once(comm, monkeypatch):
     """Fail if the ranks agree on a new call from now on."""
 
     def refuse(*args, **named):
-        raise AssertionError("the ranks agree anew")
+        raise AssertionError("the ranks agree on a new call")
 
     monkeypatch.setattr(comm._resolver, "agree", refuse)
 

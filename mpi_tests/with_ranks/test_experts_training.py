@@ -50,7 +50,7 @@ def check_same(outcome, expected):
 @pytest.mark.parametrize("number", range(max(map(len, LAYOUTS.values()))))
 def test_losses_and_weights_are_those_of_the_plain_mixture(comm, number):
     if number >= len(LAYOUTS[comm.size]):
-        pytest.skip("no further layout of so many ranks")
+        pytest.skip("no other layout for this number of ranks")
     layout = LAYOUTS[comm.size][number]
     model = {name: layout[name] for name in ("balance_loss", "expert_capacity") if name in layout}
     expected = by_torch(comm, **{**MIXTURE, **model})

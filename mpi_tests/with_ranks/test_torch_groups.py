@@ -43,7 +43,7 @@ def test_groups_within(size):
 def bind_device(size, monkeypatch):
     """Return a function that binds a device_id like init_process_group, with the CPU as accelerator."""
     if not hasattr(dist.ProcessGroup, "split_group"):
-        pytest.skip(f"torch {torch.__version__} splits NCCL's groups only")
+        pytest.skip(f"torch {torch.__version__} splits only NCCL's groups")
     for module in torch.accelerator, torch.cuda:
         monkeypatch.setattr(module, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))

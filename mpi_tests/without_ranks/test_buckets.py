@@ -42,7 +42,7 @@ def test_what_is_reduced_goes_across_while_others_are_reduced(played):
     assert events == ["start a", "start b", "start c"]
     plans["c"].ends = True
     queue.advance()
-    assert len(events) == 3, "the first one is not reduced yet"
+    assert len(events) == 3, "the first bucket is not reduced yet"
     plans["a"].ends = True
     queue.advance()
     assert events[3:] == ["start a across"]
@@ -56,7 +56,7 @@ def test_what_is_reduced_goes_across_while_others_are_reduced(played):
 def test_at_the_end_all_are_waited_for(played):
     queue, _, events = played
     queue.ready("b")
-    assert events == [], "as the first one comes first"
+    assert events == [], "bucket a must come first"
     queue.flush()
     queue.wait()
     assert events == [

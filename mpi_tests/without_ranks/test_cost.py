@@ -89,7 +89,7 @@ def test_a_root_may_be_anywhere():
     assert near == same((FAR + 1 + 1) * ALPHA)
     assert far == same((FAR + FAR + FAR) * ALPHA)
     for row in algorithms.REGISTRY:
-        if COLLECTIVES[row.collective].rooted and row.schedule != chain.reduce:  # one round less if the root is rank p-1
+        if COLLECTIVES[row.collective].rooted and row.schedule != chain.reduce:  # one round less to rank p-1
             costs = {predict(row, 1 << 20, 8, nodes_of(8), root, NETWORK) for root in range(8)}
             assert max(costs) == same(min(costs))
 

@@ -33,7 +33,7 @@ def folder(monkeypatch, tmp_path):
 def build(tmp_path):
     """Return a function that compiles a C library and returns its path."""
     if shutil.which("cc") is None:
-        pytest.skip("there is no C compiler")
+        pytest.skip("needs a C compiler")
 
     def library(source):
         path = tmp_path / f"libmpi-{len(list(tmp_path.iterdir()))}.so"

@@ -27,7 +27,7 @@ def test_batch_scripts_begin_with_what_is_to_be_edited(script, mark):
     subprocess.run(["bash", "-n", FOLDER / script], check=True)
 
 
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="there is no shellcheck: apt-get install shellcheck")
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="needs shellcheck: apt-get install shellcheck")
 @pytest.mark.parametrize("script", sorted(FOLDER.glob("*.sh")), ids=lambda path: path.name)
 def test_shellcheck_finds_nothing(script):
     result = subprocess.run(["shellcheck", "--exclude=SC1091", script], text=True, capture_output=True)

@@ -68,7 +68,9 @@ def test_better_where_it_matters(shape, costs, limit, gain):
 
 def test_what_cannot_be_beaten_is_kept():
     assert search(4, 8, 1, Costs(), 4) == make("zb_h1", 4, 8)
-    assert search(4, 8, 1, Costs(weights=0), work=WORK) == make("1f1b", 4, 8), "which has less alive than gpipe"
+    assert search(4, 8, 1, Costs(weights=0), work=WORK) == make("1f1b", 4, 8), (
+        "it has fewer live activations than gpipe"
+    )
 
 
 def test_known_schedules_are_there_for_any_number_of_stages_a_rank():

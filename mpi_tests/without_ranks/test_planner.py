@@ -214,7 +214,7 @@ def test_the_head_keeps_what_autograd_saves(config):
 
 
 def test_16_bits_are_as_published():
-    """34 s b h with dropout's masks of one byte, 32 without; tp divides 24 of them, or all in sequence-parallel mode."""
+    """34 s b h with dropout masks of one byte, 32 without; tp divides 24 of them, or all in sequence-parallel mode."""
     job = TrainingJob(replace(LARGE, n_head=1), 1, dtype="float16", master_weights=True)
     for tp, sequence in ((1, False), (8, False), (8, True)):
         activations = block_kept(job, ParallelLayout(tp=tp, sequence_parallel=sequence))._replace(float32=0)

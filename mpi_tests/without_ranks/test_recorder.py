@@ -44,7 +44,7 @@ def test_files_have_the_fields_of_pytorchs(tmp_path):
     pytest.importorskip("torch")
     result = subprocess.run([sys.executable, "-c", OF_TORCH, str(tmp_path / "torch")], timeout=100, capture_output=True)
     if b"_dump_fr_trace" in result.stderr:
-        pytest.skip("this torch has a flight recorder for NCCL alone")
+        pytest.skip("this torch has a flight recorder only for NCCL")
     assert result.returncode == 0, result.stderr
     record = Record()
     make_call(Calls(record, "", range(1)), "all_reduce", 4)

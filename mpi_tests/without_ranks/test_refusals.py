@@ -278,7 +278,7 @@ def test_an_out_dir_within_a_file(folder):
     assert "can't be written (Not a directory): pass another --out_dir" in refusal(folder, flags)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write anywhere")
 def test_an_out_dir_without_permission(folder):
     folder.chmod(0o500)
     assert "can't be written (Permission denied): pass another --out_dir" in refusal(folder, [])

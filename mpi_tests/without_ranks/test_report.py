@@ -88,7 +88,7 @@ def test_an_error_still_draws_the_loss(tmp_path):
     assert matplotlib.image.imread(tmp_path / "loss.png").shape[2] == 4
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full, a disk that is always full")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
 def test_a_full_disk_is_said_once_and_the_run_goes_on(tmp_path, capsys, monkeypatch):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
 

@@ -26,7 +26,7 @@ def compiler() -> str:
             probe = [name, "-xc++", "-fsyntax-only", "-"]
             if subprocess.run(probe, input="_Float16 x;", text=True, capture_output=True).returncode == 0:
                 return name
-    raise CannotBuildError("no C++ compiler that knows _Float16")
+    raise CannotBuildError("no C++ compiler supports _Float16")
 
 
 def cache_folder(kind: str, sources: Iterable[Path]) -> Path:

@@ -56,7 +56,7 @@ def check_machine() -> None:
     try:
         importlib.metadata.version(WHEEL)
     except importlib.metadata.PackageNotFoundError:
-        raise CannotLoadError(f"CuPy is another one than {WHEEL}") from None
+        raise CannotLoadError(f"the installed CuPy is not {WHEEL}") from None
 
 
 def load_runtime() -> Path:
