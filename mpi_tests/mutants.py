@@ -75,8 +75,8 @@ class Verdict(NamedTuple):
 
 def copy_tree(tree: Path, folder: Path) -> Path:
     """Copy the files of `tree` that git tracks or does not ignore, with uncommitted changes."""
-    listed = ["git", "-C", str(tree), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    for name in subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split("\0"):
+    listing = ["git", "-C", str(tree), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listing, check=True, capture_output=True, text=True).stdout.split("\0"):
         if name and (tree / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(tree / name, folder / name)
@@ -165,8 +165,8 @@ def family(pid: int) -> list[int]:
     """Return a process and all its descendants."""
     children: list[str] = []
     with suppress(OSError):
-        for listed in Path(f"/proc/{pid}/task").glob("*/children"):
-            children += listed.read_text().split()
+        for file in Path(f"/proc/{pid}/task").glob("*/children"):
+            children += file.read_text().split()
     return [pid, *(member for child in children for member in family(int(child)))]
 
 

@@ -184,8 +184,8 @@ def end_processes(namespace, patience_s=10):
 
 
 def processes(namespace):
-    listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
-    return [int(pid) for pid in listed.stdout.split()]
+    result = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in result.stdout.split()]
 
 
 def kill(pid):

@@ -51,8 +51,8 @@ def make_root(root: Path, suite: str, packages: Sequence[str], clone: str) -> No
 
 def pip_folders() -> Iterator[str]:
     """Yield the local folders of wheels and packages in pip's configuration."""
-    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
-    for word in sorted(set(re.findall(r"(?:(?<=file://)|(?<![\w/:]))/[^\s'\"/][^\s'\"]*", listed))):
+    settings = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+    for word in sorted(set(re.findall(r"(?:(?<=file://)|(?<![\w/:]))/[^\s'\"/][^\s'\"]*", settings))):
         folder = Path(word).parent if Path(word).name == "simple" else Path(word)
         if folder.is_dir():
             yield str(folder)

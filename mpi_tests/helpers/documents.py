@@ -70,16 +70,16 @@ def blocks(page: str) -> list[Block]:
 
 def commands(page: str) -> list[Command]:
     """Return the commands of a page in order; the last command of a block has the output that follows it."""
-    listed = []
+    result = []
     of_page = blocks(page)
     for block, following in zip_longest(of_page, of_page[1:]):
         if block.language == "bash":
             lines = [line.split(" #")[0].strip() for line in block.text.replace("\\\n", "").splitlines()]
             *others, last = [line for line in lines if line and not line.startswith("#")]
-            listed += [Command(page, line, None) for line in others]
+            result += [Command(page, line, None) for line in others]
             is_output = following is not None and following.language in ("", "text")
-            listed.append(Command(page, last, following.text if is_output else None))
-    return listed
+            result.append(Command(page, last, following.text if is_output else None))
+    return result
 
 
 PATHS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

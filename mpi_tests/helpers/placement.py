@@ -107,8 +107,8 @@ class Operations(TorchDispatchMode):
 class Memory(Host):
     """Host memory whose allocations count as device memory."""
 
-    def __init__(self, noted: list):
-        self.noted = noted
+    def __init__(self, arrays: list):
+        self.noted = arrays
 
     def empty(self, count, dtype):
         array = super().empty(count, dtype)
@@ -126,18 +126,18 @@ class Generator(torch.Generator):
 @contextlib.contextmanager
 def pretending(monkeypatch) -> Iterator[Placement]:
     """Emulate the device "cuda"; collectives treat its memory as host memory."""
-    placement, noted = Placement(), []
-    memory, own_empty, own_device, to_torch = Memory(noted), Communicator.empty, views.device, views.to_torch
+    placement, arrays = Placement(), []
+    memory, own_empty, own_device, to_torch = Memory(arrays), Communicator.empty, views.device, views.to_torch
 
     def empty(self, shape, dtype="float32", device="cpu"):
         array = own_empty(self, shape, dtype)
         if is_device(device):
-            noted.append(array)
+            arrays.append(array)
         return array
 
     def seen_by_torch(array):
         tensor = to_torch(array)
-        return placement.put(tensor) if any(array is one for one in noted) else tensor
+        return placement.put(tensor) if any(array is one for one in arrays) else tensor
 
     def flat_torch(tensor):
         with torch._C.DisableTorchFunction():

@@ -231,12 +231,12 @@ class Ranks:
 
         init, leftovers = Context.__init__, []
 
-        def noted(context, *arguments, **named):
+        def recording_init(context, *arguments, **named):
             init(context, *arguments, **named)
             watchdog = weakref.ref(context.watchdog) if context.watchdog else lambda: None
             leftovers.append((watchdog, (context.mpi, context.mailbox.mpi)))
 
-        Context.__init__ = noted
+        Context.__init__ = recording_init
         try:
             return (yield)
         finally:

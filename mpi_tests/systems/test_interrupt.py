@@ -56,7 +56,7 @@ def test_the_benchmark_leaves_what_it_has_measured(tmp_path, launcher):
     """The interrupt comes during the second size."""
     file = tmp_path / "r.json"
     words = ["-m", "collectives.bench", "-A", "ring", "-b", "8", "-e", "64M", "-f", str(1 << 23), "--json", str(file)]
-    result = interrupted(LAUNCHERS[launcher], [*words, "-n", "300"], lambda shown: file.exists())
+    result = interrupted(LAUNCHERS[launcher], [*words, "-n", "300"], lambda output: file.exists())
     check_ended(result, launcher)
     (row, *_) = json.loads(file.read_text())["results"]
     assert (row["bytes"], row["wrong"], len(row["samples_us"])) == (8, 0, 300)
@@ -67,7 +67,7 @@ def test_the_benchmark_leaves_what_it_has_measured(tmp_path, launcher):
 def test_tuning_leaves_what_it_has_measured(tmp_path, launcher):
     file = tmp_path / "tuning.json"
     words = ["-m", "collectives.bench", "--tune", str(file), "-b", "8", "-e", "64M", "-n", "200"]
-    result = interrupted(LAUNCHERS[launcher], words, lambda shown: file.exists())
+    result = interrupted(LAUNCHERS[launcher], words, lambda output: file.exists())
     check_ended(result, launcher)
     tuning = parse_tuning(file.read_text(), str(file))
     assert {case.collective for case in tuning.fastest} == {"all_reduce"}
@@ -77,7 +77,7 @@ def test_tuning_leaves_what_it_has_measured(tmp_path, launcher):
 
 def test_a_simulation_shows_what_it_has_predicted():
     words = ["-m", "collectives.schedule.simulate", "--exact", "--topology", "16x8", "-b", "8", "-e", "1G"]
-    result = interrupted(0, words, lambda shown: "predicted exactly" in shown)
+    result = interrupted(0, words, lambda output: "predicted exactly" in output)
     assert result.returncode == INTERRUPTED
     assert result.stderr.splitlines()[-1] == "interrupted: entries marked - were not predicted"
     head, *rows = result.stdout.splitlines()[2:]
@@ -90,7 +90,7 @@ def test_a_simulation_shows_what_it_has_predicted():
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_training_run_leaves_its_metrics_and_their_picture(tmp_path, launcher):
     words = ["train.py", *flags(config(max(1, LAUNCHERS[launcher]), out_dir=str(tmp_path), max_iters=10**6))]
-    result = interrupted(LAUNCHERS[launcher], words, lambda shown: "iter 3/" in shown)
+    result = interrupted(LAUNCHERS[launcher], words, lambda output: "iter 3/" in output)
     check_ended(result, launcher)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [record["iter"] for record in records if "loss" in record][:3] == [1, 2, 3]

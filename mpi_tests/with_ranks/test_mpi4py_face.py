@@ -63,7 +63,7 @@ def allreduce(comm, n, root):
     yield "Allreduce", (MPI.IN_PLACE, [x, MPI.INT], MPI.MAX), x
     yield "Allreduce", ([block(comm, n + 2, "f8"), (n, 2), MPI.DOUBLE], (real := nothing(n, "f8"))), real
     values = array.array("l", range(n))
-    yield "Allreduce", (values, (gotten := array.array("l", [0] * n)), MPI.PROD), gotten
+    yield "Allreduce", (values, (output := array.array("l", [0] * n)), MPI.PROD), output
 
 
 def reduce(comm, n, root):
@@ -145,10 +145,10 @@ def check(both, calls, length, root, run):
         getattr(library, name)(*theirs)
         if want is not None:
             np.testing.assert_array_equal(np.asarray(actual), np.asarray(want), err_msg=str((name, case)))
-    noted = communicators().by_handle[ours.handle].policy.calls
-    assert noted.total() > before
+    counts = communicators().by_handle[ours.handle].policy.calls
+    assert counts.total() > before
     if ours.size > 1:
-        assert not [name for (name, is_ours) in noted if not is_ours]
+        assert not [name for (name, is_ours) in counts if not is_ours]
 
 
 @each_call

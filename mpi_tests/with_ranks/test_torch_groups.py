@@ -78,11 +78,11 @@ def test_split_group(size, bind_device):
 def test_a_mesh_splits_groups(size, bind_device, monkeypatch):
     split, groups = dist.split_group, []
 
-    def noted(**arguments):
+    def recording_split(**arguments):
         groups.append(split(**arguments))
         return groups[-1]
 
-    monkeypatch.setattr(dist.device_mesh, "split_group", noted)
+    monkeypatch.setattr(dist.device_mesh, "split_group", recording_split)
     bind_device()
     mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
     assert [mesh[name].get_group().group_name for name in "ab"] == [group.group_name for group in groups]
