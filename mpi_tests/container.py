@@ -1,8 +1,8 @@
-"""Carry out containers/Dockerfile without Docker: its steps, one after the other, in a fresh Debian by debootstrap.
+"""Run the steps of containers/Dockerfile without Docker, in a fresh Debian that debootstrap creates.
 
 python -m mpi_tests.container
 
-Then train for two steps on 2 ranks with what the steps have installed.
+Then train for two steps on 2 ranks with the packages that the steps have installed.
 """
 
 import re
@@ -28,7 +28,7 @@ def instructions(text: str) -> list[tuple[str, str]]:
 
 
 def commands(text: str) -> Iterator[str]:
-    """Yield what each RUN does, in the environment and folder that the instructions before it have set."""
+    """Yield the command of each RUN, in the environment and working directory set by earlier instructions."""
     before = ["umask 022"]
     for name, words in instructions(text):
         if name == "ENV":

@@ -1,11 +1,11 @@
-"""Run collectives drawn at random against NumPy, for as long as asked.
+"""Compare randomly drawn collectives with NumPy for a given time.
 
 mpirun -n 4 python -m mpi_tests.fuzz --seconds 60
-mpirun -n 4 python -m mpi_tests.fuzz --seed 7 --only 1234    # one case again
+mpirun -n 4 python -m mpi_tests.fuzz --seed 7 --only 1234    # repeat one case
 
-A case is drawn on every rank alike: the collective, dtype, op, lengths, algorithm, the ranks and nodes that take part,
-the memory, form and overlap of the arrays, and how it is called.  Some cannot be: they must be refused on all ranks.
-The first wrong result ends the job with the case's number.
+Every rank draws the same case: the collective, dtype, op, lengths, algorithm, participating ranks and nodes, the
+memory, shape and overlap of the arrays, and the kind of call.  Invalid cases must be refused on all ranks.  The first
+wrong result ends the job with the number of its case.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from collectives.algorithms import Access, rows
 from collectives.arrays.views import dtype_of
 from mpi_tests.helpers.reference import COLLECTIVES, DTYPES, HALVES, REDUCTIONS, ROOTED, SCANS, draw, ops_of, reduced
 
-COUNTED = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")  # they take lengths of chunks
+COUNTED = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")  # collectives that take chunk lengths
 REDUCING = (*REDUCTIONS, *SCANS)
-FORMS = ("flat", "flat", "flat", "shaped", "matrix", "strided")  # of x, as often
+FORMS = ("flat", "flat", "flat", "shaped", "matrix", "strided")  # forms of x, repeated by their weight
 FAULTS = ("overlap", "masked")
-CASES_A_BATCH = 20  # from one look at the clock to the next
+CASES_A_BATCH = 20  # between two checks of the clock
 
 
 class Case(NamedTuple):
-    """One collective and everything that it is called with; `counts` are what each rank sends to each, or gives."""
+    """One collective and all arguments of its call; `counts[r]` are the lengths that rank r sends or contributes."""
 
     collective: str
     algorithm: str
     dtype: str
     op: str
     counts: tuple[tuple[int, ...], ...]
-    are_passed: bool  # the counts; otherwise they are those without
+    are_passed: bool  # whether the call passes `counts`; without, they are the default ones
     root: int
     layout: str
     size: int
@@ -50,14 +50,14 @@ class Case(NamedTuple):
     in_place: bool
     run: str  # call, plan or work
     reproducible: bool
-    fault: str  # of rank `root`'s arrays, or none
+    fault: str  # the defect of rank `root`'s arrays, or ""
     seed: str
 
 
 def draw_case(seed: int, number: int, accesses: dict[tuple[str, int], Access]) -> Case:
-    """Draw the case of this number: small and long arrays, as many of each magnitude.
+    """Draw the case of this number; an upper bound of its lengths is log-uniform, up to 2^16 elements.
 
-    `accesses` says what access ranks have for each layout and number of ranks that there may be.
+    `accesses` gives the access between ranks for each possible layout and number of ranks.
 
     >>> accesses = {("one node", 4): Access.DIRECT}
     >>> draw_case(1, 2, accesses) == draw_case(1, 2, accesses)
@@ -117,7 +117,7 @@ def draw_counts(draws: random.Random, collective: str, size: int, are_passed: bo
 
 
 def inputs(case: Case) -> list[np.ndarray]:
-    """Return every rank's x: integers so small that no dtype rounds a sum or a product of them on 8 ranks."""
+    """Return every rank's x: integers small enough that no dtype rounds their sum or product over 8 ranks."""
     largest = 2 if case.op == "prod" else 15
     numbers = [int(part) for part in case.seed.split("-")]
     return [
@@ -158,7 +158,7 @@ def chunk(x: np.ndarray, counts: tuple[int, ...], rank: int) -> np.ndarray:
 
 
 def new(comm: collectives.Communicator, case: Case, count: int) -> np.ndarray:
-    """Memory of this case's kind, some elements into an allocation."""
+    """Allocate memory of this case's kind, beginning some elements after the start of the allocation."""
     if case.is_symmetric:
         longest = max(map(sum, case.counts)) * (case.size if count > max(map(sum, case.counts)) else 1)
         return comm.empty(max(longest, count) + 3, case.dtype)[3 : 3 + count]
@@ -166,7 +166,7 @@ def new(comm: collectives.Communicator, case: Case, count: int) -> np.ndarray:
 
 
 def arrays(comm: collectives.Communicator, case: Case, x: np.ndarray, want: np.ndarray | None) -> tuple[Any, Any]:
-    """Return x and out, filled as the case says."""
+    """Return x and out, filled as the case specifies."""
     own, out = new(comm, case, len(x)), None
     if case.has_out:
         out = new(comm, case, len(want) if want is not None else 0)
@@ -185,7 +185,7 @@ def arrays(comm: collectives.Communicator, case: Case, x: np.ndarray, want: np.n
 
 
 def gets(comm: collectives.Communicator, case: Case) -> bool:
-    """Return whether a rank gets a result, in `out` if it has one."""
+    """Return whether a rank receives a result, in `out` if it passes one."""
     on = {"broadcast": False, "reduce": is_root(comm, case), "exscan": comm.rank > 0}
     return on.get(case.collective, True)
 
@@ -201,39 +201,39 @@ def shaped(x: np.ndarray, form: str) -> np.ndarray:
 
 
 def arguments(case: Case, rank: int, out: Any) -> dict[str, Any]:
-    """Return the arguments other than x."""
-    passed: dict[str, Any] = {"algorithm": case.algorithm}
+    """Return the keyword arguments of the call."""
+    keywords: dict[str, Any] = {"algorithm": case.algorithm}
     if case.collective in REDUCING:
-        passed |= {"op": case.op, "reproducible": case.reproducible}
+        keywords |= {"op": case.op, "reproducible": case.reproducible}
     if case.collective in ROOTED:
-        passed["root"] = case.root
+        keywords["root"] = case.root
     if case.has_out:
-        passed["out"] = out
+        keywords["out"] = out
     if case.are_passed and case.collective == "all_to_all":
-        passed["send_counts"] = case.counts[rank]
+        keywords["send_counts"] = case.counts[rank]
     elif case.are_passed:
         gives_one = case.collective in ("all_gather", "gather")
-        passed["counts"] = [row[0] for row in case.counts] if gives_one else case.counts[0]
-    return passed
+        keywords["counts"] = [row[0] for row in case.counts] if gives_one else case.counts[0]
+    return keywords
 
 
 def run(comm: collectives.Communicator, case: Case, x: Any, out: Any, values: np.ndarray) -> Any:
-    """Return what the collective returns, of a plan's second run."""
-    passed = arguments(case, comm.rank, out)
+    """Return the result of the collective; of a plan, that of its second run."""
+    keywords = arguments(case, comm.rank, out)
     if case.run == "call":
-        return getattr(comm, case.collective)(x, **passed)
+        return getattr(comm, case.collective)(x, **keywords)
     if case.run == "work":
-        return getattr(comm, case.collective)(x, blocking=False, **passed).wait()
-    plan = comm.plan(case.collective, x, **passed)
+        return getattr(comm, case.collective)(x, blocking=False, **keywords).wait()
+    plan = comm.plan(case.collective, x, **keywords)
     plan()
     np.asarray(x).reshape(-1)[:] = values
-    got = plan()
+    actual = plan()
     plan.free()
-    return got
+    return actual
 
 
 def difference(comm: collectives.Communicator, case: Case) -> str:
-    """Run a case; return what is wrong with its result on this rank, or nothing."""
+    """Run a case; return how its result on this rank differs from the expected one, or ""."""
     xs = inputs(case)
     want = expected(case, xs, comm.rank)
     x, out = arrays(comm, case, xs[comm.rank], want)
@@ -245,27 +245,29 @@ def difference(comm: collectives.Communicator, case: Case) -> str:
         except collectives.InputError:
             return ""
         return f"{case.fault} is not refused"
-    got = run(comm, case, x, out, xs[comm.rank])
-    if got is None or want is None:
-        return "" if got is want else f"got {got}, not {want}"
+    actual = run(comm, case, x, out, xs[comm.rank])
+    if actual is None or want is None:
+        return "" if actual is want else f"got {actual}, not {want}"
     if case.has_out and gets(comm, case):
-        if got is not out:
+        if actual is not out:
             return "what is returned is not out"
         if not case.in_place and not np.array_equal(np.asarray(x).reshape(-1), xs[comm.rank]):
             return "x has changed"
-    return unlike(np.asarray(got).reshape(-1), want, exact=case.op != "avg")
+    return unlike(np.asarray(actual).reshape(-1), want, exact=case.op != "avg")
 
 
-def unlike(got: np.ndarray, want: np.ndarray, exact: bool) -> str:
-    """Say where two arrays differ; NumPy rounds an average's quotient differently for complex numbers."""
-    if (got.shape, got.dtype) != (want.shape, want.dtype):
-        return f"got {got.dtype} {got.shape}, not {want.dtype} {want.shape}"
-    wrong = np.flatnonzero(got != want if exact else abs(got.astype(complex) - want) > 1e-2 * abs(want.astype(complex)))
+def unlike(actual: np.ndarray, want: np.ndarray, exact: bool) -> str:
+    """Describe where two arrays differ; averages need a tolerance, as NumPy rounds complex quotients differently."""
+    if (actual.shape, actual.dtype) != (want.shape, want.dtype):
+        return f"got {actual.dtype} {actual.shape}, not {want.dtype} {want.shape}"
+    wrong = np.flatnonzero(
+        actual != want if exact else abs(actual.astype(complex) - want) > 1e-2 * abs(want.astype(complex))
+    )
     return f"wrong in {len(wrong)} of {len(want)} elements, the first at {wrong[0]}" if len(wrong) else ""
 
 
 def faulty(case: Case, values: np.ndarray, out_count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return an x and an out that cannot be."""
+    """Return an invalid pair of x and out."""
     memory = np.zeros(2 * len(values) + out_count, values.dtype)
     x, out = memory[: len(values)], memory[-out_count:]
     if case.fault == "overlap":
@@ -296,11 +298,11 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m mpi_tests.fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, help="number of the one case to run")
+    parser.add_argument("--only", type=int, help="run the case of this number only")
     args = parser.parse_args()
     comm = collectives.world()
     comms = communicators(comm)
-    accesses = comm.mpi.bcast({which: access(part) for which, part in comms.items()})  # rank 0 is in all
+    accesses = comm.mpi.bcast({which: access(part) for which, part in comms.items()})  # rank 0 is in every communicator
     deadline, first, more = time.monotonic() + args.seconds, args.only or 0, np.ones(1, np.int8)
     for number in itertools.count(first):
         case = draw_case(args.seed, number, accesses)

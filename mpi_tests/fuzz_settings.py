@@ -1,10 +1,10 @@
-"""Draw settings for every command at random, valid, at an edge or absurd, for as long as asked.
+"""Run every command with randomly drawn settings, valid, at a limit or absurd, for a given time.
 
 python -m mpi_tests.fuzz_settings --seconds 60
-python -m mpi_tests.fuzz_settings --seed 7 --only 1234    # one case again
+python -m mpi_tests.fuzz_settings --seed 7 --only 1234    # repeat one case
 
-A command runs, or says in one line what is wrong and ends with status 2, within 10 s; what is absurd, it refuses.  Most
-cases are checked in this process, one in `PROCESSES` in one of its own.
+Within 10 s, a command either runs, or prints one error line and exits with status 2; absurd settings it must refuse.
+Most cases run in this process, one in `PROCESSES` runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from training.checks import check
 from training.config import Config
 
 LIMIT_S = 10.0
-PROCESSES = 100  # of so many cases, one is run as a program
+PROCESSES = 100  # one case in so many runs as a program
 SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 8, "block_size": 8, "max_iters": 1, "micro_batch_size": 1}
 SMALL |= {"sample_tokens": 1, "val_fraction": 0.002, "out_dir": ""}
 ABSURD = (
@@ -78,11 +78,11 @@ COMMANDS = {
 
 
 class Case(NamedTuple):
-    """A command and all that it is given; what is in `absurd` it must refuse."""
+    """A command with its arguments, file and environment; it must refuse the settings in `absurd`."""
 
     command: str
     words: tuple[str, ...]
-    file: str = ""  # of settings, in TOML
+    file: str = ""  # settings in TOML
     variables: tuple[tuple[str, str], ...] = ()
     ranks: int = 1
     absurd: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class Case(NamedTuple):
 
 
 class LateError(BaseException):
-    """A case takes too long; nobody else may catch it."""
+    """A case exceeds its time limit; a BaseException, so that no command catches it."""
 
 
 class Draw(NamedTuple):
@@ -101,7 +101,7 @@ class Draw(NamedTuple):
 
 
 def number(draws: random.Random, values: Range, is_whole: bool) -> Draw:
-    """Mostly small ones, some at the ends, some beyond."""
+    """Draw a number: mostly small, sometimes at a limit, sometimes beyond it."""
     beyond = [str(values.least - 1), str(values.most + max(1, values.most)), *ABSURD]
     kind = draws.random()
     if kind < 0.15:
@@ -117,8 +117,8 @@ def number(draws: random.Random, values: Range, is_whole: bool) -> Draw:
 def of_field(draws: random.Random, field: Any, hint: Any) -> Draw:
     kind = value_type(hint)
     if choices := field.metadata.get("choices"):
-        chosen = draws.choice(choices)
-        return Draw(str(chosen)) if draws.random() < 0.7 else Draw(draws.choice(NAMES) + "?", True)
+        choice = draws.choice(choices)
+        return Draw(str(choice)) if draws.random() < 0.7 else Draw(draws.choice(NAMES) + "?", True)
     if kind in (int, float):
         return number(draws, field.metadata["range"], kind is int)
     if kind is bool:
@@ -129,14 +129,14 @@ def of_field(draws: random.Random, field: Any, hint: Any) -> Draw:
 def settings(draws: random.Random, kind: type, base: dict[str, Any]) -> tuple[list[str], str, list[str]]:
     """Draw fields of a dataclass as flags or a TOML file; return both, and the fields with absurd values."""
     hints, in_file = get_type_hints(kind), draws.random() < 0.4
-    chosen = draws.sample(fields(kind), draws.randint(1, 4))  # type: ignore[arg-type]
-    drawn = {field.name: of_field(draws, field, hints[field.name]) for field in chosen}
-    absurd = [f"{name}={draw.text!r:.40}" for name, draw in drawn.items() if draw.is_absurd]
+    subset = draws.sample(fields(kind), draws.randint(1, 4))  # type: ignore[arg-type]
+    draw_by_name = {field.name: of_field(draws, field, hints[field.name]) for field in subset}
+    absurd = [f"{name}={draw.text!r:.40}" for name, draw in draw_by_name.items() if draw.is_absurd]
     lines, words = [], []
     for name, value in base.items():
-        if name not in drawn:
+        if name not in draw_by_name:
             words += [f"--{name}={value}"]
-    for name, draw in drawn.items():
+    for name, draw in draw_by_name.items():
         if in_file:
             lines.append(f"{name} = {toml(draw, value_type(hints[name]))}")
         elif value_type(hints[name]) is bool:
@@ -152,7 +152,7 @@ def settings(draws: random.Random, kind: type, base: dict[str, Any]) -> tuple[li
 
 
 def toml(draw: Draw, kind: type) -> str:
-    """Format a value for a TOML file: a number or word where it can be one there."""
+    """Format a value for a TOML file: unquoted for a field of a number or boolean, unless it is blank."""
     if kind is list:
         return json.dumps([draw.text])
     return draw.text if kind is not str and draw.text.strip() else json.dumps(draw.text)
@@ -177,7 +177,7 @@ def network_flags(draws: random.Random) -> tuple[list[str], list[str]]:
     absurd: list[str] = []
     if draws.random() < 0.2:
         pair = number(draws, fabrics.TIME, False), number(draws, fabrics.SPEED, False)
-        if all(part.text and not part.text.startswith("-") for part in pair):  # else it would be a flag
+        if all(part.text and not part.text.startswith("-") for part in pair):  # it would be parsed as a flag otherwise
             words += [f"--{draws.choice(PAIRS)}", *(part.text for part in pair)]
             absurd += [part.text for part in pair if part.is_absurd]
     return words, absurd
@@ -221,19 +221,19 @@ def bench_case(draws: random.Random) -> Case:
 
 
 def environment_case(draws: random.Random) -> Case:
-    known = {
+    ranges = {
         "COLLECTIVES_CORES": environment.CORES,
         "OMP_NUM_THREADS": environment.THREADS,
         "COLLECTIVES_TIMEOUT_S": environment.SECONDS,
     }
-    name = draws.choice([*known, "COLLECTIVES_CHECK", "COLLECTIVES_FAKE_NODES", "COLLECTIVES_LINKS"])
-    if name in known:
-        draw = number(draws, known[name], name != "COLLECTIVES_TIMEOUT_S")
+    name = draws.choice([*ranges, "COLLECTIVES_CHECK", "COLLECTIVES_FAKE_NODES", "COLLECTIVES_LINKS"])
+    if name in ranges:
+        draw = number(draws, ranges[name], name != "COLLECTIVES_TIMEOUT_S")
     elif name == "COLLECTIVES_LINKS":
         draw = draws.choice((Draw("/dev/null", True), Draw("0"), Draw("no-such")))
     else:
         draw = draws.choice((Draw("x", True), Draw("-1", True), Draw("9" * 40 + "x1", True), Draw("")))
-    is_absurd = draw.is_absurd and bool(draw.text)  # an empty one counts as none
+    is_absurd = draw.is_absurd and bool(draw.text)  # an empty variable counts as unset
     return Case("environment", (), variables=((name, draw.text),), absurd=(f"{name}={draw.text!r:.40}",) * is_absurd)
 
 
@@ -259,9 +259,9 @@ def draw_case(seed: int, number: int) -> Case:
 
 
 def in_process(case: Case, words: list[str]) -> None:
-    """Do what the command does until it computes, and that too where it is little.
+    """Run the command up to its computation, and that too where it is short.
 
-    Raises: ValueError or OSError, of which the command makes one line; SystemExit where it has said that itself.
+    Raises: ValueError or OSError, which the command prints in one line; SystemExit if it has printed an error itself.
     """
     if case.command == "train.py":
         check(parse(Config, "", words), Topology.from_ids([0] * case.ranks))
@@ -269,10 +269,10 @@ def in_process(case: Case, words: list[str]) -> None:
         what = planning.parse_request(words, "")
         model = what.job.model
         if what.machine.world_size <= 16 and model.n_layer <= 4 and what.job.global_batch_size <= 1024:
-            ended(planner.main(words))
+            exit_on_error(planner.main(words))
     elif case.command == "simulate":
         if simulate.parse(words).ranks <= 16:
-            ended(simulate.main(words))
+            exit_on_error(simulate.main(words))
     elif case.command == "bench":
         with mock.patch.object(sys, "argv", ["bench", *words]):
             bench.refuse_unwritable(bench.parse(case.ranks))
@@ -280,7 +280,7 @@ def in_process(case: Case, words: list[str]) -> None:
         raise ValueError(why)
 
 
-def ended(status: int) -> None:
+def exit_on_error(status: int) -> None:
     if status:
         raise SystemExit(status)
 
@@ -300,7 +300,7 @@ def outcome(case: Case, limit_s: float) -> tuple[int, str]:
                 in_process(case, words)
             except SystemExit as error:
                 return int(error.code or 0), errors.getvalue()
-            except (ValueError, OSError) as error:  # as Communicator.agreed and the commands' main take them
+            except (ValueError, OSError) as error:  # the errors that Communicator.agreed and the commands' main handle
                 return 2, f"error: {error}\n"
         return 0, errors.getvalue()
 
@@ -308,8 +308,10 @@ def outcome(case: Case, limit_s: float) -> tuple[int, str]:
 def of_process(command: list[str], variables: dict[str, str], limit_s: float) -> tuple[int, str]:
     with tempfile.TemporaryDirectory() as folder:
         env = surroundings() | {"PYTHONPATH": str(ROOT), "COLLECTIVES_LINKS": folder} | variables
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit_s, check=False)
-    return done.returncode, done.stderr
+        result = subprocess.run(
+            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit_s, check=False
+        )
+    return result.returncode, result.stderr
 
 
 @contextlib.contextmanager
@@ -327,7 +329,7 @@ def alarm(limit_s: float) -> Iterator[None]:
 
 
 def wrong(case: Case, limit_s: float = LIMIT_S) -> tuple[str, str]:
-    """Return what is wrong with a command's handling of a case, or "", and its output."""
+    """Return how a command mishandles a case, or "", and a label of the outcome."""
     begin = time.monotonic()
     try:
         status, errors = outcome(case, limit_s)
@@ -349,18 +351,18 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m mpi_tests.fuzz_settings", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cases", type=int, help="so many, however long they take")
-    parser.add_argument("--only", type=int, help="number of the one case to try")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for one")
+    parser.add_argument("--cases", type=int, help="number of cases, in place of --seconds")
+    parser.add_argument("--only", type=int, help="run the case of this number only")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="time limit of a case in seconds")
     args = parser.parse_args()
     deadline, counts = time.monotonic() + args.seconds, Counter[str]()
     for number in itertools.count(args.only or 0):
         case = draw_case(args.seed, number)
-        why, done = wrong(case, args.limit)
+        why, label = wrong(case, args.limit)
         if why:
             again = shlex.join(["python", "-m", "mpi_tests.fuzz_settings", f"--seed={args.seed}", f"--only={number}"])
             sys.exit(f"case {number} of --seed {args.seed}: {case.command} {why}: {case}\nagain: {again}")
-        counts[f"{case.command} {done}"] += 1
+        counts[f"{case.command} {label}"] += 1
         last = args.only is not None or (number + 1 == args.cases if args.cases else time.monotonic() > deadline)
         if last:
             break

@@ -1,10 +1,10 @@
-"""Run programs that others wrote for mpi4py, with our collectives and without: the results must be the same.
+"""Run third-party mpi4py programs with and without our collectives, and compare the results.
 
 python -m mpi_tests.mpi4py_programs --ranks 2 3
 
-They come with the source distribution of mpi4py and with pylops-mpi, from the package index, into build/: pi by
-quadrature, a Mandelbrot set whose lines are dealt to ranks, and a least-squares solver (CGLS) on distributed arrays.
-With ours, all calls that can be are ours, however short.
+The programs come from mpi4py's source distribution and from pylops-mpi, which are downloaded from the package index
+into build/: pi by quadrature, a Mandelbrot set with cyclic distribution of lines, and a least-squares solver (CGLS) on
+distributed arrays.  In the run with our collectives, they replace every supported call, of any length.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from mpi_tests.mpi4py_suite import suite
 
 LIMIT_S = 600
 PACKAGES = ROOT / "build" / "programs"
-# pylops would look for GPUs and other libraries.
+# Keep pylops from looking for GPUs and optional libraries.
 SETTINGS = {"MPLBACKEND": "Agg", "CUPY_PYLOPS": "0", "TORCH_PYLOPS": "0", "JAX_PYLOPS": "0"}
-OURS = re.compile(r"^[A-Z]\w+ +(\d+) +\d+ +[\d.]+ ms$", re.MULTILINE)  # in the report: how many calls were
+OURS = re.compile(r"^[A-Z]\w+ +(\d+) +\d+ +[\d.]+ ms$", re.MULTILINE)  # the report's count of calls that were ours
 DRIVER = r"""
 import io, json, runpy, sys, warnings
 path, typed, result = sys.argv[1:]
@@ -38,7 +38,7 @@ if MPI.COMM_WORLD.rank == 0:
 
 
 class Program(NamedTuple):
-    """A program: its file, what is typed to it, and the expression of its variables that is its result on rank 0."""
+    """A program: its file, its standard input, and the expression of its variables that yields rank 0's result."""
 
     path: str
     typed: str
@@ -53,7 +53,7 @@ PROGRAMS = {
 
 
 def fetch() -> None:
-    """Install pylops-mpi and what it needs beside NumPy and mpi4py, if need be."""
+    """Install pylops-mpi and its dependencies other than NumPy and mpi4py, unless they are installed."""
     if not (PACKAGES / "pylops_mpi").exists():
         packages = ["pylops-mpi", "pylops", "pyproximal", "scipy", "typing_extensions"]
         install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", PACKAGES, *packages]
@@ -67,17 +67,17 @@ def run(program: Program, num_ranks: int, with_ours: bool) -> Any:
     ours = ["-m", "collectives.mpi4py"] if with_ours else []
     env = environment() | SETTINGS | {"COLLECTIVES_MPI4PY": "report,ours" if with_ours else ""}
     env["PYTHONPATH"] = f"{ROOT}:{PACKAGES}"
-    ended = watched([find_mpirun(), "-n", num_ranks, sys.executable, *ours, *words], env, LIMIT_S)
-    results = [line for line in ended.stdout.splitlines() if line.startswith("result ")]
-    if ended.returncode or len(results) != 1:
-        raise RuntimeError(f"{Path(path).name} ended with {ended.returncode}: {ended.stderr[-2000:]}")
-    if with_ours and not any(map(int, OURS.findall(ended.stderr))):
-        raise RuntimeError(f"{Path(path).name}: no call was ours: {ended.stderr[-2000:]}")
+    result = watched([find_mpirun(), "-n", num_ranks, sys.executable, *ours, *words], env, LIMIT_S)
+    results = [line for line in result.stdout.splitlines() if line.startswith("result ")]
+    if result.returncode or len(results) != 1:
+        raise RuntimeError(f"{Path(path).name} ended with {result.returncode}: {result.stderr[-2000:]}")
+    if with_ours and not any(map(int, OURS.findall(result.stderr))):
+        raise RuntimeError(f"{Path(path).name}: no call was ours: {result.stderr[-2000:]}")
     return json.loads(results[0].removeprefix("result "))
 
 
 def compare(name: str, num_ranks: int) -> bool:
-    """Run a program both ways; return whether the results are the same, floats to 12 digits."""
+    """Run a program with and without our collectives; return whether the results agree, floats to 12 digits."""
     plain, ours = (run(PROGRAMS[name], num_ranks, with_ours) for with_ours in (False, True))
     same = np.shape(plain) == np.shape(ours) and np.allclose(plain, ours, rtol=1e-12, atol=0)
     outcome = "the same result" if same else f"other results: {plain} without ours, {ours} with them"
@@ -92,7 +92,7 @@ def main() -> int:
     args = parser.parse_args()
     fetch()
     outcomes = [compare(name, num_ranks) for num_ranks in args.ranks for name in args.only]
-    print(f"{sum(outcomes)} of {len(outcomes)} runs of other people's programs give the same with our collectives")
+    print(f"{sum(outcomes)} of {len(outcomes)} runs of third-party programs give the same results with our collectives")
     return int(not all(outcomes))
 
 

@@ -1,10 +1,10 @@
-"""Run mpi4py's own tests with our collectives, and without: all that pass without must pass with them.
+"""Run mpi4py's own tests with and without our collectives: tests that pass without them must pass with them.
 
 python -m mpi_tests.mpi4py_suite --ranks 1 2 3 5
 python -m mpi_tests.mpi4py_suite --ranks 3 --only collectives
 
-The tests come with mpi4py's source distribution, from the package index, into build/.  Those of collectives, with the
-smallest arrays, run once as a program would have them, and once with all that can be ours.
+The tests come from mpi4py's source distribution, downloaded from the package index into build/.  The tests of
+collectives, whose arrays are tiny, run twice: with the default settings, and with our collectives at every length.
 """
 
 import argparse
@@ -27,7 +27,7 @@ MANY_S = 1800
 
 
 def suite() -> Path:
-    """Return the folder of the tests of the mpi4py that is installed, downloaded if need be."""
+    """Return the folder with the tests of the installed version of mpi4py; download them if necessary."""
     folder = ROOT / "build" / f"mpi4py-{version('mpi4py')}"
     if not folder.exists():
         folder.parent.mkdir(exist_ok=True)
@@ -39,7 +39,7 @@ def suite() -> Path:
 
 
 def run(num_ranks: int, files: str, mode: str | None) -> tuple[str, set[str]]:
-    """Run tests, with our collectives unless `mode` is None; return what was said of their number, and which failed."""
+    """Run tests, with our collectives unless `mode` is None; return the reported number of tests and the failures."""
     with_ours = [] if mode is None else ["-m", "collectives.mpi4py"]
     words = [
         find_mpirun(),
@@ -51,16 +51,16 @@ def run(num_ranks: int, files: str, mode: str | None) -> tuple[str, set[str]]:
         "-i",
         rf"test_{files}\.py",
     ]
-    ended = watched(words, environment() | {"COLLECTIVES_MPI4PY": mode or ""}, MANY_S)
-    failed = set(re.findall(r"^(?:FAIL|ERROR): \w+ \((.*)\)$", ended.stderr, re.MULTILINE))
-    numbers = sorted(set(re.findall(r"^Ran (\d+) tests", ended.stderr, re.MULTILINE)))
-    if not numbers or numbers == ["0"] or (ended.returncode and not failed):
-        failed.add(f"the job, which ended with {ended.returncode}: {ended.stderr[-2000:]}")
+    result = watched(words, environment() | {"COLLECTIVES_MPI4PY": mode or ""}, MANY_S)
+    failed = set(re.findall(r"^(?:FAIL|ERROR): \w+ \((.*)\)$", result.stderr, re.MULTILINE))
+    numbers = sorted(set(re.findall(r"^Ran (\d+) tests", result.stderr, re.MULTILINE)))
+    if not numbers or numbers == ["0"] or (result.returncode and not failed):
+        failed.add(f"the job, which ended with {result.returncode}: {result.stderr[-2000:]}")
     return " or ".join(numbers), failed
 
 
 def compare(num_ranks: int, part: str) -> list[str]:
-    """Return what fails with our collectives only."""
+    """Return the tests that fail only with our collectives."""
     number, without = run(num_ranks, FILES[part], None)
     worse = []
     for mode in MODES[part]:
@@ -68,7 +68,7 @@ def compare(num_ranks: int, part: str) -> list[str]:
         own = sorted(failed - without)
         own += [f"{number_with} tests ran, not {number}"] * (number_with != number)
         what = f"{part} on {num_ranks} ranks{f', COLLECTIVES_MPI4PY={mode}' * bool(mode)}"
-        print(f"{what}: {number_with} tests, {len(own)} fail with ours only, {len(without)} fail without", flush=True)
+        print(f"{what}: {number_with} tests, {len(own)} fail only with ours, {len(without)} fail without", flush=True)
         worse += [f"{what}: {test}" for test in own]
     return worse
 

@@ -1,13 +1,13 @@
-"""Put faults into a copy of the code, one by one, and run for each the few tests that ought to catch it.
+"""Mutation testing: insert faults into a copy of the code one by one, and run the few tests that should catch each.
 
 python -m mpi_tests.mutants
-python -m mpi_tests.mutants --only pipeline zero.py --out mutants.md    # the table's other rows stay as they are
-python -m mpi_tests.mutants --patience 10    # on a machine that others use
+python -m mpi_tests.mutants --only pipeline zero.py --out mutants.md    # keeps the other rows of the table
+python -m mpi_tests.mutants --patience 10    # on a shared machine
 python -m mpi_tests.mutants --tree ../another/checkout
 
-A fault is caught where its tests pass without it and, with it, one of them fails, crashes or runs without end; tests
-that can't be imported, or none that ran, catch nothing.  Exits with 1 if a fault is not caught.  The table is written
-after each.
+A fault is caught if its tests pass without it and, with it, one of them fails, crashes or exceeds its time limit.
+Tests that cannot be imported, or a selection that runs none, catch nothing.  The exit status is 1 if a fault is not
+caught.  The table is written after each fault.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from mpi_tests.helpers.launch import environment, find_mpirun
 from mpi_tests.mutants_list import MUTANTS, Mutant, Selection
 
 ROOT = Path(__file__).resolve().parent.parent
-CLEAN_LIMIT_S = 300.0  # of tests without a fault; with one, a few times what they took, and more
-SLOWER, MORE_S, COMPILING_S = 4, 30.0, 120.0  # on ranks, a test alone may take no longer than the latter two
-AGAIN = 3  # times as long for a second run, where the first was late: the machine may have been busy
+CLEAN_LIMIT_S = 300.0  # for tests without a fault; with one: SLOWER times their duration, and MORE_S
+SLOWER, MORE_S, COMPILING_S = 4, 30.0, 120.0  # the last two limit a single test on ranks
+AGAIN = 3  # factor on the limit of a second run after a timeout, as the machine may have been busy
 TERMINATION_S = 10.0
-FAULTLESS = Lock()  # held by the thread that runs a selection without a fault: each runs once
+FAULTLESS = Lock()  # held while a thread runs a selection without a fault, so that each runs only once
 PYTEST = ("-m", "pytest", "-x", "-p", "no:cacheprovider", "--color=no")
-PASSED, FAILED, LATE, BROKEN = "passed", "failed", "without end", "broken"  # a run of tests
-CAUGHT = "caught"  # a mutant
+PASSED, FAILED, LATE, BROKEN = "passed", "failed", "without end", "broken"  # outcomes of a run of tests
+CAUGHT = "caught"  # outcome of a mutant
 SUMMARY = re.compile(r"\b[1-9]\d* (passed|failed|errors?)\b")
-OF_A_TEST = re.compile(r"==== rank \d+ of \d+: \S+::.*")  # what the ranks print where they end the job themselves
+OF_A_TEST = re.compile(r"==== rank \d+ of \d+: \S+::.*")  # the line that ranks print when they abort the job
 IN_A_TEST = re.compile(r"^  File .*, line \d+ in pytest_(pyfunc_call|runtest_protocol)$", re.M)
-CRASH = re.compile(r"Fatal Python error: .*")  # by a signal, as after a wrong address
+CRASH = re.compile(r"Fatal Python error: .*")  # by a signal such as SIGSEGV
 OF_A_BUILD = re.compile(r"\b(SyntaxError|IndentationError|numba\.core\.errors\.\w+Error|CompileException)\b.*")
 HEAD = """By `make mutants`, in parts; caught are those that make a test fail, or run without end.
 
@@ -58,7 +58,7 @@ HEAD = """By `make mutants`, in parts; caught are those that make a test fail, o
 
 
 class Ended(NamedTuple):
-    """How a run of tests ended: `PASSED` if there were some and all passed, or another word, and why."""
+    """Outcome of a run of tests and its reason; `PASSED` if at least one test ran and all passed."""
 
     word: str
     why: str
@@ -66,7 +66,7 @@ class Ended(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What became of a mutant: `CAUGHT`, or another word."""
+    """Outcome of a mutant: `CAUGHT`, or another word, with its reason."""
 
     word: str
     why: str
@@ -74,9 +74,9 @@ class Verdict(NamedTuple):
 
 
 def copy_tree(tree: Path, folder: Path) -> Path:
-    """Copy what git tracks in `tree`, and what it does not ignore, as it is now."""
-    listed = ["git", "-C", str(tree), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    for name in subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split("\0"):
+    """Copy the files of `tree` that git tracks or does not ignore, with uncommitted changes."""
+    listing = ["git", "-C", str(tree), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listing, check=True, capture_output=True, text=True).stdout.split("\0"):
         if name and (tree / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(tree / name, folder / name)
@@ -84,21 +84,21 @@ def copy_tree(tree: Path, folder: Path) -> Path:
 
 
 def files_of(tree: Path, tests: Selection) -> list[str]:
-    """Return the test files of that name: where there is a folder with_ranks/, those in it, or those elsewhere."""
+    """Return the test files of that name: those in with_ranks/ if the tests need ranks, else the others, else all."""
     files = sorted((tree / "mpi_tests").rglob(tests.file))
     if not files:
         raise FileNotFoundError(f"no {tests.file} beneath {tree / 'mpi_tests'}")
-    chosen = [file for file in files if (file.parent.name == "with_ranks") == tests.need_ranks]
-    return list(map(str, chosen or files))
+    matches = [file for file in files if (file.parent.name == "with_ranks") == tests.need_ranks]
+    return list(map(str, matches or files))
 
 
 def command(tree: Path, tests: Selection, test_limit_s: float) -> list[str]:
-    """Return the command line that runs some tests of a tree, on ranks each for no longer than `test_limit_s`."""
-    chosen = [*files_of(tree, tests), *(["-k", tests.keys] if tests.keys else [])]
+    """Return the command line that runs some tests of a tree; on ranks, each test is limited to `test_limit_s`."""
+    selection = [*files_of(tree, tests), *(["-k", tests.keys] if tests.keys else [])]
     if not tests.ranks:
-        return [sys.executable, *PYTEST, "-m", "not mpi", *chosen]
+        return [sys.executable, *PYTEST, "-m", "not mpi", *selection]
     launcher = [find_mpirun(), "-n", str(tests.ranks), sys.executable]
-    return [*launcher, *PYTEST, "--with-mpi", "--only-mpi", f"--rank-timeout={test_limit_s:g}", *chosen]
+    return [*launcher, *PYTEST, "--with-mpi", "--only-mpi", f"--rank-timeout={test_limit_s:g}", *selection]
 
 
 def surroundings(tree: Path, kernels: str = "kernels") -> dict[str, str]:
@@ -108,13 +108,13 @@ def surroundings(tree: Path, kernels: str = "kernels") -> dict[str, str]:
 
 
 def compile_kernels(tree: Path) -> None:
-    """Compile the kernels of a tree, for which the first of its tests on ranks would have too little time."""
+    """Compile the kernels of a tree, which would exceed the time limit of the first test on ranks."""
     module = "mpi_tests.helpers.compile_kernels"
     subprocess.run([sys.executable, "-m", module], cwd=tree, env=surroundings(tree), check=True)
 
 
 def run(tree: Path, tests: Selection, limit_s: float, test_limit_s: float, kernels: str = "kernels") -> Ended:
-    """Run some tests of a tree, in which the folder `kernels` keeps what Numba compiles."""
+    """Run some tests of a tree; `kernels` is Numba's cache folder."""
     begin = time.monotonic()
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
@@ -131,7 +131,7 @@ def run(tree: Path, tests: Selection, limit_s: float, test_limit_s: float, kerne
 
 
 def outcome(status: int, output: str) -> tuple[str, str]:
-    """Return how pytest ended, by its exit status and output, and why.
+    """Classify pytest's exit status and output; return the outcome and its reason.
 
     >>> outcome(0, "1 passed, 3 skipped in 0.1s"), outcome(0, "3 skipped in 0.1s")
     (('passed', ''), ('broken', 'no test ran'))
@@ -150,28 +150,28 @@ def outcome(status: int, output: str) -> tuple[str, str]:
         return BROKEN, f"exit status {status}: {reason}"
     if build := OF_A_BUILD.search(output):
         return BROKEN, build[0]
-    if ended := OF_A_TEST.search(output):
-        return (LATE if "not finished after" in ended[0] else FAILED), ended[0]
+    if result := OF_A_TEST.search(output):
+        return (LATE if "not finished after" in result[0] else FAILED), result[0]
     return (FAILED if counts - {"passed"} else BROKEN), reason
 
 
 def first_line(output: str, *starts: str) -> str:
-    """Return the first line that begins with the first of some words that any line begins with; "" for none."""
+    """Return the first line that begins with `starts[0]`, or else with `starts[1]` and so on; "" if none does."""
     lines = output.splitlines()
     return next((line for start in starts for line in lines if line.startswith(start)), "")
 
 
 def family(pid: int) -> list[int]:
-    """Return a process and all that it, and those in turn, have started."""
+    """Return a process and all its descendants."""
     children: list[str] = []
     with suppress(OSError):
-        for listed in Path(f"/proc/{pid}/task").glob("*/children"):
-            children += listed.read_text().split()
+        for file in Path(f"/proc/{pid}/task").glob("*/children"):
+            children += file.read_text().split()
     return [pid, *(member for child in children for member in family(int(child)))]
 
 
 def end(process: subprocess.Popen) -> None:
-    """End a process and its family: mpirun ends its ranks if it is asked, not if it is killed."""
+    """End a process and its descendants: mpirun ends its ranks when terminated, but not when killed."""
     members = family(process.pid)
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for member in members:
@@ -182,16 +182,16 @@ def end(process: subprocess.Popen) -> None:
 
 
 def examine(clean: dict[Selection, Ended], patience: float, tree: Path, mutant: Mutant) -> Verdict:
-    """Put a fault into a copy, run its tests until one fails, and take it out again.
+    """Insert a fault into a copy, run its tests until one fails, and remove it again.
 
-    `clean` are runs without a fault, to which those of its tests are added.
+    `clean` caches the runs without a fault by selection; this adds those of the fault's tests.
     """
     limits_s = patience * CLEAN_LIMIT_S, patience * COMPILING_S
     for tests in mutant.tests:
         with FAULTLESS:
             if tests not in clean:
                 clean[tests] = run(tree, tests, *limits_s)
-                if clean[tests].word != PASSED:  # while it compiled, for longer than its tests may take
+                if clean[tests].word != PASSED:  # its compilation may have exceeded the tests' limit
                     clean[tests] = run(tree, tests, *limits_s)
     if broken := [f"{tests}: {clean[tests].why}" for tests in mutant.tests if clean[tests].word != PASSED]:
         return Verdict("BROKEN SELECTION", "; ".join(broken))
@@ -200,18 +200,18 @@ def examine(clean: dict[Selection, Ended], patience: float, tree: Path, mutant: 
     if text.count(mutant.old) != 1:
         return Verdict("DOES NOT APPLY", f"is in the file {text.count(mutant.old)} times")
     stat, begin = path.stat(), time.monotonic()
-    compiled = "njit" in text  # in a folder of its own, so that the faultless need not be compiled again
+    compiled = "njit" in text  # in a separate cache, so that the code without the fault need not be compiled again
     kernels, more_s = ("faulty_kernels", COMPILING_S) if compiled else ("kernels", MORE_S)
     path.write_text(text.replace(mutant.old, mutant.new))
     try:
         for tests in mutant.tests:
             limits_s = patience * (more_s + SLOWER * clean[tests].seconds), patience * more_s
-            ended = run(tree, tests, *limits_s, kernels)
-            if ended.word == LATE:
-                ended = run(tree, tests, *(AGAIN * limit_s for limit_s in limits_s), kernels)
-            if ended.word != PASSED:
-                word = "BROKEN BUILD" if ended.word == BROKEN else CAUGHT
-                return Verdict(word, ended.why, time.monotonic() - begin)
+            result = run(tree, tests, *limits_s, kernels)
+            if result.word == LATE:
+                result = run(tree, tests, *(AGAIN * limit_s for limit_s in limits_s), kernels)
+            if result.word != PASSED:
+                word = "BROKEN BUILD" if result.word == BROKEN else CAUGHT
+                return Verdict(word, result.why, time.monotonic() - begin)
         return Verdict("SURVIVED", "", time.monotonic() - begin)
     finally:
         path.write_text(text)
@@ -221,7 +221,7 @@ def examine(clean: dict[Selection, Ended], patience: float, tree: Path, mutant: 
 def examine_all(
     mutants: Sequence[Mutant], copies: Sequence[Path], patience: float, tell: Callable[[Mutant, Verdict], None]
 ) -> None:
-    """Examine mutants, in as many threads as there are copies, and those that need ranks in one; `tell` of each."""
+    """Examine mutants in one thread per copy, those that need ranks in a single thread; call `tell` for each."""
     examine_one = partial(examine, {}, patience)
     bar = tqdm(total=len(mutants), unit="mutant", file=sys.stderr, disable=None)
     for with_ranks, some in ((False, copies), (True, copies[:1])):
@@ -249,17 +249,17 @@ def examine_all(
 
 def row(mutant: Mutant, verdict: Verdict) -> str:
     word, why, seconds = verdict
-    told = word if word == CAUGHT else f"**{word}** {why}".strip()
-    return name(mutant) + cells(told, date.today(), f"{seconds:.0f}")
+    text = word if word == CAUGHT else f"**{word}** {why}".strip()
+    return name(mutant) + cells(text, date.today(), f"{seconds:.0f}")
 
 
 def name(mutant: Mutant) -> str:
-    """Return the first cells of a mutant's row, by which it is found again."""
+    """Return the first cells of a mutant's row, which identify it."""
     return "|" + cells(mutant.file, f"`{mutant.fault}`", "<br>".join(map(str, mutant.tests)))
 
 
 def cells(*values: object) -> str:
-    r"""Return cells of a row in Markdown.
+    r"""Format cells of a Markdown row.
 
     >>> print(cells("a | b", 3))
      a \| b | 3 |
@@ -268,7 +268,7 @@ def cells(*values: object) -> str:
 
 
 def earlier(path: Path, mutants: Iterable[Mutant]) -> dict[Mutant, str]:
-    """Return the rows that a table has of these mutants; what is no longer one is left out."""
+    """Return the rows of an existing table by mutant, without those of removed mutants."""
     lines = path.read_text().splitlines() if path.exists() else []
     rows = {mutant: next((line for line in lines if line.startswith(name(mutant))), "") for mutant in mutants}
     return {mutant: line for mutant, line in rows.items() if line and line != not_run(mutant)}
@@ -279,7 +279,7 @@ def not_run(mutant: Mutant) -> str:
 
 
 def table(rows: Mapping[Mutant, str], mutants: Sequence[Mutant]) -> str:
-    """Return the rows, in the order of `mutants`, and below how many of all are caught."""
+    """Format the rows in the order of `mutants`, followed by the number of mutants caught."""
     lines = [rows.get(mutant, not_run(mutant)) for mutant in mutants]
     caught = sum(
         line.removeprefix(name(mutant)).startswith(f" {CAUGHT}") for mutant, line in zip(mutants, lines, strict=True)
@@ -291,28 +291,28 @@ def table(rows: Mapping[Mutant, str], mutants: Sequence[Mutant]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tree", type=Path, default=ROOT, help="repository to be examined: this one")
-    parser.add_argument("-k", "--only", nargs="+", default=[""], help="words, one of which a mutant's row must have")
-    parser.add_argument("--jobs", type=int, default=2, help="runs without ranks at a time: 2")
-    parser.add_argument("--patience", type=float, default=1.0, help="how many times as long as usual a run may take: 1")
-    parser.add_argument("--out", type=Path, help="file for the table, too")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="repository to examine (default: this one)")
+    parser.add_argument("-k", "--only", nargs="+", default=[""], help="only mutants whose row has one of these words")
+    parser.add_argument("--jobs", type=int, default=2, help="concurrent runs without ranks (default: 2)")
+    parser.add_argument("--patience", type=float, default=1.0, help="factor on all time limits (default: 1)")
+    parser.add_argument("--out", type=Path, help="file to write the table to, as well")
     flags = parser.parse_args()
     rows = {mutant: f"{mutant} {' '.join(map(str, mutant.tests))}" for mutant in MUTANTS}
     mutants = [mutant for mutant, row in rows.items() if any(word in row for word in flags.only)]
-    known = earlier(flags.out, MUTANTS) if flags.out else {}
-    done: dict[Mutant, Verdict] = {}
+    by_mutant = earlier(flags.out, MUTANTS) if flags.out else {}
+    verdicts: dict[Mutant, Verdict] = {}
 
     def tell(mutant: Mutant, verdict: Verdict) -> None:
-        done[mutant] = verdict
-        known[mutant] = row(mutant, verdict)
+        verdicts[mutant] = verdict
+        by_mutant[mutant] = row(mutant, verdict)
         if flags.out:
-            flags.out.write_text(table(known, MUTANTS))
+            flags.out.write_text(table(by_mutant, MUTANTS))
 
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = [copy_tree(flags.tree, Path(folder, str(number))) for number in range(max(1, flags.jobs))]
         examine_all(mutants, copies, flags.patience, tell)
-    print(table({mutant: known[mutant] for mutant in mutants}, mutants), end="")
-    return any(verdict.word != CAUGHT for verdict in done.values())
+    print(table({mutant: by_mutant[mutant] for mutant in mutants}, mutants), end="")
+    return any(verdict.word != CAUGHT for verdict in verdicts.values())
 
 
 if __name__ == "__main__":

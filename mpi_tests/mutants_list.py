@@ -1,6 +1,6 @@
-"""The mutants: plausible faults of one place each, and the few tests that ought to catch them; `mutants.py` tries them.
+"""Mutants for `mutants.py`: plausible faults of one place each, and the few tests that should catch each of them.
 
-`old` must be in the file exactly once.
+`old` must occur exactly once in the file.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from typing import NamedTuple
 
 
 class Selection(NamedTuple):
-    """Selection of a file, which is somewhere beneath mpi_tests/, by pytest's -k, on so many ranks; 0: without MPI."""
+    """Tests of a file anywhere beneath mpi_tests/, filtered by pytest's -k, on `ranks` ranks; 0: without MPI."""
 
     file: str
     keys: str = ""
     ranks: int = 0
 
     def __str__(self) -> str:
-        """Name them in a line.
+        """Describe them in one line.
 
         >>> print(Selection("test_zero.py", "sgd", ranks=2))
         test_zero.py -k 'sgd' on 2 ranks
         """
-        chosen = f" -k '{self.keys}'" if self.keys else ""
-        return f"{self.file}{chosen}{f' on {self.ranks} ranks' if self.ranks else ''}"
+        keys = f" -k '{self.keys}'" if self.keys else ""
+        return f"{self.file}{keys}{f' on {self.ranks} ranks' if self.ranks else ''}"
 
     @property
     def need_ranks(self) -> bool:
@@ -39,7 +39,7 @@ class Mutant(NamedTuple):
 
     @property
     def fault(self) -> str:
-        """The fault in a short line.
+        """The fault in one line.
 
         >>> Mutant("a.py", "  wait(peer)", "", ()).fault
         'wait(peer) -> nothing'
@@ -1157,7 +1157,7 @@ DEVICES = [
         f"    {ANYWHERE}                self.runtime.memcpyAsync",
         GUARDED,
     ),
-    # What is opened is closed, and not too early.
+    # Opened handles are closed, and not too early.
     mutant(CUDA, "self.runtime.ipcCloseMemHandle(address)", "pass", GUARDED),
     mutant(CUDA, "self.runtime.eventDestroy(self.ptr)", "pass", GUARDED),
     mutant(DEVICE_MEMORY, "self.device.close_memory(address)", "pass", GUARDED),
@@ -1174,7 +1174,7 @@ DEVICES = [
         "return super().allocate(nbytes)",
         ORDER,
     ),
-    # What is found out about the devices.
+    # Detection of the devices' properties.
     mutant(DEVICE_MEMORY, ", buffer)\n        self.device.synchronize()", ", buffer)", ORDER),
     mutant(
         DEVICE_MEMORY,
@@ -1190,7 +1190,7 @@ DEVICES = [
     ),
     # Barriers.
     mutant(ON_DEVICE, "self.device.synchronize()\n        else", "pass\n        else", ORDER),
-    # Devices that wait for each other.
+    # Waits between devices.
     mutant(PROGRAMS_CU, "*program.runs = runs + 1;", "{}", KERNELS),
     mutant(PROGRAMS_CU, "while (static_cast<int>(load_acquire", "if (static_cast<int>(load_acquire", KERNELS),
     mutant(PROGRAMS_CU, "runs % program.num_turns * program.num_steps", "0", KERNELS),
@@ -1211,7 +1211,7 @@ DEVICES = [
         "lease, 0)\n            registers",
         ORDER,
     ),
-    # The host, which waits before MPI reads or writes memory.
+    # The host's waits before MPI reads or writes memory.
     mutant(MESSAGES, "self.ready.pop(index).synchronize()", "self.ready.pop(index)", ORDER),
     mutant(MESSAGES, "        if self.plain:\n            device.synchronize()", "", ORDER),
     mutant("collectives/runtime/native_mpi.py", "        self.device.synchronize()\n", "", ORDER),
@@ -1237,11 +1237,11 @@ HEARD = ("test_device_failures.py", "hear_of and ring-cudaMemcpyAsync or that_fa
 NAMED = ("test_device_failures.py", "named")
 UNHEARD = ("test_device_failures.py", "unheard")
 DIFFER = ("test_device_disagreement.py", "2-ranks", 2)
-TOLD = ("test_binding_failures.py",)
+BINDING_FAILURES = ("test_binding_failures.py",)
 AGREEMENT = "collectives/runtime/checks/agreement.py"
 
 DEVICE_CHECKS = [
-    # MPI that is given device memory.
+    # Device memory passed to MPI.
     mutant(AWARE, "    if not supported:\n", "    if supported is False:\n", DECISION),
     mutant(AWARE, "    if failure is None:\n", "    if False:\n", DECISION),
     mutant(
@@ -1254,7 +1254,7 @@ DEVICE_CHECKS = [
     mutant(AWARE, "[platform.node(), name]", "[name]", DECISION),
     mutant(AWARE, "launched_rank() == 0", "launched_rank() >= 0", DECISION),
     mutant("collectives/doctor.py", "not supported or is_launched()", "not supported", DECISION),
-    # Errors of a device, and devices that do not end.
+    # Device errors and hangs.
     mutant(PLAN, "            self._progress.tell(", "            str(", HEARD),
     mutant(
         "collectives/runtime/progress.py",
@@ -1269,7 +1269,7 @@ DEVICE_CHECKS = [
     mutant(WATCHDOG, "        overdue |= self.on_device(self.clock_s - limit_s).keys()\n", "", NAMED),
     mutant(WATCHDOG, "and (self.waits or self.on_device(self.failed_s))", "and self.waits", HEARD),
     mutant(CUDA, "return status != NOT_READY", "return True", NAMED),
-    # Calls that devices compare, or hosts at the barriers of devices.
+    # Comparison of calls by devices, or by hosts at device barriers.
     mutant(PROGRAMS_CU, "same &= load_relaxed", "load_relaxed", DIFFER),
     mutant(PROGRAMS_CU, "channel.state[DIFFERED] = 1;", "", DIFFER),
     mutant(PROGRAMS_CU, "store_relaxed(channel.failure, program.number);", "", DIFFER),
@@ -1288,21 +1288,21 @@ DEVICE_CHECKS = [
     mutant(RESOLVE, "compared=not isinstance(mismatch, LateMismatchError)", "compared=True", DIFFER),
     mutant(AGREEMENT, "            late.calls.number = late.number", "            pass", DIFFER),
     mutant(AGREEMENT, "        if is_late:\n", "        if False:\n", DIFFER),
-    # Errors of one rank while it binds.
-    mutant(RESOLVE, "            self.progress.tell(words)\n", "", TOLD),
+    # Errors of a single rank while it binds a call.
+    mutant(RESOLVE, "            self.progress.tell(words)\n", "", BINDING_FAILURES),
     mutant(
         RESOLVE,
         "            with self.telling(call):\n                plan = self.bind",
         "            if True:\n                plan = self.bind",
-        TOLD,
+        BINDING_FAILURES,
     ),
     mutant(
         "collectives/arrays/memory.py",
         "for rank, words in enumerate(failures) if words",
         "for rank, words in enumerate(failures)",
-        TOLD,
+        BINDING_FAILURES,
     ),
-    # Staging buffers, blocks, and what needs no Numba.
+    # Staging buffers, blocks, and paths without Numba.
     mutant(MESSAGES, "if key not in self.buffers:", "if True:", ("test_device.py", "near_lengths", 2)),
     mutant(
         MESSAGES, "key = kind, place, dtype, nbytes", "key = kind, dtype, nbytes", ("test_device.py", "every_coll", 3)

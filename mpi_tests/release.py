@@ -1,11 +1,11 @@
-"""Run what a release must pass beyond `make test` and `make test-system`, and write a table of it.
+"""Run the checks of a release beyond `make test` and `make test-system`, and write a table of the outcomes.
 
 python -m mpi_tests.release --out benchmarks/results/release.md
-python -m mpi_tests.release --only MPICH fuzz    # the table's other rows stay as they are
+python -m mpi_tests.release --only MPICH fuzz    # keeps the other rows of the table
 python -m mpi_tests.release --only fuzz --fuzz_s 60
 
-The table is written after each check: after a run that was ended, pass what is left to `--only`.  Other versions of
-Python, torch and MPI are installed beneath build/, from the package registry.
+The table is written after each check; to resume an interrupted run, pass the remaining checks to `--only`.  Other
+versions of Python, torch and MPI are installed beneath build/, from the package registry.
 """
 
 import argparse
@@ -33,12 +33,12 @@ done
 python -m mpi_tests.fuzz_settings --seconds $FUZZ_S --limit 60 --seed $(date +%s)
 echo "$FUZZ_S s of collectives on 2, 3 and 4 ranks each, and of settings"
 """
-SUMMARY = re.compile(r"(\d+ [a-z]+, )*\d+ [a-z]+ in [\d.]+ ?s")  # of pytest
+SUMMARY = re.compile(r"(\d+ [a-z]+, )*\d+ [a-z]+ in [\d.]+ ?s")  # last line of pytest
 SUITE = "for n in 2 3 4; do python benchmarks/torch_suite.py --ranks $n --out build/release/torch-suite-$n.md; done"
 
 
 class Check(NamedTuple):
-    """A command of the shell, and one that must succeed before it; what it prints last is the table's."""
+    """A shell command, and one that must succeed before it; the table shows the last line of its output."""
 
     name: str
     command: str
@@ -69,14 +69,14 @@ class Row(NamedTuple):
 
 
 def interpreter(version: str) -> str:
-    """Return a Python of this version: pyenv's, whose name on the PATH may run none, or the PATH's."""
+    """Return a Python of this version: pyenv's, whose shim on the PATH may be inactive, or that on the PATH."""
     root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    found = sorted(root.glob(f"versions/{version}.*/bin/python{version}"))
-    return str(found[-1]) if found else f"python{version}"
+    paths = sorted(root.glob(f"versions/{version}.*/bin/python{version}"))
+    return str(paths[-1]) if paths else f"python{version}"
 
 
 def elsewhere(name: str, packages: str, command: str, python: str = "python3", folder: str = "") -> Check:
-    """Return a check that runs in an environment of its own, or in that of another check."""
+    """Return a check that runs in a virtual environment of its own, or in that of another check."""
     folder = f"build/{(folder or name).replace(' ', '-')}"
     install = f"{folder}/bin/pip install --quiet --editable '.[train]' pytest pytest-mpi pytest-xdist {packages}"
     make = f"test -e {folder}/made || {{ {python} -m venv {folder} && {install} && touch {folder}/made; }}"
@@ -113,7 +113,7 @@ CHECKS = (
 
 
 def run(check: Check, fuzz_s: int = FUZZ_S) -> Row:
-    """Run a check, its output in a log beneath build/release."""
+    """Run a check with its output in a log beneath build/release."""
     if not succeeds(check.needs):
         return Row(check.name, f"not run: {check.needs} fails", str(date.today()))
     LOGS.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def succeeds(command: str) -> bool:
 
 
 def last_line(text: str) -> str:
-    """Return pytest's last summary, or else the last line.
+    """Return pytest's last summary, or the last line if there is none.
 
     >>> last_line("test_a.py    2 passed    1.1 s    0:00 left\\n2 passed, 1 skipped in 1.2s\\nmake: done\\n")
     '2 passed, 1 skipped in 1.2s'
@@ -149,17 +149,17 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def earlier(path: Path) -> dict[str, Row]:
-    """Return the rows of a table that is there, by check."""
+    """Return the rows of an existing table by check."""
     lines = path.read_text().splitlines() if path.exists() else []
-    found = lines.index(TITLES) + 2 if TITLES in lines else len(lines)
-    return {row.check: row for row in map(Row.parse, lines[found:])}
+    begin = lines.index(TITLES) + 2 if TITLES in lines else len(lines)
+    return {row.check: row for row in map(Row.parse, lines[begin:])}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser("python -m mpi_tests.release", description=__doc__.splitlines()[0])
     names = [check.name for check in CHECKS]
     parser.add_argument("--only", nargs="*", choices=names, default=names, metavar="CHECK", help=", ".join(names))
-    parser.add_argument("--fuzz_s", type=int, default=FUZZ_S, help=f"seconds of each part of fuzz ({FUZZ_S})")
+    parser.add_argument("--fuzz_s", type=int, default=FUZZ_S, help=f"seconds per part of fuzz ({FUZZ_S})")
     parser.add_argument("--out", type=Path, default=LOGS / "release.md")
     args = parser.parse_args()
     rows = {name: Row(name, "not run") for name in names} | earlier(args.out)

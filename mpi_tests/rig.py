@@ -1,12 +1,12 @@
-"""Several hosts on one machine, with links of a limited rate, to run jobs of several machines on.  Needs root.
+"""Emulate several hosts on one machine, with rate-limited links, for multi-node jobs.  Needs root.
 
 python -m mpi_tests.rig run --hosts 4 --slots 2 --rate 1gbit -- python -m collectives.bench
 python -m mpi_tests.rig up --hosts 4 --slots 2 --rate 100mbit
 python -m mpi_tests.rig down
 
-A host is a network namespace with an address, a hostname and a /dev/shm of its own: rig1, rig2, ...; they meet at a
-bridge in one more namespace, rig0.  `tc` limits what each host sends and what it receives.  mpirun runs on rig1, and
-starts the ranks of the others by `rig_agent.sh`, as it would by ssh.
+A host is a network namespace with an address, a hostname and a /dev/shm of its own: rig1, rig2, ...; a bridge in one
+more namespace, rig0, connects them.  `tc` limits the rate at which each host sends and receives.  mpirun runs on rig1
+and starts the ranks of the other hosts through `rig_agent.sh` in place of ssh.
 """
 
 import argparse
@@ -24,31 +24,31 @@ from pathlib import Path
 
 from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, watched
 
-STATE = Path("/run/collectives-rig")  # rig_agent.sh knows it, too
+STATE = Path("/run/collectives-rig")  # rig_agent.sh uses the same path
 HOSTFILE = STATE / "hostfile"
 LOCK = STATE.with_name("collectives-rig.lock")
 AGENT = ROOT / "mpi_tests" / "rig_agent.sh"
 SWITCH = "rig0"
 NETWORK = "10.77.0"
 MOST_HOSTS = 200
-# What a link lets through at once, at any rate: little, so that short messages are limited, too.  It has room for a
-# bundle of packets, as the kernel makes them: longer ones would be cut up, which costs a sixth of the rate.
+# Burst size of a link at any rate: small, so that short messages are limited, too, but large enough for one offloaded
+# bundle of packets, as segmenting longer bundles would cost a sixth of the rate.
 BURST_BYTES, BUNDLE_BYTES = 20480, 16384
 TOOLS = ("ip", "tc", "nsenter", "unshare", "mount", "hostname")
-# What ip and tc say of a kernel without namespaces, veth, bridge or tbf, and of a container that may not use them.
+# Messages of ip and tc on a kernel without namespaces, veth, bridge or tbf, or in a container that may not use them.
 BARRED = ("Operation not permitted", "Operation not supported", "Unknown device type", "qdisc kind is unknown")
 
 
 class RigError(Exception):
-    """The rig can't be made; the message says why."""
+    """The rig cannot be set up; the message gives the reason."""
 
 
 class UnavailableError(RigError):
-    """This machine can't have a rig."""
+    """This machine does not support a rig."""
 
 
 class Rig:
-    """Hosts of `slots` slots each, up inside a `with`; a second rig waits for the first."""
+    """Context manager of emulated hosts with `slots` slots each; a second rig waits for the first to go down."""
 
     def __init__(self, hosts=4, slots=2, rate="1gbit"):
         if not 1 <= hosts <= MOST_HOSTS:
@@ -71,7 +71,7 @@ class Rig:
         self.lock.close()
 
     def up(self):
-        """Make the rig, in place of any that is there."""
+        """Set up the rig, replacing any existing one."""
         down()
         try:
             self.connect()
@@ -96,7 +96,7 @@ class Rig:
             limit(name, "eth0", self.rate)
 
     def describe(self):
-        """Write what the agent and mpirun read."""
+        """Write the files that the agent and mpirun read."""
         for name in self.names:
             (STATE / name).mkdir(parents=True)
         addresses = [f"{NETWORK}.{number} {name}\n" for number, name in enumerate(self.names, 1)]
@@ -110,12 +110,12 @@ class Rig:
         return [f"rig{number}" for number in range(1, self.hosts + 1)]
 
     def launch(self, *command, env=None, timeout=240, hostfile=HOSTFILE):
-        """Launch on all slots of the rig, as `launch.launch`."""
+        """Launch a command on all slots of the rig, as `launch.launch` does on this machine."""
         env = job_environment() | (env or {})
         return watched(self.mpirun(*command, env=env, hostfile=hostfile), env, timeout)
 
     def mpirun(self, *command, env, hostfile=HOSTFILE):
-        """Return the command line that runs `command` on all slots; our variables in `env` are sent to all hosts."""
+        """Return the command line that runs `command` on all slots; it exports our variables of `env` to all hosts."""
         ours = [name for name in env if name.startswith("COLLECTIVES_")]
         flags = [] if is_hydra() else [word for name in ours for word in ("-x", name)]
         return on("rig1", find_mpirun(), "--hostfile", hostfile, "-n", self.hosts * self.slots, *flags, *command)
@@ -137,7 +137,7 @@ def is_hydra():
 
 
 def refuse():
-    """Raise UnavailableError where the rig cannot run."""
+    """Raise UnavailableError if this machine does not support a rig."""
     if os.geteuid() != 0:
         raise UnavailableError("the rig needs root, to make network namespaces")
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
@@ -149,7 +149,7 @@ def ip(*arguments):
 
 
 def limit(namespace, device, rate):
-    """Let no more than `rate` out of `device`."""
+    """Limit the outgoing rate of `device`."""
     if rate != "none":
         shape = ("tbf", "rate", rate, "burst", f"{BURST_BYTES}b", "latency", "50ms")
         run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *shape)
@@ -157,15 +157,15 @@ def limit(namespace, device, rate):
 
 def run(*command):
     """Run a command; raise RigError with its message if it fails."""
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode:
-        complaint = " ".join((ended.stderr or ended.stdout).split())
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        complaint = " ".join((result.stderr or result.stdout).split())
         error = UnavailableError if any(word in complaint for word in BARRED) else RigError
         raise error(f"the rig can't be made: {shlex.join(command)}: {complaint}")
 
 
 def down():
-    """Remove what there is of a rig, whole or not: processes, namespaces with their links, files."""
+    """Remove a rig, even one that is only partly set up: processes, namespaces with their links, files."""
     for path in Path("/run/netns").glob("rig*"):
         if re.fullmatch(r"rig\d+", path.name):
             end_processes(path.name)
@@ -184,8 +184,8 @@ def end_processes(namespace, patience_s=10):
 
 
 def processes(namespace):
-    listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
-    return [int(pid) for pid in listed.stdout.split()]
+    result = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in result.stdout.split()]
 
 
 def kill(pid):
@@ -200,7 +200,7 @@ def lock():
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        print("waiting for another process to give the rig back", file=sys.stderr, flush=True)
+        print("waiting for another process to release the rig", file=sys.stderr, flush=True)
         fcntl.flock(file, fcntl.LOCK_EX)
     return file
 
@@ -227,7 +227,7 @@ def run_on(flags):
 def main():
     flags = parse()
     for number in signal.SIGTERM, signal.SIGINT:
-        signal.signal(number, lambda number, _: sys.exit(128 + number))  # the rig goes down on the way
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # unwinds the stack, which takes the rig down
     try:
         sys.exit(flags.act(flags))
     except (RigError, FileNotFoundError) as error:
@@ -239,15 +239,15 @@ def parse():
         "python -m mpi_tests.rig", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     actions = parser.add_subparsers(required=True, metavar="run | up | down")
-    runs = actions.add_parser("run", help="bring the rig up, run a command on every slot, take it down")
-    ups = actions.add_parser("up", help="bring it up, in place of one that is there")
-    actions.add_parser("down", help="take it down, whatever there is of it").set_defaults(act=take_down)
+    runs = actions.add_parser("run", help="set up the rig, run a command on every slot, remove the rig")
+    ups = actions.add_parser("up", help="set up the rig, replacing any existing one")
+    actions.add_parser("down", help="remove the rig, even one that is only partly set up").set_defaults(act=take_down)
     for action, act in (runs, run_on), (ups, bring_up):
         action.set_defaults(act=act)
         action.add_argument("--hosts", type=int, default=4)
-        action.add_argument("--slots", type=int, default=2, help="ranks on a host")
-        action.add_argument("--rate", default="1gbit", help="of each link and direction, as tc writes it, or none")
-    runs.add_argument("command", nargs="+", metavar="-- command", help="what every rank runs")
+        action.add_argument("--slots", type=int, default=2, help="slots per host")
+        action.add_argument("--rate", default="1gbit", help="rate of each link and direction in tc's format, or none")
+    runs.add_argument("command", nargs="+", metavar="-- command", help="command of every rank")
     return parser.parse_args()
 
 

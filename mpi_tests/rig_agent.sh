@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run a command on a host of the rig: rig_agent.sh rig1 command...
-# On a host, this is what mpirun starts in place of ssh: it takes ssh's options, which do nothing, and as ssh does it
-# keeps nothing of the environment.
+# mpirun starts this script in place of ssh: it accepts and ignores ssh's options, and like ssh, it does not pass on the
+# environment.
 set -euo pipefail
 while [[ $1 == -* ]]; do shift; done
 host=$1
@@ -19,9 +19,9 @@ mount -t tmpfs tmpfs /dev/shm
 mount --bind $rig/hosts /etc/hosts
 export TMPDIR=$rig/$1
 export PRTE_MCA_plm_ssh_agent=$AGENT HYDRA_LAUNCHER=ssh HYDRA_LAUNCHER_EXEC=$AGENT
-# All hosts share the cores of this machine, which none of them can know.
+# All hosts share the cores of this machine, which they cannot detect.
 export COLLECTIVES_CORES=${COLLECTIVES_CORES:-$(< $rig/cores)}
 export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1}
-# What is measured of links is true of this rig; the next has others, between hosts of the same names.
+# Measured links are only valid for this rig: the next one has other links between hosts of the same names.
 export COLLECTIVES_LINKS=${COLLECTIVES_LINKS:-$rig/links}
 exec bash -c "$2"' "$host" "$host" "$*"

@@ -1,13 +1,13 @@
-"""Take a stranger's path: a fresh Debian with Python and make, a clone of this checkout, README's commands in order.
+"""Test README from scratch: run its commands in order in a clone of this checkout, in a fresh Debian with make.
 
 python -m mpi_tests.stranger bookworm            # Python 3.11
-python -m mpi_tests.stranger forky --whole       # Python 3.14; `make test` whole
+python -m mpi_tests.stranger forky --whole       # Python 3.14; all of `make test`
 
-It takes root, Linux, debootstrap and git.  The root is made anew beneath build/stranger; Debian's mirror and pip's
-configuration are this machine's.  Only what is committed is cloned.  A table of the commands goes beside the root; the
-status is 1 if one of them fails.
+Needs root, Linux, debootstrap and git.  The root file system is created anew beneath build/stranger, with this
+machine's Debian mirror and pip configuration.  The clone has committed changes only.  A table of the commands is
+written beside the root file system; the exit status is 1 if one of them fails.
 
-Commands that need a cluster or a GPU are not run.  `SHORTER` says how long ones are shortened.
+Commands that need a cluster or a GPU are skipped.  `SHORTER` lists long commands and their short substitutes.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from mpi_tests.helpers.launch import ROOT
 
 BUILD = ROOT / "build" / "stranger"
 PACKAGES = ("ca-certificates", "make", "python3", "python3-venv")
-HOME = "/root/project"  # the clone's folder, within the new root
+HOME = "/root/project"  # folder of the clone within the new root
 NOT_RUN = {
     r"\b(sbatch|qsub|bsub|srun|salloc)\b|8x8": "needs a cluster",
     r"mpi_tests\.rig": "needs network namespaces",
@@ -35,7 +35,7 @@ TESTS = (
     " && python -m pytest mpi_tests/without_ranks/test_schedule.py -k ring"
     " && mpirun -n 4 python -m pytest --with-mpi --only-mpi mpi_tests/with_ranks/test_tensor_parallel.py"
 )
-SHORTER = (  # a command, and what is run in its place
+SHORTER = (  # commands and their substitutes
     (r"make train", "make train ARGS='--max_iters 20'"),
     (r"make test", TESTS),
     (r"(.*mpirun .*(?:train\.py|-m training)\b(?!\.).*)", rf"\1 {SMALL} --val_fraction 0.002"),
@@ -44,7 +44,7 @@ SHORTER = (  # a command, and what is run in its place
 
 
 class Step(NamedTuple):
-    """A command of README, what is run for it, and why it is not, if it is not."""
+    """A command of README, the command that runs in its place, and the reason if it is skipped."""
 
     command: str
     run: str
@@ -52,7 +52,7 @@ class Step(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of the table."""
+    """A row of the table: a step, its outcome and its duration."""
 
     step: Step
     outcome: str
@@ -76,7 +76,7 @@ def commands(text: str) -> list[str]:
 
 
 def step_of(command: str, whole: bool) -> Step:
-    """Decide what is run for a command.
+    """Return the step for a command.
 
     >>> step_of("sbatch hostfiles/slurm.sh", whole=False).reason
     'needs a cluster'
@@ -91,8 +91,8 @@ def step_of(command: str, whole: bool) -> Step:
 
 
 def follow(root: Path, text: str, whole: bool, log: Path) -> Iterator[Row]:
-    """Run the commands of a README, one after the other, as in one shell, and yield a row for each."""
-    before: list[str] = []  # what changes the shell
+    """Run the commands of a README in order, as if in one shell, and yield a row for each."""
+    before: list[str] = []  # commands that change the state of the shell
     for command in commands(text):
         step = step_of(command, whole)
         if step.reason:
@@ -112,8 +112,8 @@ def table(rows: list[Row], system: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser("python -m mpi_tests.stranger", description=__doc__.splitlines()[0])
-    parser.add_argument("suite", help="of Debian, as in bookworm")
-    parser.add_argument("--whole", action="store_true", help="run `make test` whole, not some of its tests")
+    parser.add_argument("suite", help="Debian suite, such as bookworm")
+    parser.add_argument("--whole", action="store_true", help="run all of `make test` instead of a few of its tests")
     args = parser.parse_args()
     check_possible()
     root, log, out = (BUILD / f"{args.suite}{end}" for end in ("", ".log", ".md"))

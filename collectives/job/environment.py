@@ -297,10 +297,10 @@ def refusal() -> str:
 
 
 # Variables that Open MPI's mpirun sets itself, for every job.
-TOLD = ("OMPI_MCA_PREFIXES", "OMPI_MCA_cpu_type", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs", "PRTE_LAUNCHED")
+MPIRUNS = ("OMPI_MCA_PREFIXES", "OMPI_MCA_cpu_type", "OMPI_MCA_initial_wdir", "OMPI_MCA_num_procs", "PRTE_LAUNCHED")
 
 
 def variables() -> dict[str, str]:
     """Return the variables, set by a user or a batch script, that change how a job runs."""
     ours = ("COLLECTIVES_", "OMP_NUM_THREADS", "OMPI_MCA_", "PRTE_MCA_", "MPIR_")
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(ours) and name not in TOLD}
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(ours) and name not in MPIRUNS}

@@ -50,33 +50,40 @@ class Run:
         status.Set_cancelled(False)
 
 
-class StartedRequest(MPI.Grequest):
-    """The request of a started call, as an `I...` method returns it."""
+class OurRequest:
+    """Base of requests: the plan waits for its run, before the library completes the request."""
 
     run: Run
+
+    @property
+    def is_active(self) -> bool:
+        return MPI.Request.__bool__(self)  # type: ignore[arg-type]
+
+    def Wait(self, status: MPI.Status | None = None) -> Any:
+        if self.is_active:
+            self.run.plan.wait()
+        return super().Wait(status)  # type: ignore[misc]
+
+    def Test(self, status: MPI.Status | None = None) -> bool:
+        if self.is_active:
+            self.run.plan.done()
+        return super().Test(status)  # type: ignore[misc, no-any-return]
+
+
+class StartedRequest(OurRequest, MPI.Grequest):
+    """The request of a started call, as an `I...` method returns it."""
 
     def __new__(cls, run: Run) -> StartedRequest:
         self: StartedRequest = super().__new__(cls, run.request)
         self.run = run
         return self
 
-    def Wait(self, status: MPI.Status | None = None) -> Any:
-        if self:
-            self.run.plan.wait()
-        return super().Wait(status)
 
-    def Test(self, status: MPI.Status | None = None) -> bool:
-        if self:
-            self.run.plan.done()
-        return super().Test(status)
-
-
-class PersistentRequest(MPI.Prequest):
+class PersistentRequest(OurRequest, MPI.Prequest):
     """A plan as a persistent request: for the library null while inactive, and a generalized request once started."""
 
     plan: Plan | None
     call: CollectiveCall
-    run: Run
 
     def __new__(cls, call: CollectiveCall, plan: Plan) -> PersistentRequest:
         self: PersistentRequest = super().__new__(cls)
@@ -86,25 +93,11 @@ class PersistentRequest(MPI.Prequest):
     def __bool__(self) -> bool:
         return self.plan is not None
 
-    @property
-    def is_active(self) -> bool:
-        return super().__bool__()
-
     def Start(self) -> None:
         if self.plan is None or self.is_active:
             raise MPI.Exception(MPI.ERR_REQUEST)
         self.run = Run(self.call, self.plan)
         ctypes.c_uint64.from_address(MPI._addressof(self)).value = self.run.request.handle
-
-    def Wait(self, status: MPI.Status | None = None) -> Any:
-        if self.is_active and self.plan:
-            self.plan.wait()
-        return super().Wait(status)
-
-    def Test(self, status: MPI.Status | None = None) -> bool:
-        if self.is_active and self.plan:
-            self.plan.done()
-        return super().Test(status)
 
     def Free(self) -> None:
         if self.plan is None:
@@ -126,11 +119,8 @@ def start_all(cls: type, requests: Sequence[MPI.Prequest]) -> None:
 
 
 def wait_all(name: str, cls: type, requests: Sequence[MPI.Request], statuses: list[MPI.Status] | None = None) -> Any:
-    """Wait for requests, ours first, as `MPI.Request.Waitall` or `waitall`.
-
-    MPICH 5.0 ends the job where a list has both a null request and a generalized one that is not complete.
-    """
+    """Wait for requests, ours first: MPICH's Waitall aborts if a null request is beside an unfinished one of ours."""
     for request in requests:
-        if isinstance(request, StartedRequest | PersistentRequest):
+        if isinstance(request, OurRequest):
             request.Wait()
     return library_wait_all[name](requests, statuses)

@@ -10,8 +10,7 @@ KERNELS = "collectives.runtime.kernels"
 class FirstCompilation(event.Listener):
     """Message on stderr, once, that a kernel of the collectives is compiled, as it is not on disk."""
 
-    def __init__(self):
-        self.is_said = False
+    is_said = False
 
     def on_start(self, event: event.Event) -> None:
         if event.data["dispatcher"].py_func.__module__ == KERNELS and not self.is_said:

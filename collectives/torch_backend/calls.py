@@ -23,7 +23,7 @@ DEFAULTS = {"op": "sum", "root": 0, "wire_dtype": None, "reproducible": False, "
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by itemsize
 NUMBERS = "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128"
-KNOWN = {getattr(torch, name) for name in NUMBERS.split() if hasattr(torch, name)}  # dtypes of the communicator
+OUR_DTYPES = {getattr(torch, name) for name in NUMBERS.split() if hasattr(torch, name)}  # of the communicator
 LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (__file__, str(torch.__file__)))
 Tensors = list[torch.Tensor]
 
@@ -74,7 +74,7 @@ class TorchCall:
         """Begin it, if that needs no wait for other ranks, and no work after it."""
         if self.refusal():  # also of sparse rows, whose contiguity torch 2.6 does not check
             return None
-        if len(self.outputs) > 1 or not all(t.is_contiguous() and t.dtype in KNOWN for t in self.outputs):
+        if len(self.outputs) > 1 or not all(t.is_contiguous() and t.dtype in OUR_DTYPES for t in self.outputs):
             return None
         x, out = self.arrays()
         request = Request(self.collective, x, out, self.options, note=self.words, place=self.place)
@@ -110,7 +110,7 @@ def pack(tensors: Tensors, is_moved: bool, is_empty: bool = False) -> torch.Tens
     first = tensors[0]
     if len(tensors) > 1 or not first.is_contiguous():
         first = first.new_empty(total(tensors)) if is_empty else torch.cat([t.detach().reshape(-1) for t in tensors])
-    if is_moved and first.dtype not in KNOWN:  # torch's own dtypes: as integers of their size
+    if is_moved and first.dtype not in OUR_DTYPES:  # torch's own dtypes: as integers of their size
         return first.detach().view(-1).view(INTEGERS[first.itemsize])
     return first
 

@@ -1,1 +1,1 @@
-"""What only a machine with a GPU can show, in one table."""
+"""Checks that need a machine with a GPU, and a table of their results."""

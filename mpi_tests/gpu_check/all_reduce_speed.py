@@ -1,4 +1,4 @@
-"""All-reduce between ranks that share a device, beside what its memory allows and the MPI library's own.
+"""All-reduce between ranks that share a device, compared with its memory bandwidth and the MPI library's all-reduce.
 
 python -m mpi_tests.gpu_check.all_reduce_speed cuda
 """
@@ -34,7 +34,7 @@ def check(setting: Setting) -> Iterator[Row]:
 
 
 def rows(setting: Setting, size: int, figures: dict[str, Any]) -> list[Row]:
-    """Compare with a copy: 2 p n bytes at its rate, which reads and writes n bytes, take as long as p copies."""
+    """Compare with copies: an all-reduce accesses at least 2 p n bytes, the traffic of p copies of n bytes."""
     limit_s = size * figures["copy_s"]
     name = min(figures["ours_s"], key=lambda name: figures["ours_s"][name])
     ours_s = figures["ours_s"][name]
@@ -50,7 +50,7 @@ def rows(setting: Setting, size: int, figures: dict[str, Any]) -> list[Row]:
 
 
 def copy_s(comm: collectives.Communicator, device: str, nbytes: int) -> float:
-    """Return the median seconds of rank 0's copies from array to array, while others wait.  Collective."""
+    """Return the median seconds of an array copy on rank 0 while the other ranks wait.  Collective."""
     times, memory = np.zeros(REPEATS + WARMUPS), views.device(device)
     if comm.rank == 0:
         source, target = (memory.empty(nbytes, np.dtype(np.uint8)) for _ in range(2))
@@ -64,7 +64,7 @@ def copy_s(comm: collectives.Communicator, device: str, nbytes: int) -> float:
 
 
 def able(comm: collectives.Communicator, trial: Trial) -> tuple[dict[str, Callable[[], Any]], str]:
-    """Return the runs of our algorithms and of MPI that work here, and why MPI's is missing.  Collective."""
+    """Return the all-reduces, ours and MPI's, that work here, and the reason if MPI's does not.  Collective."""
     direct = [row.name for row in algorithms.rows("all_reduce") if row.access]
     runs, why = {}, ""
     for name in ("auto", *direct, "mpi"):
@@ -83,9 +83,9 @@ def main() -> None:
     runs, why = able(comm, trial)
     times = dict(zip(runs, medians(comm, list(runs.values()), REPEATS, WARMUPS), strict=True))
     mpi_s = times.pop("mpi", None)
-    found = {"copy_s": copy_s(comm, device, nbytes), "ours_s": times, "mpi_s": mpi_s, "why_no_mpi": why}
+    measurements = {"copy_s": copy_s(comm, device, nbytes), "ours_s": times, "mpi_s": mpi_s, "why_no_mpi": why}
     if comm.rank == 0:
-        print(json.dumps(found))
+        print(json.dumps(measurements))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A check in a process of its own, with a time limit: what becomes of it does not end the others."""
+"""Run a check in a child process with a time limit, so that a crash or hang does not end the other checks."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from pkgutil import resolve_name
 from mpi_tests.gpu_check.rows import SKIPPED, Row, Setting
 from mpi_tests.helpers.launch import ROOT, environment, watched
 
-SPARE_S = 20.0  # for a check to say that what it started was not over
+SPARE_S = 20.0  # for a check to report that a program it started has timed out
 
 
 class CannotRunError(Exception):
-    """What a check lacks here: it is skipped."""
+    """A check cannot run here and is skipped; the message gives the reason."""
 
 
 def rows_of(name: str, device: str, limit_s: float, module: str) -> list[Row]:
-    """Run `python -m module --child NAME ...`, and read the rows that it has written, however it ends."""
+    """Run `python -m module --child NAME ...`, and return the rows that it has written, however it ends."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.jsonl"
         words = ["-m", module, "--child", name, "--device", device, "--limit_s", limit_s, "--rows", path]
         paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         end = []
         try:
-            ended = watched([sys.executable, *words], environment() | {"PYTHONPATH": paths}, limit_s + SPARE_S)
+            result = watched([sys.executable, *words], environment() | {"PYTHONPATH": paths}, limit_s + SPARE_S)
         except AssertionError as error:
             end = [Row(name, "an end", last_line(str(error)), "too long")]
         else:
-            if ended.returncode:
-                how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"exit status {ended.returncode}"
-                end = [Row(name, "an end", f"{how}: {last_line(ended.stderr)}", "crashed")]
+            if result.returncode:
+                how = f"signal {-result.returncode}" if result.returncode < 0 else f"exit status {result.returncode}"
+                end = [Row(name, "an end", f"{how}: {last_line(result.stderr)}", "crashed")]
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [Row(*json.loads(line)) for line in lines if line.endswith("\n")] + end
 

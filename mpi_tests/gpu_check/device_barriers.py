@@ -1,8 +1,8 @@
-"""Direct algorithms as one kernel each, in which the ranks' devices wait for each other, alone and in CUDA graphs.
+"""Direct algorithms as single kernels with barriers between the ranks' devices, launched alone and in CUDA graphs.
 
 python -m mpi_tests.gpu_check.device_barriers cuda
 
-Ranks that share a device have their kernels run in turns, by time slices: right, but slow.
+Kernels of ranks that share a device run in turns, by time slices: correct, but slow.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from mpi_tests.gpu_check.rows import Row, Setting, verdict
 from mpi_tests.gpu_check.started import program
 from mpi_tests.helpers.reference import COLLECTIVES, expected, inputs, reduced
 
-PER_RANK = 3000  # elements of float32
+PER_RANK = 3000  # float32 elements
 RUNS = 3
-# It ends when the host says so: a host that waited for it would never.
+# The kernel ends when the host sets a flag: a host that waited for the kernel would deadlock.
 HELD = 'extern "C" __global__ void held(volatile int* go) { while (!*go) {} }'
 
 
 def check(setting: Setting) -> Iterator[Row]:
     if setting.is_small:
-        raise CannotRunError("the kernels are a GPU's")
-    found = program(setting, 2, "device_barriers", env={"COLLECTIVES_DEVICE_BARRIERS": "1"})
-    text = f"{found['algorithms']} algorithms, {len(found['wrong'])} wrong"
-    text += f"; {found['launches']} launches in {found['runs']} runs"
-    text += "".join(f"; {name}" for name in found["wrong"][:3])
-    good = not found["wrong"] and found["launches"] == found["runs"] > 0
-    where = f"2 ranks on {found['devices']} device{'s' * (found['devices'] > 1)}"
+        raise CannotRunError("the kernels need a GPU")
+    summary = program(setting, 2, "device_barriers", env={"COLLECTIVES_DEVICE_BARRIERS": "1"})
+    text = f"{summary['algorithms']} algorithms, {len(summary['wrong'])} wrong"
+    text += f"; {summary['launches']} launches in {summary['runs']} runs"
+    text += "".join(f"; {name}" for name in summary["wrong"][:3])
+    good = not summary["wrong"] and summary["launches"] == summary["runs"] > 0
+    where = f"2 ranks on {summary['devices']} device{'s' * (summary['devices'] > 1)}"
     yield Row(f"device barriers, {where}", "equal to the host's, one launch a run", text, verdict(good))
-    for name, graph in found["graphs"].items():
+    for name, graph in summary["graphs"].items():
         yield Row(f"CUDA graph of {name}, {where}", "equal to the host's", str(graph), verdict(graph == "equal"))
 
 
@@ -54,7 +54,7 @@ class Counted:
 
 
 class Ranks:
-    """The collectives of this rank's device; results are compared on all ranks."""
+    """The collectives on this rank's device; all ranks agree on whether a result is wrong."""
 
     def __init__(self, comm: collectives.Communicator):
         import cupy
@@ -73,27 +73,27 @@ class Ranks:
         plan.only.kernel.kernel = Counted(plan.only.kernel.kernel)
         return x, plan
 
-    def differs(self, got: Any, want: np.ndarray | None) -> bool:
+    def differs(self, actual: Any, want: np.ndarray | None) -> bool:
         """Return whether any rank's result is wrong.  Collective."""
-        own = got is not None if want is None else not np.array_equal(fetched(got), want)
+        own = actual is not None if want is None else not np.array_equal(fetched(actual), want)
         return bool(self.comm.all_reduce(np.array([own]), op="max")[0])
 
     def run(self, collective: str, algorithm: str) -> tuple[bool, int]:
-        """Run a plan while the device is held up; return whether it is wrong, and the number of launches."""
+        """Run a plan while the device is blocked; return whether its result is wrong, and the number of launches."""
         xs = inputs(self.comm.size, PER_RANK * self.comm.size)
         x, plan = self.plan(collective, algorithm, xs)
         for _ in range(RUNS):
             self.go[0] = 0
             x.set(xs[self.comm.rank], self.stream)
             self.held((1,), (1,), (np.uintp(self.go.ctypes.data),), stream=self.stream)
-            got = plan()
+            actual = plan()
             self.go[0] = 1
-            if self.differs(got, expected(collective, xs, self.comm.rank)):
+            if self.differs(actual, expected(collective, xs, self.comm.rank)):
                 return True, 0
         return False, plan.only.kernel.kernel.num_launches
 
     def graph(self, algorithm: str) -> str:
-        """Launch a graph of two runs again and again; return "equal" where its results are."""
+        """Launch a graph of two runs repeatedly; return "equal" if its results are correct."""
         xs = inputs(self.comm.size, PER_RANK)
         x, plan = self.plan("all_reduce", algorithm, xs)
         plan()
@@ -115,15 +115,15 @@ def main() -> None:
     comm = collectives.world()
     ranks = Ranks(comm)
     direct = [row for row in algorithms.REGISTRY if row.access >= Access.STAGED and row.collective in COLLECTIVES]
-    found: dict[str, Any] = {"algorithms": len(direct), "runs": RUNS * len(direct), "launches": 0, "wrong": []}
+    summary: dict[str, Any] = {"algorithms": len(direct), "runs": RUNS * len(direct), "launches": 0, "wrong": []}
     for row in direct:
         is_wrong, launches = ranks.run(row.collective, row.name)
-        found["launches"] += launches
-        found["wrong"] += [f"{row.collective} {row.name}"] * is_wrong
-    found["graphs"] = {name: ranks.graph(name) for name in ("one_shot", "two_shot_put")}
-    found["devices"] = min(comm.size, ranks.cupy.cuda.runtime.getDeviceCount())
+        summary["launches"] += launches
+        summary["wrong"] += [f"{row.collective} {row.name}"] * is_wrong
+    summary["graphs"] = {name: ranks.graph(name) for name in ("one_shot", "two_shot_put")}
+    summary["devices"] = min(comm.size, ranks.cupy.cuda.runtime.getDeviceCount())
     if comm.rank == 0:
-        print(json.dumps(found))
+        print(json.dumps(summary))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What collectives.doctor finds of the device, and the arrays of one process there."""
+"""The findings of collectives.doctor on the device, and arrays of a single process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mpi_tests.gpu_check.rows import Row, Setting, verdict
 def check(setting: Setting) -> list[Row]:
     """Check that the device adds numbers."""
     if setting.device == "cpu":
-        raise CannotRunError("it looks at GPUs")
+        raise CannotRunError("the check needs a GPU")
     from collectives.doctor import cuda
 
     findings = list(cuda(100.0))

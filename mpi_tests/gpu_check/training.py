@@ -1,4 +1,4 @@
-"""train.py on a device: its losses beside the CPU's, layouts' beside one rank's, and its speed."""
+"""train.py on a device: its losses compared with the CPU's, those of layouts with one rank's, and its speed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mpi_tests.gpu_check.memories import knows
 from mpi_tests.gpu_check.rows import Row, Setting, verdict
 from mpi_tests.gpu_check.started import on_ranks
 
-RTOL = 1e-3  # of losses, after so many updates by sums of float32 in another order
+RTOL = 1e-3  # of losses: float32 sums in another order diverge over the updates
 MODEL = "--n_layer 4 --n_head 4 --n_embd 64 --block_size 32 --warmup_iters 5 --sample_tokens 4"
 BATCH = 8
 
 
 class Mix(NamedTuple):
-    """Flags of a layout of 4 ranks, and how the batch is divided by it: over dp, then into micro-batches."""
+    """Flags of a layout of 4 ranks, and its division of the batch: over dp, then into micro-batches."""
 
     words: str
     dp: int = 1
@@ -42,12 +42,12 @@ MIXES = {
     "ZeRO 3": Mix("--zero_stage 3", dp=4),
     "pp 2, ZeRO 3, stages by times measured": Mix("--pp 2 --zero_stage 3 --balance measured", 2, 2),
 }
-SMALL_MIXES = {"tp 2": Mix("--tp 2")}  # of 2 ranks
+SMALL_MIXES = {"tp 2": Mix("--tp 2")}  # layouts of 2 ranks
 TINY = "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --steps 2 --turns 2 --matrix 64"
 
 
 def need(setting: Setting) -> None:
-    """Raise CannotRunError where this torch has no arrays on the device."""
+    """Raise CannotRunError if this torch does not support the device."""
     if not knows(setting.device):
         raise CannotRunError("this torch sees no CUDA device")
 
@@ -62,20 +62,20 @@ def parity(setting: Setting) -> list[Row]:
 def mixes(setting: Setting) -> Iterator[Row]:
     """Compare the losses of layouts of 4 ranks with those of one rank, each on the device."""
     need(setting)
-    ranks, chosen = (2, SMALL_MIXES) if setting.is_small else (4, MIXES)
+    ranks, mixes_by_name = (2, SMALL_MIXES) if setting.is_small else (4, MIXES)
     alone = losses(setting, setting.device)
-    for name, mix in chosen.items():
+    for name, mix in mixes_by_name.items():
         yield row(f"training, {name}", "one rank's losses", losses(setting, setting.device, ranks, mix), alone)
 
 
-def row(check: str, goal: str, measured: np.ndarray, wanted: np.ndarray) -> Row:
-    worst = float(np.max(np.abs(measured / wanted - 1)))
-    return Row(check, f"{goal} within {RTOL:g}", f"within {worst:.1e} of {len(wanted)} losses", verdict(worst < RTOL))
+def row(check: str, goal: str, measured: np.ndarray, expected: np.ndarray) -> Row:
+    worst = float(np.max(np.abs(measured / expected - 1)))
+    return Row(check, f"{goal} within {RTOL:g}", f"within {worst:.1e} of {len(expected)} losses", verdict(worst < RTOL))
 
 
-@cache  # on the CPU, a training there and one here are the same
+@cache  # with --device cpu, both sides of `parity` are the same run
 def losses(setting: Setting, device: str, ranks: int = 1, mix: Mix = ALONE) -> np.ndarray:
-    """Return the losses of a training's iterations, which have the same batches on any layout."""
+    """Return the losses of a training run by iteration; every layout trains on the same batches."""
     size, iterations = BATCH // mix.dp // mix.num_micro_batches, 3 if setting.is_small else 50
     with tempfile.TemporaryDirectory() as folder:
         flags: list[Any] = ["--device", device, "--out_dir", folder, "--max_iters", iterations, *MODEL.split()]

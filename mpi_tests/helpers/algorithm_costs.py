@@ -1,4 +1,4 @@
-"""The cost of each algorithm as its source states it, in rounds and chunks."""
+"""The cost of each algorithm, in rounds and chunks, as stated by its source."""
 
 import os
 from itertools import accumulate
@@ -12,7 +12,7 @@ from collectives.algorithms import (
 )
 from collectives.schedule.cost import merged, stretches
 
-LARGEST = int(os.environ.get("LARGEST", "17"))  # `make proof` says 64
+LARGEST = int(os.environ.get("LARGEST", "17"))  # 64 in `make proof`
 
 
 each_algorithm = pytest.mark.parametrize("row", REGISTRY, ids=lambda row: f"{row.collective}-{row.name}")
@@ -35,7 +35,7 @@ def is_power(p):
 
 
 def halves(p):
-    """Return the h of the cost lines off the power of two; p-1 on it."""
+    """Return the h of the cost lines: p-1 if p is a power of two."""
     extras = p - (1 << floor_log2(p))
     return sum(m + min(m, extras) for m in (1 << k for k in range(floor_log2(p))))
 
@@ -44,8 +44,8 @@ def double_tree_rounds(p):
     return 2 * (2 * floor_log2(p - 1) + (p + 1) // 2) if p > 1 else 0
 
 
-# (collective, name): p -> the cost line's factors of alpha, of n/p beta and of n/p gamma; of direct algorithms, which
-# copy where others send, and meet
+# (collective, name): p -> the cost line's factors of alpha, of n/p beta and of n/p gamma; direct algorithms count
+# barriers in place of rounds and copies in place of messages
 COSTS = {
     ("all_reduce", "ring"): lambda p: (2 * (p - 1), 2 * (p - 1), p - 1),
     ("all_reduce", "recursive_doubling"): lambda p: (
@@ -131,7 +131,7 @@ COSTS = {
 
 
 class Count(NamedTuple):
-    """Rounds with messages; the chunks that each round's busiest rank sends, reduces and copies; meetings."""
+    """Rounds with messages; chunks that the busiest rank of each round sends, reduces and copies; barriers."""
 
     messages: int
     sent: int
@@ -141,7 +141,7 @@ class Count(NamedTuple):
 
 
 def tally(schedules, nodes):
-    """Count the rounds of some ranks by the model."""
+    """Tally the rounds of some ranks by the cost model."""
     return merged({rank: stretches(rounds, rank, nodes) for rank, rounds in schedules.items()}, nodes)
 
 
@@ -163,13 +163,13 @@ def count(rounds):
 def cost(algorithm, size):
     """Return rounds with messages, or barriers, and the chunks that each round's busiest rank moves and reduces."""
     schedules = {rank: list(algorithm(rank, size)) for rank in range(size)}
-    counted = count(tally(schedules, nodes_of(size)))
-    if counted.barriers:
-        return counted.barriers, counted.copied, counted.reduced
-    return counted.messages, counted.sent, counted.reduced
+    counts = count(tally(schedules, nodes_of(size)))
+    if counts.barriers:
+        return counts.barriers, counts.copied, counts.reduced
+    return counts.messages, counts.sent, counts.reduced
 
 
 def nodes_of(*lengths):
-    """Ranks in order, so many in each node."""
+    """Return nodes of consecutive ranks."""
     ends = list(accumulate(lengths, initial=0))
     return tuple(tuple(range(a, b)) for a, b in neighbours(ends))

@@ -1,9 +1,9 @@
-"""Run a program as on a system that has POSIX and MPI, but none of what Linux has besides.
+"""Run a program as on a system with POSIX and MPI, but without Linux's extensions.
 
 python -m mpi_tests.helpers.bare_system -m training --max_iters 2
 python -m mpi_tests.helpers.bare_system examples/sum.py
 
-It takes away what macOS lacks: binding to cores, reading another process's memory, /proc, and /dev/shm.
+It disables the features that macOS lacks: binding to cores, reading another process's memory, /proc, and /dev/shm.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ CALLS_OF_OS = ("sched_getaffinity", "sched_setaffinity", "sched_yield")
 
 
 class Library(ctypes.CDLL):
-    """The C library, without some of its functions."""
+    """The C library without the functions that only Linux has."""
 
     def __getattr__(self, name):
         if name in MISSING_FUNCTIONS:
@@ -26,7 +26,7 @@ class Library(ctypes.CDLL):
 
 
 def refuse_missing_folders(event: str, arguments: tuple) -> None:
-    """Raise, as an audit hook, for what is opened from Python in a folder that is not there."""
+    """Raise, as an audit hook, if Python opens a file in one of the missing folders."""
     if event == "open" and str(arguments[0]).startswith(MISSING_FOLDERS):
         raise FileNotFoundError(2, "No such file or directory", str(arguments[0]))
 

@@ -1,4 +1,4 @@
-"""Compile the kernels for every dtype on all cores, before ranks would wait for one of them to do so.
+"""Compile the kernels for every dtype on all cores, so that tests on ranks do not wait for a rank that compiles.
 
 python -m mpi_tests.helpers.compile_kernels
 """
@@ -23,13 +23,13 @@ def compile_for(char: str) -> None:
 def main() -> None:
     with multiprocessing.get_context("spawn").Pool() as pool:
         pool.map(compile_for, DTYPES, chunksize=1)
-    for char in DTYPES:  # those again that two processes wrote to the cache's index at once
+    for char in DTYPES:  # again, as processes that write Numba's index at the same time lose entries
         compile_for(char)
     compile_pointwise()
 
 
 def compile_pointwise() -> None:
-    """Do the same for those of a model's elements."""
+    """Load or compile the element-wise kernels of the models."""
     for dtype in (np.float32, np.float64):
         x, number, rows = np.zeros((1, 1), dtype), dtype(1), np.zeros(1, np.int64)
         pointwise_kernels.drop(x, rows, rows, 0, number, x)

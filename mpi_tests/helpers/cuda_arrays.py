@@ -1,4 +1,4 @@
-"""A pytest plug-in: CuPy's arrays for tests, on devices that mpi_tests.helpers.cuda_on_host makes of this machine."""
+"""A pytest plug-in: CuPy arrays for tests, on devices that mpi_tests.helpers.cuda_on_host emulates on the CPU."""
 
 import os
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ import pytest
 from mpi_tests.helpers.cuda_on_host.load import CannotLoadError, load
 
 NUM_DEVICES = 4
-LAG_US = 500  # the longest, by default
+LAG_US = 500  # longest lag by default
 
 each_mode = pytest.mark.parametrize("mpi_reads", [False, True], ids=["staged", "read-by-mpi"])
 
 
 class Caller:
-    """A user of CuPy with a current stream of its own on each device; `library` is that of the stand-in."""
+    """A CuPy user with a current stream of its own on each device; `library` is the stand-in's C library."""
 
     def __init__(self, library):
         import cupy
@@ -35,13 +35,13 @@ class Caller:
 
     @property
     def device(self):
-        """The collectives' own, as it is now."""
+        """The current device object of the collectives."""
         from collectives.arrays import views
 
         return views.device(f"cuda:{self.index}")
 
     def use(self, index=0, mpi_reads=False):
-        """Have arrays from now on be on a device, and MPI be given device memory or not; returns this."""
+        """Select the device of new arrays, and whether MPI receives device memory; returns this."""
         from collectives.arrays import cuda
 
         self.index = index
@@ -50,7 +50,7 @@ class Caller:
         return self
 
     def put(self, values):
-        """Return a new array that this stream will fill."""
+        """Return a new array, which this stream fills asynchronously."""
         with self.cupy.cuda.Device(self.index):
             x = self.cupy.empty(values.shape, values.dtype)
         return self.fill(x, values)
@@ -69,18 +69,18 @@ class Caller:
         return x
 
     def get(self, x):
-        """Return an array's final values on this stream."""
+        """Return an array's values after all work on this stream."""
         with self.cupy.cuda.Device(self.index):
             return x.get(self.stream)
 
     def lag(self, us):
-        """Have streams be late by up to so many microseconds, but for what somebody waits for."""
+        """Let streams lag by up to so many microseconds, except for work that a caller waits for."""
         self.library.standin_set_delay(us)
 
 
 @pytest.fixture
 def cuda(monkeypatch) -> Iterator[Caller]:
-    """Yield a caller of CuPy; skip the test without the stand-in, and fail it where CUDA was misused."""
+    """Yield a CuPy user; skip the test without the stand-in, and fail it if CUDA was misused."""
     from collectives.arrays import cuda
 
     monkeypatch.setenv("CUDA_ON_HOST_DEVICES", str(NUM_DEVICES))
@@ -88,7 +88,7 @@ def cuda(monkeypatch) -> Iterator[Caller]:
     try:
         library = load()
     except CannotLoadError as error:
-        pytest.skip(f"CuPy without a GPU: {error}")
+        pytest.skip(f"the stand-in for CUDA is not available: {error}")
     caller = Caller(library)
     caller.lag(LAG_US)
     yield caller.use()

@@ -1,4 +1,4 @@
-"""Fresh roots of Debian, by debootstrap, and commands in them: from Debian's mirror and by pip's settings, as here."""
+"""Create fresh Debian roots with debootstrap, with this machine's mirror and pip settings, and run commands in them."""
 
 import os
 import re
@@ -12,33 +12,33 @@ from pathlib import Path
 from mpi_tests.helpers.launch import ROOT
 
 LIMIT_S = 3600
-# Beside the root's own certificates, which its packages write.
+# Copied to another path, as the root's packages overwrite this one.
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 COPIED = {path: path for path in ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf")} | {CERTIFICATES: "/root/cert.pem"}
 
 
 def check_possible() -> None:
-    """End the program in one line where no root can be made."""
+    """Exit with one line if this machine cannot create a root."""
     if os.geteuid() or not shutil.which("debootstrap"):
-        sys.exit("error: this takes root and debootstrap: apt-get install debootstrap")
+        sys.exit("error: needs root and debootstrap: apt-get install debootstrap")
 
 
 def mirror() -> str:
-    """Return where apt finds Debian's packages."""
+    """Return the URL of apt's Debian mirror."""
     lines = subprocess.run(["apt-get", "indextargets", "--format", "$(REPO_URI)"], capture_output=True, text=True)
-    found = [line for line in lines.stdout.split() if line.rstrip("/").endswith("/debian")]
-    if not found:
-        sys.exit("error: apt has no mirror of Debian, whose address ends in /debian: add one to its sources")
-    return found[0]
+    mirrors = [line for line in lines.stdout.split() if line.rstrip("/").endswith("/debian")]
+    if not mirrors:
+        sys.exit("error: apt has no Debian mirror whose URL ends in /debian: add one to its sources")
+    return mirrors[0]
 
 
 def make_root(root: Path, suite: str, packages: Sequence[str], clone: str) -> None:
-    """Make a fresh Debian with some packages, this machine's configuration of pip, and a clone of this checkout."""
+    """Create a fresh Debian with some packages, this machine's pip configuration, and a clone of this checkout."""
     if root.exists():
-        shutil.rmtree(root)  # nothing is mounted in it: mounts are those of ended processes
+        shutil.rmtree(root)  # safe: its mounts ended with the processes' mount namespaces
     root.mkdir(parents=True)
     recipe = Path("/usr/share/debootstrap/scripts", suite)
-    script = [] if recipe.exists() else [str(recipe.with_name("sid"))]  # of a suite newer than debootstrap
+    script = [] if recipe.exists() else [str(recipe.with_name("sid"))]  # for suites newer than debootstrap
     options = ["--variant=minbase", *([f"--include={','.join(packages)}"] if packages else [])]
     words = ["debootstrap", *options, suite, str(root), mirror(), *script]
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
@@ -50,19 +50,19 @@ def make_root(root: Path, suite: str, packages: Sequence[str], clone: str) -> No
 
 
 def pip_folders() -> Iterator[str]:
-    """Yield the folders that pip's configuration names, of wheels and of packages."""
-    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
-    for word in sorted(set(re.findall(r"(?:(?<=file://)|(?<![\w/:]))/[^\s'\"/][^\s'\"]*", listed))):
+    """Yield the local folders of wheels and packages in pip's configuration."""
+    settings = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+    for word in sorted(set(re.findall(r"(?:(?<=file://)|(?<![\w/:]))/[^\s'\"/][^\s'\"]*", settings))):
         folder = Path(word).parent if Path(word).name == "simple" else Path(word)
         if folder.is_dir():
             yield str(folder)
 
 
 def run_inside(root: Path, folder: str, command: str, log: Path, limit_s: float = LIMIT_S) -> int:
-    """Run a command in a folder of a root, with processes and mounts that end with it; return its status."""
+    """Run a command in a folder of a root; its processes and mounts end with it.  Return its exit status."""
     bound = ("/dev", "/sys", *pip_folders())
     binds = [f"mkdir -p {root}{path} && mount --rbind {path} {root}{path}" for path in bound]
-    inside = shlex.quote(f"cd {folder} && {command}; exit $?")  # by the shell: few programs can be process 1
+    inside = shlex.quote(f"cd {folder} && {command}; exit $?")  # a shell is process 1, as few other programs can be
     words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", f"--mount-proc={root}/proc"]
     words += ["bash", "-ec", "\n".join([*binds, f"exec chroot {root} bash -c {inside}"])]
     own = {name: value for name, value in os.environ.items() if re.match("PIP_|.*_proxy$", name, re.IGNORECASE)}

@@ -1,4 +1,4 @@
-"""Findings of the doctor's checks."""
+"""Run the doctor's checks in tests."""
 
 from collectives.doctor import Finding, findings_of
 

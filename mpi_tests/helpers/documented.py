@@ -1,4 +1,4 @@
-"""The tables of docs/, and their commands, on smaller models, in ranks that run already."""
+"""The tables of docs/, and the training commands in them, run on smaller models by the ranks of a test."""
 
 import re
 import shlex
@@ -9,7 +9,7 @@ from training.config import Config
 from training.main import train
 
 COMMAND = re.compile(r"mpirun -n (\d+) python train\.py ?(.*)")
-# A flag that comes again overrides the one before: of the commands', those that set a size lose.
+# Appended to a command, these flags override its own sizes.
 SMALLER = (
     "--n_layer 4 --n_head 4 --n_embd 32 --block_size 16 --micro_batch_size 4 --max_iters 2 --warmup_iters 0 "
     "--val_fraction 0.002 --sample_tokens 2 --bucket_mb 0.02 --out_dir="
@@ -17,7 +17,7 @@ SMALLER = (
 
 
 def rows(name: str) -> list[tuple[str, list[str]]]:
-    """Return the rows of a page's tables as cells, and the heading above them."""
+    """Return the rows of a page's tables, each with the heading above it and its cells."""
     table, heading = [], ""
     for line in (ROOT / "docs" / name).read_text().splitlines():
         if line.startswith("#"):
@@ -32,7 +32,7 @@ def code(cell: str) -> list[str]:
 
 
 def losses(flags: str, comm, folder: str) -> list[float]:
-    """Train with the flags of a command, files in a folder that all ranks have; the losses on rank 0."""
+    """Train with the flags of a command, with files in a folder shared by all ranks; return the losses on rank 0."""
     here = re.sub(r"(--checkpoint_dir|--tensorboard) (\w+)", rf"\1 {folder}/\2", flags)
     _, records = train(parse(Config, "", shlex.split(f"{here} {SMALLER}")), comm)
     return [record["loss"] for record in records if "loss" in record]

@@ -1,8 +1,8 @@
-"""The pages of the documentation: their blocks of code, the commands in them, and which test runs each.
+"""The documentation's code blocks, the commands in them, and the test that runs each.
 
-README.md and every page of docs/ are read.  A command is a line of a ```bash block; a block without a language right
-after it shows its output.  `systems/test_documents.py` runs the commands of each page from top to bottom, but those
-that `ELSEWHERE` gives to another test.
+The pages are README.md and those of docs/.  A command is a line of a ```bash block; a block without a language directly
+after it shows its output.  `systems/test_documents.py` runs the commands of each page from top to bottom, except those
+that `ELSEWHERE` assigns to other tests.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from typing import NamedTuple
 from mpi_tests.helpers.launch import ROOT, environment
 
 FENCED = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
-LANGUAGES = {"", "bash", "python", "text", "toml", "yaml", "mermaid"}  # a command in any other block would not be run
-PROGRAMS = re.compile(r"([A-Z0-9_]+=\S+ )*(mpirun|python|source|torchfrtrace) ")  # what test_documents.py runs
+LANGUAGES = {"", "bash", "python", "text", "toml", "yaml", "mermaid"}  # no others: their commands would not run
+# Commands that test_documents.py runs.
+PROGRAMS = re.compile(r"([A-Z0-9_]+=\S+ )*(mpirun|python|source|torchfrtrace) ")
 
 FILES = r"--(data|config|checkpoint_dir|resume|init_from|report|trace|tensorboard|prometheus)\b"
 IN_RANKS = "with_ranks/test_features.py::test_every_command_trains"
-# Commands, as patterns, and the test that runs those.
+# Patterns of commands, and the tests that run them.
 ELSEWHERE = {
     r"make [\w-]+$": "without_ranks/test_readme.py::test_make_runs_what_the_pages_say",
     rf"mpirun -n [1248] python train\.py(?!.* {FILES}).*": IN_RANKS,
@@ -51,7 +52,7 @@ class Block(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command of a page, and what the page shows as its output."""
+    """A command of a page, and the output that the page shows."""
 
     page: str
     text: str
@@ -59,7 +60,7 @@ class Command(NamedTuple):
 
     @property
     def elsewhere(self) -> str | None:
-        """The test that runs it, unless that is `test_documents.test_commands`."""
+        """The test that runs the command, or None for `test_documents.test_commands`."""
         return next((test for pattern, test in ELSEWHERE.items() if re.match(pattern, self.text)), None)
 
 
@@ -68,17 +69,17 @@ def blocks(page: str) -> list[Block]:
 
 
 def commands(page: str) -> list[Command]:
-    """Return the commands of a page in their order; an output belongs to the last of its block."""
-    listed = []
+    """Return the commands of a page in order; the last command of a block has the output that follows it."""
+    result = []
     of_page = blocks(page)
     for block, following in zip_longest(of_page, of_page[1:]):
         if block.language == "bash":
             lines = [line.split(" #")[0].strip() for line in block.text.replace("\\\n", "").splitlines()]
             *others, last = [line for line in lines if line and not line.startswith("#")]
-            listed += [Command(page, line, None) for line in others]
+            result += [Command(page, line, None) for line in others]
             is_output = following is not None and following.language in ("", "text")
-            listed.append(Command(page, last, following.text if is_output else None))
-    return listed
+            result.append(Command(page, last, following.text if is_output else None))
+    return result
 
 
 PATHS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -88,13 +89,13 @@ TRAINING = [command.text for command in COMMANDS if "train.py" in command.text]
 
 
 def command_with(words: str) -> str:
-    """Return the one command of all pages that has these words."""
+    """Return the only command of the pages that contains these words."""
     (text,) = {command.text for command in COMMANDS if words in command.text}
     return text
 
 
 def checkout(folder: Path) -> Path:
-    """Make a folder that looks like a checkout, in which commands write without a change to this one."""
+    """Create a folder that looks like a checkout, so that commands write there and not into this one."""
     for path in ROOT.iterdir():
         if path.name in ("docs", "benchmarks"):  # commands write there
             shutil.copytree(path, folder / path.name)
@@ -104,8 +105,8 @@ def checkout(folder: Path) -> Path:
 
 
 def run(command: str, folder: Path = ROOT, fails: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run a command of a page in bash, in the environment that the pages say to activate."""
+    """Run a command of a page in bash, in the virtual environment that the pages activate."""
     env = environment() | {"PATH": f"{Path(sys.executable).parent}:{environment()['PATH']}"}
-    ended = subprocess.run(["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
-    assert (ended.returncode != 0) == fails, f"{command}\n{ended.stdout}{ended.stderr}"
-    return ended
+    result = subprocess.run(["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    assert (result.returncode != 0) == fails, f"{command}\n{result.stdout}{result.stderr}"
+    return result

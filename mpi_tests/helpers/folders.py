@@ -1,4 +1,4 @@
-"""Folders that the ranks of a test share."""
+"""Folders shared by the ranks of a test."""
 
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 @contextmanager
 def shared_folder(mpi_comm):
-    """Yield a folder that the first rank makes and removes, as ranks that all remove pytest's own conflict."""
+    """Yield a folder that only the first rank creates and removes, as concurrent removals of pytest's own conflict."""
     own = TemporaryDirectory() if mpi_comm.rank == 0 else None
     try:
         yield Path(mpi_comm.bcast(own and own.name))

@@ -1,6 +1,6 @@
-"""The kernels' names; and what only a machine with a GPU can show: that they give what the host does, and how fast.
+"""The names of the reduction kernels, a comparison of their results with the host's, and their speed on a GPU.
 
-`mpi_tests.gpu_check` calls both.
+`mpi_tests.gpu_check` runs the comparison and the measurement.
 """
 
 import itertools
@@ -25,18 +25,18 @@ ROUNDS = 20
 
 
 def names(nums_sources: Iterable[int], divisor: int = 2) -> Iterator[str]:
-    """Yield all instances, of every dtype and op, for these numbers of sources each."""
+    """Yield the names of the kernels of every dtype and op for these numbers of sources."""
     for dtype, num in itertools.product(map(dtype_of, DTYPES), nums_sources):
         for op in ops_of(str(dtype)):
             yield cuda_kernels.plan(op, dtype, dtype, 1, num, divisor if op == "avg" else 1).name
-    for into, given, num in [*((*pair, 1) for pair in CASTS), ("float32", "bfloat16", 3)]:
-        yield cuda_kernels.plan("sum", dtype_of(into), dtype_of(given), 1, num, 1).name
+    for into, source, num in [*((*pair, 1) for pair in CASTS), ("float32", "bfloat16", 3)]:
+        yield cuda_kernels.plan("sum", dtype_of(into), dtype_of(source), 1, num, 1).name
 
 
 def check(counts: tuple[int, ...] = COUNTS, limit_s: float = math.inf) -> str:
-    """Dtypes, ops, numbers of sources, lengths and places of CuPy's arrays, against the host.
+    """Compare reductions of CuPy arrays with the host's: dtypes, ops, numbers of sources, lengths and alignments.
 
-    In a random order, as many as there is time for.
+    The order is random, and the check ends when its time is up.
     """
     import cupy
 
@@ -46,15 +46,15 @@ def check(counts: tuple[int, ...] = COUNTS, limit_s: float = math.inf) -> str:
         (name, *reduce) for name in DTYPES for reduce in itertools.product(ops_of(name), NUMS_SOURCES, counts, CASES)
     ]
     random.shuffle(reductions)
-    for done, (name, op, num, count, case) in enumerate(reductions):
+    for index, (name, op, num, count, case) in enumerate(reductions):
         if time.monotonic() > end:
-            return f"{done} of {len(reductions)} reductions, as on the host"
+            return f"{index} of {len(reductions)} reductions, as on the host"
         check_reduction(cupy, op, [draw(rng, count, dtype_of(name)) for _ in range(num)], case)
     return f"{len(reductions)} of {len(reductions)} reductions, as on the host"
 
 
 def speed() -> list[tuple[str, float, float]]:
-    """Return rows of name, GB/s read and written, and that over the rate of a copy in the device's memory: medians."""
+    """Return rows of name, median GB/s read and written, and its ratio to that of a copy in device memory."""
     import cupy
 
     copied = [cupy.zeros(NBYTES, np.uint8) for _ in range(2)]
@@ -72,5 +72,5 @@ def speed() -> list[tuple[str, float, float]]:
 def gb_per_s(run: Callable[[], None], nbytes: int) -> float:
     from cupyx.profiler import benchmark
 
-    times = benchmark(run, n_repeat=ROUNDS, n_warmup=3, name="run").gpu_times  # a launch has no __name__
+    times = benchmark(run, n_repeat=ROUNDS, n_warmup=3, name="run").gpu_times  # a name, as a launch has no __name__
     return nbytes / float(np.median(times)) / 1e9

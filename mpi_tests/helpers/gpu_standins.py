@@ -1,4 +1,4 @@
-"""Run mpi_tests.gpu_check with other checks, which end in every way.
+"""Run mpi_tests.gpu_check with substitute checks, one for each possible outcome.
 
 python -m mpi_tests.helpers.gpu_standins --device cpu
 """

@@ -1,13 +1,13 @@
-"""Count and hold the house: how large collectives/ may be, and who may import and name what.
+"""Enforce the architecture: the size of collectives/, allowed imports, and unique class names.
 
 python -m mpi_tests.helpers.house
 
-Prints a line for each violation, and fails if there is one:
+Prints a line for each violation, and exits with 1 if there are any:
 
 - limits: lines, files and entries at the top of a package (`LIMITS`);
-- circles: modules of the packages that import each other while they are imported;
+- circles: import cycles between modules of the packages;
 - names: a class name that two files define;
-- floors: an import that `FLOORS` does not allow.  When modules move, this table is what to edit.
+- floors: an import that `FLOORS` does not allow.  Edit this table when modules move.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ PACKAGES = ("collectives", "parallelism", "models", "training")
 
 
 class Limits(NamedTuple):
-    """The largest a package may be."""
+    """Maximum size of a package."""
 
     lines: int
     files: int
     entries: int  # at its top, beside __init__.py
 
 
-LIMITS = {"collectives": Limits(lines=21_106, files=131, entries=14)}
+LIMITS = {"collectives": Limits(lines=21_108, files=131, entries=14)}
 
 
 class Floor(NamedTuple):
-    """Modules, and what they may import.
+    """A layer of modules, and the layers and libraries that they may import.
 
-    A module is of the floor that names it, or the innermost package around it: `collectives.schedule.moves` stands for
-    schedule.py as well as for all of schedule/.
+    A module belongs to the floor that names it or its innermost enclosing package: `collectives.schedule.moves` stands
+    for moves.py as well as for all of moves/.
     """
 
     modules: tuple[str, ...]
     imports: tuple[str, ...] = ()  # other floors
-    without: tuple[str, ...] = ()  # libraries that are not imported
+    without: tuple[str, ...] = ()  # libraries that it must not import
 
 
 MPI_AND_ARRAYS = ("mpi4py", "numpy", "cupy", "torch", "ml_dtypes", "numba")
@@ -74,7 +74,7 @@ FLOORS = {
     "models": Floor(("models",), imports=("settings", "gpt"), without=("mpi4py",)),
     "gpt": Floor(
         ("models.gpt", "models.llama", "models.model"), imports=("models",), without=("mpi4py",)
-    ),  # which parallelism/ does without, but for what times a block
+    ),  # parallelism/ must not import these, except to time a block
     "block times": Floor(("parallelism.planner.ranks",), imports=(*ALL, "models", "gpt", "parallelism")),
     "parallel exercises": Floor(
         ("parallelism.pipeline.exercise", "parallelism.zero.exercise"),
@@ -85,21 +85,21 @@ FLOORS = {
     "parallelism": Floor(("parallelism",), imports=(*ALL, "simulation", "page", "models")),
 }
 
-SAME_CLASS: dict[str, str] = {}  # names that several files may define: why it is one and the same thing
+SAME_CLASS: dict[str, str] = {}  # class names that several files may define, with the reason
 
 
 class Import(NamedTuple):
-    """A statement's import of a module, or of a name in it."""
+    """An import of a module, or of a name in it, by a statement."""
 
     module: str
     name: str | None
     line: int
-    at_import: bool  # while its own module is imported, not when a function is called
+    at_import: bool  # whether it runs when its own module is imported, not when a function is called
     for_types: bool  # beneath TYPE_CHECKING
 
 
 class Module(NamedTuple):
-    """A file of a package, and its name; of an __init__.py the package's."""
+    """A source file and its module name; for an __init__.py, that of the package."""
 
     name: str
     path: Path
@@ -118,7 +118,7 @@ class Module(NamedTuple):
 
     @property
     def classes(self) -> dict[str, int]:
-        """The lines at which classes are defined, by name, outside of functions and other classes."""
+        """The line numbers of the module's top-level classes by name."""
         return {node.name: node.lineno for node in self.syntax.body if isinstance(node, ast.ClassDef)}
 
     def imports(self) -> Iterator[Import]:
@@ -155,17 +155,17 @@ class House:
 
     @cached_property
     def neighbours(self) -> set[str]:
-        """The names that can be imported from the top of the tree: the packages, the tests, scripts."""
+        """The names importable from the top of the tree: packages, tests, scripts."""
         folders = {path.parent.name for path in self.tree.glob("*/*.py")}
         return folders | {path.stem for path in self.tree.glob("*.py")}
 
     def target(self, each: Import) -> str:
-        """Return the module that is imported: of `from package import module` that module."""
+        """Return the imported module; for `from package import module`, that module."""
         whole = f"{each.module}.{each.name}"
         return whole if each.name and whole in self.modules else each.module
 
     def imported_with(self, module: Module) -> set[str]:
-        """Return the modules that are imported before a module is, those around it only if it names them."""
+        """Return the modules that a module's import requires; its own packages only if it names them."""
         around = {module.name, *packages_around(module.name)}
         targets = {self.target(each) for each in module.imports() if each.at_import and not each.for_types}
         more = {package for target in targets for package in packages_around(target)} - around
@@ -178,14 +178,14 @@ class House:
                     yield f"{package}/ has {count:,} {what}: the limit is {most:,}"
 
     def size(self, package: str) -> Limits:
-        """Return how large a package is, as `wc -l` and `ls` count, without folders that only a cache is left of."""
+        """Return the size of a package as counted by `wc -l` and `ls`, without folders that only contain caches."""
         own = [module for module in self.modules.values() if module.path.parts[0] == package]
         paths = [path for path in (self.tree / package).iterdir() if not path.name.startswith((".", "__", "py.typed"))]
         entries = [path for path in paths if path.is_file() or any(path.glob("[!_]*")) or any(path.glob("*.py"))]
         return Limits(sum(module.source.count("\n") for module in own), len(own), len(entries))
 
     def circles(self) -> Iterator[str]:
-        """Name the shortest circle in each group of modules that import each other."""
+        """Yield the shortest cycle in each group of modules that import each other."""
         graph = {name: sorted(self.imported_with(module)) for name, module in self.modules.items()}
         reached = {name: reachable(graph, name) for name in graph}
         named: set[str] = set()
@@ -208,7 +208,7 @@ class House:
                 yield f"{several[0]}: class {name} is also defined in {', '.join(several[1:])}: rename all but one"
 
     def imports_between_floors(self, floors: Mapping[str, Floor]) -> Iterator[str]:
-        """Name what no floor may import; imports for types count between floors, not of libraries."""
+        """Yield imports that a floor forbids; imports for type checking count between floors, but not of libraries."""
         floor_of = {module: name for name, floor in floors.items() for module in floor.modules}
         for module in sorted(floor_of.keys() - self.modules.keys()):
             yield f"FLOORS names {module}, which is not there: edit the table"
@@ -223,7 +223,7 @@ class House:
                     yield f"{module.path}:{line}: {complaint}"
 
     def _complaint(self, each: Import, own: str, floors: Mapping[str, Floor], floor_of: Mapping[str, str]) -> str:
-        """Return what is wrong with an import on a floor; nothing if it may be."""
+        """Return the reason why a floor forbids an import, or ""."""
         target = self.target(each)
         top = target.partition(".")[0]
         if top in floors[own].without and not each.for_types:
@@ -261,7 +261,7 @@ def innermost(floor_of: Mapping[str, str], module: str) -> str | None:
 
 
 def reachable(graph: Mapping[str, Iterable[str]], start: str) -> set[str]:
-    """Return what can be reached from `start` in one step or more."""
+    """Return the nodes that can be reached from `start` in one step or more."""
     reached: set[str] = set()
     ahead = [*graph[start]]
     while ahead:
@@ -273,7 +273,7 @@ def reachable(graph: Mapping[str, Iterable[str]], start: str) -> set[str]:
 
 
 def circle(graph: Mapping[str, Iterable[str]], start: str) -> list[str]:
-    """Return the shortest way from `start` back to it.
+    """Return the shortest cycle through `start`.
 
     >>> circle({"a": "bc", "b": "c", "c": "a"}, "a")
     ['a', 'c', 'a']

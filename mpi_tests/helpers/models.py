@@ -1,4 +1,4 @@
-"""Small models whose values are known, and how their tensors are compared."""
+"""Small models with reproducible values, and comparisons of their tensors."""
 
 import gc
 
@@ -19,7 +19,7 @@ def random_tokens(batch, seq, seed=0):
 
 
 def randomized(config):
-    """Make a float64 model whose biases and norms matter, unlike freshly initialised ones."""
+    """Make a float64 model with random biases and norms, which are constant in a freshly initialised one."""
     model = make(config).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -39,7 +39,7 @@ def plain_gradients(config=CONFIG):
 
 
 def tensors_alive():
-    """Memory that tensors have, by where it begins: its bytes."""
+    """Return the size in bytes of each live tensor's storage, by address."""
     gc.collect()
     alive = (x for x in gc.get_objects() if issubclass(type(x), torch.Tensor))
     return {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in alive}
@@ -48,10 +48,10 @@ def tensors_alive():
 each_mode = pytest.mark.parametrize("sequence", [False, True], ids=["", "sequence-parallel"])
 
 
-def close(got, wanted, rtol=1e-10):
-    got, wanted = got.detach(), wanted.detach()
-    scale = wanted.abs().max()
-    torch.testing.assert_close(got, wanted, rtol=rtol, atol=rtol * float(scale))
+def close(actual, expected, rtol=1e-10):
+    actual, expected = actual.detach(), expected.detach()
+    scale = expected.abs().max()
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=rtol * float(scale))
 
 
 def part(parameter, whole, comm):

@@ -1,4 +1,4 @@
-"""Networks and tuning files with made-up numbers."""
+"""Network models and tuning files with invented numbers."""
 
 from collectives.runtime.choose.auto import Case, Tuning
 from collectives.schedule.cost import NETWORK as DEFAULT

@@ -1,6 +1,6 @@
-"""NVIDIA's run-time compiler, by itself: it needs neither a GPU nor a driver.
+"""NVIDIA's run-time compiler, which needs neither a GPU nor a driver.
 
-It runs in a process of its own: this one may have loaded the stand-in's libraries of the same names (`cuda_on_host`).
+It runs in a separate process, as this one may have loaded the stand-in's libraries of the same names (`cuda_on_host`).
 
 Source: NVRTC documentation, "User Interface": https://docs.nvidia.com/cuda/nvrtc/.
 """
@@ -14,14 +14,14 @@ from pathlib import Path
 
 
 def library() -> Path | None:
-    """Return the library of the wheel nvidia-cuda-nvrtc-cu12, if it is installed."""
-    found = find_spec("nvidia.cuda_nvrtc") if find_spec("nvidia") else None
-    places = found.submodule_search_locations if found else None
+    """Return the path of the library in the wheel nvidia-cuda-nvrtc-cu12, or None if it is not installed."""
+    spec = find_spec("nvidia.cuda_nvrtc") if find_spec("nvidia") else None
+    places = spec.submodule_search_locations if spec else None
     return next((path for place in places or () for path in Path(place).glob("lib/libnvrtc.so.*")), None)
 
 
 def ptx(source: str, names: Sequence[str], options: Sequence[str]) -> str:
-    """Return the PTX of template instances; where `options` name an sm_ of a device, machine code is made, too.
+    """Return the PTX of template instances; if `options` name a device's sm_, also compile machine code.
 
     Raises: ValueError with the compiler's messages.
     """

@@ -1,8 +1,8 @@
-"""What `python -m collectives.page` must show, computed without it: states of the prover's own runs, cut short.
+"""The expected content of `python -m collectives.page`, from the prover's symbolic runs of the first rounds.
 
 python -m mpi_tests.helpers.page
 
-Draws docs/page.png, the picture of the page in the guide; needs Chromium and Selenium.
+Draws docs/page.png, the guide's picture of the page; needs Chromium and Selenium.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOTHING = "-1"
 
 
 class AnyResult(World):
-    """A symbolic run that ends in the middle of a schedule: no result is due."""
+    """A symbolic run that may end in the middle of a schedule, as it accepts any result."""
 
     def check_result(self, rank: int) -> None:
         pass
@@ -49,7 +49,7 @@ def nodes(size: int, hosts: int) -> tuple[tuple[int, ...], ...]:
 
 
 def runs(row: Algorithm) -> Iterator[tuple[int, int]]:
-    """Yield the ranks, from 1 to 16, and the hosts of an algorithm whose states depend on them."""
+    """Yield numbers of ranks, from 1 to 16, and of hosts on which an algorithm's states depend."""
     for size in range(1, 17):
         if row.precondition.holds(size, True):
             least_on_host = 2 if row.access else 1
@@ -60,7 +60,7 @@ def runs(row: Algorithm) -> Iterator[tuple[int, int]]:
 
 
 def prover_states(row: Algorithm, size: int, hosts: int) -> list[str]:
-    """Return all ranks' vectors before the first round and after each, as text: a run of so many rounds gives one."""
+    """Return all ranks' vectors as text, before the first round and after each; each is a run of so many rounds."""
     spec = COLLECTIVES[row.collective]
     programs: list[Any] = [row.rounds(rank, size, 0, nodes(size, hosts)) for rank in range(size)]
     states = []
@@ -74,7 +74,7 @@ def prover_states(row: Algorithm, size: int, hosts: int) -> list[str]:
 
 
 def vector_text(world: World, rank: int, is_barrier: bool) -> str:
-    """Return each chunk's value as the page has it: the chunk of the input, times 2^16, and a bit for each rank."""
+    """Return each chunk's value in the page's encoding: 2^16 times the input chunk, plus one bit for each rank."""
     if is_barrier:
         return str(world.heard[rank])
     vector = world.vectors[rank]
@@ -90,7 +90,7 @@ def value_text(value: Any) -> str:
 
 
 def picture(out: Path) -> None:
-    """Photograph a ring's all-reduce after two rounds."""
+    """Take a screenshot of a ring all-reduce after two rounds."""
     from PIL import Image
 
     from mpi_tests.helpers.browser import browser

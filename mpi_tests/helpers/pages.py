@@ -1,4 +1,4 @@
-"""Read the pages of `collectives.charts` as a browser's parser does: their tables, charts and what they refer to."""
+"""Parse the pages of `collectives.charts` as a browser does: their tables, charts and links."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Page(HTMLParser):
-    """A page's `tables`, each a list of rows by column, its `charts`, and the `links` and `tags` that it has."""
+    """A page's `tables`, each a list of rows by column, and its `charts`, `links` and `tags`."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -18,25 +18,25 @@ class Page(HTMLParser):
         self.tags: list[str] = []
         self._names: list[str] = []
         self._row: list[Any] = []
-        self._cell: Any = None  # the attributes of the cell that is open
+        self._cell: Any = None  # attributes of the open cell
         self._text = ""
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag, attributes):
-        given = dict(attributes)
+        values = dict(attributes)
         self.tags.append(tag)
-        self.links += [given[name] for name in ("href", "src", "srcset", "data", "action") if name in given]
+        self.links += [values[name] for name in ("href", "src", "srcset", "data", "action") if name in values]
         self._end_cell()
         if tag == "figure":
-            self.charts.append(json.loads(given["data-chart"]))
+            self.charts.append(json.loads(values["data-chart"]))
         elif tag == "table":
-            self._rows = self.tables.setdefault(given["id"], [])
+            self._rows = self.tables.setdefault(values["id"], [])
             self._names = []
         elif tag == "tr":
             self._end_row()
         elif tag == "td":
-            self._cell = given
+            self._cell = values
         self._text = ""
 
     def handle_endtag(self, tag):
@@ -63,14 +63,14 @@ class Page(HTMLParser):
 
 
 def check_charts(page: Page) -> None:
-    """Check that each chart names a table and columns of the page."""
+    """Check that each chart refers to a table of the page and its columns."""
     for chart in page.charts:
         columns = page.tables[chart["table"]][0].keys()
-        used = {chart["x"]["column"]} if "column" in chart["x"] else set()
+        names = {chart["x"]["column"]} if "column" in chart["x"] else set()
         for line in chart.get("lines", ()):
-            used |= {*line["where"], *(name for pair in line.get("bands", ()) for name in pair)}
-        used |= {part["column"] for part in chart.get("parts", ())}
-        assert used <= columns, (chart["title"], used - columns)
+            names |= {*line["where"], *(name for pair in line.get("bands", ()) for name in pair)}
+        names |= {part["column"] for part in chart.get("parts", ())}
+        assert names <= columns, (chart["title"], names - columns)
 
 
 def check_fetches_nothing(text: str) -> None:

@@ -1,7 +1,7 @@
-"""Torch tensors that are said to be on a GPU, and lie in the host's memory: what meets a host's tensor there fails.
+"""Emulate torch tensors on a GPU with host memory, and refuse operations that mix device and host tensors.
 
-Real numbers are computed, so that a whole training can be run and compared.  What a GPU would refuse is refused: an
-operation on tensors of both memories, but for copies and single numbers, and NumPy's reading of the device's.
+Results are computed, so that whole training runs can be compared.  As on a GPU, an operation on tensors of both
+memories fails, except for copies and scalars, and so does NumPy's access to device tensors.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ READS = {"numpy", "__array__", "__dlpack__", "data_ptr"}
 
 
 class Placement:
-    """Which memory is the device's."""
+    """The storages that count as device memory."""
 
     def __init__(self) -> None:
-        self.storages: dict[int, Any] = {}  # by address; kept, so that no host's tensor comes to lie there
+        self.storages: dict[int, Any] = {}  # by address; the references keep host tensors from reusing it
 
     def put(self, x: torch.Tensor) -> torch.Tensor:
         storage = x.untyped_storage()
@@ -42,7 +42,7 @@ class Placement:
 
 
 class Names(TorchFunctionMode):
-    """Devices, as Python code names and asks for them."""
+    """Torch functions that take or return devices, in Python."""
 
     def __init__(self, placement: Placement):
         super().__init__()
@@ -83,16 +83,16 @@ def is_device(name: Any) -> bool:
 
 
 class Operations(TorchDispatchMode):
-    """Refuses what meets across memories; what comes of the device's tensors is there, too."""
+    """Refuse operations on tensors of both memories; results of device tensors are device tensors."""
 
     def __init__(self, placement: Placement):
         super().__init__()
         self.placement = placement
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, torch.Tensor) and x.numel()]
-        here = [x for x in given if self.placement.has(x)]
-        there = [x for x in given if x.dim() and not self.placement.has(x)]
+        tensors = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, torch.Tensor) and x.numel()]
+        here = [x for x in tensors if self.placement.has(x)]
+        there = [x for x in tensors if x.dim() and not self.placement.has(x)]
         name = func._schema.name
         if here and there and name not in COPIES:
             raise AssertionError(f"{name} of tensors on {DEVICE} and on the host: {[tuple(x.shape) for x in there]}")
@@ -105,10 +105,10 @@ class Operations(TorchDispatchMode):
 
 
 class Memory(Host):
-    """The host's, but what is allocated is noted."""
+    """Host memory whose allocations count as device memory."""
 
-    def __init__(self, noted: list):
-        self.noted = noted
+    def __init__(self, arrays: list):
+        self.noted = arrays
 
     def empty(self, count, dtype):
         array = super().empty(count, dtype)
@@ -117,7 +117,7 @@ class Memory(Host):
 
 
 class Generator(torch.Generator):
-    """Of random numbers of any device."""
+    """A random number generator that accepts any device."""
 
     def __new__(cls, device="cpu"):
         return super().__new__(cls)
@@ -125,19 +125,19 @@ class Generator(torch.Generator):
 
 @contextlib.contextmanager
 def pretending(monkeypatch) -> Iterator[Placement]:
-    """Make "cuda" a device here; collectives treat its memory as the host's."""
-    placement, noted = Placement(), []
-    memory, own_empty, own_device, to_torch = Memory(noted), Communicator.empty, views.device, views.to_torch
+    """Emulate the device "cuda"; collectives treat its memory as host memory."""
+    placement, arrays = Placement(), []
+    memory, own_empty, own_device, to_torch = Memory(arrays), Communicator.empty, views.device, views.to_torch
 
     def empty(self, shape, dtype="float32", device="cpu"):
         array = own_empty(self, shape, dtype)
         if is_device(device):
-            noted.append(array)
+            arrays.append(array)
         return array
 
     def seen_by_torch(array):
         tensor = to_torch(array)
-        return placement.put(tensor) if any(array is one for one in noted) else tensor
+        return placement.put(tensor) if any(array is one for one in arrays) else tensor
 
     def flat_torch(tensor):
         with torch._C.DisableTorchFunction():
@@ -155,7 +155,7 @@ def pretending(monkeypatch) -> Iterator[Placement]:
     run_backward = torch.autograd._engine_run_backward
 
     def backward(*args, **kwargs):
-        with Names(placement):  # which `Tensor.backward` goes on without
+        with Names(placement):  # again, as `Tensor.backward` leaves torch-function modes
             return run_backward(*args, **kwargs)
 
     monkeypatch.setattr(torch.autograd, "_engine_run_backward", backward)

@@ -1,4 +1,4 @@
-"""Muon by torch's own, in the dtype of the parameters, beside torch's AdamW."""
+"""Reference for Muon: torch.optim.Muon in the dtype of the parameters, with torch's AdamW for the others."""
 
 from contextlib import contextmanager
 
@@ -10,7 +10,7 @@ from models.optimizer import BETAS, decay_groups
 
 @contextmanager
 def in_full_precision():
-    """Keep torch.optim.Muon from rounding to bfloat16."""
+    """Disable torch.optim.Muon's rounding to bfloat16."""
     bfloat16 = torch.Tensor.bfloat16
     torch.Tensor.bfloat16 = lambda x: x.clone()
     try:
@@ -20,7 +20,7 @@ def in_full_precision():
 
 
 class PlainMuon:
-    """Updates a GPT's blocks' matrices, those of queries, keys and values each as one, and by AdamW what is left."""
+    """Muon for the matrices of a GPT's blocks, queries, keys and values as three, and AdamW for other parameters."""
 
     def __init__(self, model: GPT, lr_factor: float = 1.0):
         named = {name: p for name, p in model.named_parameters() if name.startswith("transformer.h.") and p.dim() == 2}

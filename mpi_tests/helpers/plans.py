@@ -1,10 +1,10 @@
-"""Checks of plans that tests of several algorithms share."""
+"""Checks of plans, shared by tests of several algorithms."""
 
 import numpy as np
 
 
 def check_progress(comm, algorithm):
-    """Plans that ranks wait for in different orders all end."""
+    """Check that plans complete if ranks wait for them in different orders."""
     first, second = comm.empty(50), np.empty(50, "float32")
     direct = comm.plan("all_reduce", first, algorithm=algorithm)
     ring = comm.plan("all_reduce", second, algorithm="ring")

@@ -1,4 +1,4 @@
-"""Pipelines played in one process: each rank with its stages of a model of its own, and the whole batch beside them."""
+"""Simulate a pipeline in one process, each rank with stages of its own model copy, and compare with the whole batch."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ IGNORED = -100
 
 
 def loss_weights(batches, ignored, sum_up=torch.clone):
-    """Return each micro-batch's weight in the mean loss: its share of the targets that aren't `ignored`.
+    """Return each micro-batch's weight in the mean loss: its share of the targets that are not `ignored`.
 
-    Where ranks share sequences, `sum_up` adds up the numbers of all.
+    With sequence parallelism, `sum_up` adds up the counts of all ranks.
     """
     counts = sum_up(torch.stack([(batch.targets != ignored).sum() for batch in batches])).tolist()
     return [count / max(1, sum(counts)) for count in counts]
 
 
 def batch_of(num_samples, seq=6):
-    """Return samples of several documents, some of whose targets are ignored: other numbers in each sample."""
+    """Return samples of several documents with ignored targets, a different number in each sample."""
     positions, samples = torch.arange(seq), torch.arange(num_samples)
     targets = random_tokens(num_samples, seq, seed=1)
     targets[positions < samples[:, None] % seq] = IGNORED
@@ -60,23 +60,23 @@ def needs(action, num_stages):
 
 def merged(schedule, seed=0):
     """Return all actions with their ranks, in a random order that respects their dependencies."""
-    draw, done = random.Random(seed), set()
+    draw, actions = random.Random(seed), set()
     ahead = {rank: list(order) for rank, order in enumerate(schedule.orders) if order}
     while ahead:
         ready = [
             rank
             for rank, order in ahead.items()
-            if all(done.intersection(either) for either in needs(order[0], schedule.num_stages))
+            if all(actions.intersection(either) for either in needs(order[0], schedule.num_stages))
         ]
         rank = draw.choice(ready)
-        done.add(ahead[rank][0])
+        actions.add(ahead[rank][0])
         yield rank, ahead[rank].pop(0)
         if not ahead[rank]:
             del ahead[rank]
 
 
 class Players:
-    """The ranks of a schedule, each with its stages of a model of its own."""
+    """The simulated ranks of a schedule, each with its stages of a separate model."""
 
     def __init__(self, make, schedule, place=None):
         self.schedule, self.place, self.stages = schedule, place, {}
@@ -93,39 +93,39 @@ class Players:
             self.place.samples = batch.samples
 
     def play(self, batches, sum_up=torch.clone):
-        """Return the loss, checking that no rank ever keeps more activations than the schedule states."""
+        """Run the schedule and return the loss; check that no rank exceeds the schedule's peak of live activations."""
         weights = loss_weights(batches, IGNORED, sum_up)
-        last, loss, passed = self.schedule.num_stages - 1, 0.0, {}
+        last, loss, messages = self.schedule.num_stages - 1, 0.0, {}
         for rank, (number, kind, micro_batch) in merged(self.schedule):
             stage = self.stages[number]
             if kind == FORWARD:
-                y = stage.forward(micro_batch, passed.pop((number, micro_batch), None), batches[micro_batch])
+                y = stage.forward(micro_batch, messages.pop((number, micro_batch), None), batches[micro_batch])
                 if number == last:
                     loss += weights[micro_batch] * float(y)
                     y = y.new_tensor(weights[micro_batch])
-                passed[number + 1, micro_batch] = y
+                messages[number + 1, micro_batch] = y
             elif kind == WEIGHTS:
                 stage.backward_weights(micro_batch)
             else:
                 act = stage.backward if kind == BACKWARD else stage.backward_inputs
-                passed[number, micro_batch] = act(micro_batch, passed.pop((number + 1, micro_batch)))
+                messages[number, micro_batch] = act(micro_batch, messages.pop((number + 1, micro_batch)))
             alive = sum(self.stages[own].num_alive for own in self.schedule.stages(rank))
             assert alive <= self.schedule.peaks[rank]
         assert not any(stage.num_alive for stage in self.stages.values())
         return loss
 
     def gradients(self):
-        """Return the gradients by the whole model's names; those of the tied head and embedding are summed."""
-        found = {}
+        """Return the gradients by the whole model's names; the tied head's and embedding's are summed."""
+        sums = {}
         for model in self.models:
             for name, p in model.named_parameters():
                 name = name.replace("lm_head", "transformer.wte")
-                found[name] = found[name] + p.grad if name in found else p.grad
-        return found
+                sums[name] = sums[name] + p.grad if name in sums else p.grad
+        return sums
 
 
 class Alone:
-    """As much of a communicator as dropout by place needs, where ranks share nothing."""
+    """The part of a single-rank communicator that dropout by position needs."""
 
     rank, size = 0, 1
 
@@ -137,7 +137,7 @@ ALONE = Alone()
 
 
 def model_of(config, place=None, tp=ALONE, sp=None, sequence=False):
-    """Make a GPT, split and with dropout that draws by place; without a place, a plain one."""
+    """Make a GPT, parallelized and with dropout by position; without `place`, a plain one."""
     model = randomized(config)
     if place:
         parallelize(model, gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head), tp, sp, sequence, place)
@@ -145,7 +145,7 @@ def model_of(config, place=None, tp=ALONE, sp=None, sequence=False):
 
 
 def whole_batch(model, batch):
-    """Loss and gradients of all micro-batches at once."""
+    """Return the loss and the gradients of all micro-batches at once."""
     _, loss = model(batch.tokens, batch.targets, batch.positions, batch.documents)
     loss.backward()
     return loss.item(), {name: p.grad for name, p in model.named_parameters()}
@@ -158,9 +158,9 @@ def dropping_results(config, num_samples):
     return whole_batch(model_of(config, place), batch)
 
 
-def check_results(players, batches, wanted, rtol):
+def check_results(players, batches, expected, rtol):
     loss, gradients = players.play(batches), players.gradients()
-    assert loss == pytest.approx(wanted[0], rel=rtol)
-    assert gradients.keys() == wanted[1].keys()
-    for name, gradient in wanted[1].items():
+    assert loss == pytest.approx(expected[0], rel=rtol)
+    assert gradients.keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
         close(gradients[name].to(gradient.dtype), gradient, rtol)

@@ -1,8 +1,8 @@
-"""A pytest plug-in that prints a line for each test file, with the time left, and keeps how long each item took.
+"""A pytest plug-in that prints a line for each test file, with the time left, and saves the duration of each item.
 
-On a terminal the last line counts the items that have ended.  The time left follows from the seconds that items took in
-the last run, which pytest's cache keeps; before there was one, every item counts alike.  Under xdist a file's line is
-printed when the last of its items has ended.
+On a terminal, the last line counts the finished items.  The time left is estimated from the durations of the last run,
+which pytest's cache keeps; in the first run, all items count alike.  Under xdist, a file's line is printed after the
+last of its items.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import pytest
 from collectives.job import environment
 
 SHOWN_EVERY_S = 1.0
-CACHE = "seconds"  # folder in pytest's cache: a file for each command line's tests
+CACHE = "seconds"  # folder in pytest's cache, with a file for each selection of tests
 
 
 def pytest_configure(config):
-    if not hasattr(config, "workerinput"):  # of xdist, whose controller sees all reports
+    if not hasattr(config, "workerinput"):  # an xdist worker leaves reporting to the controller
         config.pluginmanager.register(Progress(config), "progress")
 
 
@@ -31,14 +31,14 @@ class Progress:
         self.config = config
         words = [*(Path(word).name for word in config.args), *config.option.markexpr.split()]
         self.name = "+".join(words).replace("::", ".")[:100]
-        self.cache = getattr(config, "cache", None)  # there is none under -p no:cacheprovider
+        self.cache = getattr(config, "cache", None)  # None under -p no:cacheprovider
         self.last = self.cache.get(f"{CACHE}/{self.name}", {}) if self.cache else {}
         self.seconds: Counter[str] = Counter()
-        self.outcomes: dict[str, Counter[str]] = {}  # of each file
+        self.outcomes: dict[str, Counter[str]] = {}  # by file
         self.items: list[str] = []
-        self.left: Counter[str] = Counter()  # items of each file
+        self.left: Counter[str] = Counter()  # remaining items by file
         self.begin = time.monotonic()
-        self.count_shown = 0.0  # when
+        self.count_shown = 0.0  # time of the last count on the terminal
 
     def collect(self, items):
         self.items = items
@@ -56,7 +56,7 @@ class Progress:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_teststatus(self):
-        """Keep the reporter's letters off the terminal."""
+        """Suppress the reporter's letters."""
         category, _, word = yield
         return category, "", word
 
@@ -80,7 +80,7 @@ class Progress:
         return f"{file:60} {counts:>24} {took:7.1f} s {minutes(self.time_left()):>8} left"
 
     def time_left(self):
-        """Scale the last run's seconds of what is left by how fast this run has been so far."""
+        """Estimate the seconds left: those of the remaining items in the last run, scaled by this run's speed."""
         mean = sum(self.last.values()) / len(self.last) if self.last else 1.0
         expected = [(self.last.get(item, mean), item in self.seconds) for item in self.items]
         over = sum(seconds for seconds, is_over in expected if is_over)
@@ -94,12 +94,12 @@ class Progress:
             reporter.write_line(line, **markup)
 
     def rewrite(self, reporter, line):
-        """Write a line in the place of the last, and let what is printed next be in its place."""
+        """Overwrite the last line, and let the next output overwrite this one."""
         reporter.rewrite(line, erase=True)
         reporter.rewrite("")
 
     def show_count(self):
-        """Show how many items have ended in a terminal's last line, once a second, as a file may take minutes."""
+        """Show the number of finished items in the terminal's last line, once a second, as a file may take minutes."""
         reporter, num_left = self.config.pluginmanager.get_plugin("terminalreporter"), self.left.total()
         is_due = time.monotonic() > self.count_shown + SHOWN_EVERY_S
         if reporter and self.on_terminal(reporter) and (is_due or not num_left):
@@ -108,7 +108,7 @@ class Progress:
             self.rewrite(reporter, count if num_left else "")
 
     def on_terminal(self, reporter):
-        """Say whether a person watches; mpirun may give a rank a terminal of its own, whoever does."""
+        """Return whether the output is a user's terminal; mpirun may give a rank a pseudo-terminal in any case."""
         return environment.on_terminal() if environment.launched_size() > 1 else reporter.isatty
 
     def pytest_sessionfinish(self):
@@ -121,7 +121,7 @@ def file_of(item):
 
 
 def is_whole(config):
-    """Return whether no item was deselected by hand, and this is the one process that writes."""
+    """Return whether the command line deselects no item by -k, and this process writes the durations."""
     ranks = config.pluginmanager.get_plugin("ranks")
     return not config.option.keyword and (ranks is None or ranks.world.rank == 0)
 

@@ -1,14 +1,13 @@
 """A pytest plug-in that runs each test on many ranks, with one outcome for all of them.
 
 `mpirun -n 8 python -m pytest --with-mpi --only-mpi mpi_tests/with_ranks` runs a test that takes `mpi_comm` on the
-first 1, 2, 3 and 5 ranks, or on as many as `@pytest.mark.sizes(2, 4, proof=(8,))` says, and on those of `proof` in
-`make proof` only; smallest first in each file.
-The other ranks set up no fixture and run no test body.
+first 1, 2, 3 and 5 ranks, or on the numbers given by `@pytest.mark.sizes(2, 4, proof=(8,))`, those of `proof` only in
+`make proof`; smallest first in each file.  The other ranks set up no fixture and run no test body.
 
-At the end of an item the ranks vote: what fails on one rank fails on all, with that rank's report.  They vote after
-the setup, too, where a test has fixtures of its own, so that no rank enters a test without the others.
-A test that goes on for `--rank-timeout` seconds, or for `--rank-grace` seconds after a rank has failed in it,
-ends the job; before that every rank prints where it is.
+At the end of an item the ranks vote: an item that fails on one rank fails on all, with that rank's report.  They also
+vote after the setup of a test with fixtures of its own, so that no rank enters a test without the others.
+A test that runs for `--rank-timeout` seconds, or for `--rank-grace` seconds after a rank has failed in it, ends the
+job; before that, every rank prints its stack.
 """
 
 from __future__ import annotations
@@ -40,30 +39,33 @@ if TYPE_CHECKING:
 
 IS_PROOF = bool(os.environ.get("EVERY_SIZE"))  # `make proof`
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8) if IS_PROOF else (1, 2, 3, 5)
-OUTCOMES = ("passed", "skipped", "failed")  # the last one that any rank has wins
-ALIKE = {"mpi_comm", "comm", "request", "monkeypatch", "tmp_path", "tmp_path_factory", "capsys", "capfd"}  # fixtures
-VOTE, ALARM = 1, 2  # tags
+OUTCOMES = ("passed", "skipped", "failed")  # in ascending order; the highest of all ranks wins
+# Fixtures whose setup needs no vote.
+ALIKE = {"mpi_comm", "comm", "request", "monkeypatch", "tmp_path", "tmp_path_factory", "capsys", "capfd"}
+VOTE, ALARM = 1, 2  # message tags
 ALARM_POLL_S = 0.5
-COLLECTION_S = 600.0  # all ranks import everything, on however few cores
-LAST_WORDS_S = 2.0  # from a rank's last words to the end of the job; longer than ALARM_POLL_S
+COLLECTION_S = 600.0  # all ranks import all tests, even on few cores
+LAST_WORDS_S = 2.0  # between a rank's last output and the end of the job; longer than ALARM_POLL_S
 
 
 def pytest_addoption(parser):
     group = parser.getgroup("ranks")
-    group.addoption("--rank-timeout", type=float, default=120.0, help="seconds that a test may take")
-    group.addoption("--rank-grace", type=float, default=20.0, help="seconds it may go on after a failure")
+    group.addoption("--rank-timeout", type=float, default=120.0, help="time limit of a test in seconds")
+    group.addoption(
+        "--rank-grace", type=float, default=20.0, help="seconds that a test may run on after a rank has failed in it"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
-    """Give each rank a folder for `tmp_path` of its own: in a common one, ranks would delete each other's."""
+    """Give each rank its own base folder of `tmp_path`: in a shared one, ranks would delete each other's folders."""
     if config.getoption("with_mpi") or config.getoption("only_mpi"):
         own = TemporaryDirectory(prefix="rank-")
         config.option.basetemp = own.name
         config.add_cleanup(own.cleanup)
 
 
-@pytest.hookimpl(trylast=True)  # the terminal reporter must be there
+@pytest.hookimpl(trylast=True)  # after the terminal reporter is registered
 def pytest_configure(config):
     config.addinivalue_line("markers", "sizes(*sizes, proof=()): run on sub-communicators of these sizes")
     if config.getoption("with_mpi") or config.getoption("only_mpi"):
@@ -85,19 +87,19 @@ def sizes_of(marker):
 
 @pytest.fixture(scope="session")
 def mpi_comm(request) -> MPI.Intracomm:
-    """Return the communicator of the ranks that run this variant of the test; fixtures of any scope may use it."""
+    """Return the communicator of the ranks that run this variant of the test; fixtures of any scope can use it."""
     return request.config.pluginmanager.get_plugin("ranks").comms[request.param]
 
 
 @pytest.fixture
 def comm(request, mpi_comm) -> Communicator:
-    """Return the library's communicator of the test's ranks, one for the session until a test fails on it."""
+    """Return the library's communicator of the test's ranks; tests of a session share it until one fails on it."""
     return request.config.pluginmanager.get_plugin("ranks").communicator(mpi_comm)
 
 
 @pytest.fixture
 def new_comm(mpi_comm) -> Iterator[Communicator]:
-    """Yield a communicator of the test's own, where the session's has the state of earlier tests."""
+    """Yield a new communicator, for tests that the state of the session's one would disturb."""
     from collectives import Communicator  # here, because a run without ranks does without MPI
 
     comm = Communicator(mpi_comm)
@@ -106,7 +108,7 @@ def new_comm(mpi_comm) -> Iterator[Communicator]:
 
 
 class OtherRankError(Exception):
-    """The setup has ended on another rank only."""
+    """The setup failed or skipped on another rank, but not on this one."""
 
 
 class Ranks:
@@ -119,8 +121,8 @@ class Ranks:
         self.communicators: dict[int, Communicator] = {}
         self.collect_errors: list[pytest.CollectReport] = []
         self.next_items: dict[pytest.Item, pytest.Item | None] = {}
-        self.has_dropped = False  # a communicator
-        self.leftovers: list[tuple] = []  # of what the test's body has made: a watchdog, and MPI's communicators
+        self.has_dropped = False  # whether a communicator was dropped
+        self.leftovers: list[tuple] = []  # of communicators made by the test's body: the watchdog, MPI's communicators
         self.path: Path | None = None  # of the last item
         config.add_cleanup(self.close)
         if self.world.rank != 0:
@@ -128,7 +130,7 @@ class Ranks:
             config.pluginmanager.register(pytest.TerminalReporter(config, io.StringIO()), "terminalreporter")
 
     def num_ranks(self, item):
-        """Return how many ranks run `item`: all of them if it takes no `mpi_comm`."""
+        """Return the number of ranks that run `item`: all if it takes no `mpi_comm`."""
         params = item.callspec.params if hasattr(item, "callspec") else {}
         return params.get("mpi_comm", self.world.size)
 
@@ -136,13 +138,13 @@ class Ranks:
         return self.world.rank < self.num_ranks(item)
 
     def communicator(self, mpi_comm):
-        """Return the session's communicator of so many ranks, its calls counted as if it were new.  Collective."""
+        """Return the session's communicator of these ranks with its call log reset as in a new one.  Collective."""
         from collectives import Communicator  # here, because a run without ranks does without MPI
 
         if mpi_comm.size not in self.communicators:
             self.communicators[mpi_comm.size] = Communicator(mpi_comm)
         comm = self.communicators[mpi_comm.size]
-        comm._context.calls.number = 1  # that of making it
+        comm._context.calls.number = 1  # its construction
         comm._context.calls.record.ring.clear()
         comm._context.calls.record.short.clear()
         return comm
@@ -155,9 +157,9 @@ class Ranks:
         if report.failed:
             self.collect_errors.append(report)
 
-    @pytest.hookimpl(trylast=True)  # pytest's own sorts by fixture
+    @pytest.hookimpl(trylast=True)  # after pytest's own, which sorts by fixture
     def pytest_collection_modifyitems(self, items):
-        if self.config.getoption("only_mpi"):  # which pytest-mpi ignores beside --with-mpi
+        if self.config.getoption("only_mpi"):  # pytest-mpi ignores it beside --with-mpi
             self.config.hook.pytest_deselected(items=[i for i in items if not i.get_closest_marker("mpi")])
             items[:] = [i for i in items if i.get_closest_marker("mpi")]
         items.sort(key=lambda item: (item.path, self.num_ranks(item)))
@@ -170,7 +172,7 @@ class Ranks:
         self.next_items = dict(zip_longest(own, own[1:]))
 
     def agree_on_collection(self, items):
-        """Refuse to run if the ranks have not collected the same tests in the same order."""
+        """Exit if the ranks have not collected the same tests in the same order."""
         rank = self.world.rank
         own = [f"an error in {error.nodeid}" for error in self.collect_errors]
         own += [item.nodeid for item in items]
@@ -187,7 +189,7 @@ class Ranks:
         self.world.watch(item.nodeid)
         if item.path != self.path:
             gc.collect()
-            gc.freeze()  # what stays, as modules do: tests that collect garbage need not look at it each time
+            gc.freeze()  # modules and the like stay: tests that collect garbage need not scan them
             self.path = item.path
         self.config.hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         self.leftovers = []
@@ -207,41 +209,41 @@ class Ranks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item):
-        """Set the test up on all ranks or on none."""
+        """Set up the test on all ranks, or on none if the setup fails or skips on one."""
         if not self.votes_on_setup(item):
             return (yield)
-        ended = True
+        has_failed = True
         try:
             result = yield
-            ended = False
+            has_failed = False
         finally:
-            elsewhere = self.world.highest(ended) and not ended
+            elsewhere = self.world.highest(has_failed) and not has_failed
         if elsewhere:
-            raise OtherRankError("the setup has ended on another rank")
+            raise OtherRankError("the setup failed or skipped on another rank")
         return result
 
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self, pyfuncitem):
-        """Note the communicators that the test makes, where MPI has few: MPICH has 2,048 for a process."""
+        """Record the communicators that the test makes under MPICH, which has only 2,048 per process."""
         if not self.world.is_mpich:
             return (yield)
         from collectives.runtime.context import Context
 
         init, leftovers = Context.__init__, []
 
-        def noted(context, *arguments, **named):
+        def recording_init(context, *arguments, **named):
             init(context, *arguments, **named)
             watchdog = weakref.ref(context.watchdog) if context.watchdog else lambda: None
             leftovers.append((watchdog, (context.mpi, context.mailbox.mpi)))
 
-        Context.__init__ = noted
+        Context.__init__ = recording_init
         try:
             return (yield)
         finally:
             Context.__init__, self.leftovers = init, leftovers
 
     def free_leftovers(self):
-        """Give back the communicators that a test has left.  After all ranks passed."""
+        """Free the communicators that a test has not freed, after all ranks passed."""
         for find_watchdog, comms in self.leftovers:
             if watchdog := find_watchdog():
                 watchdog.stop()
@@ -249,7 +251,7 @@ class Ranks:
                 if mpi:
                     mpi.Free()
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # so that it sees what xfail makes of the outcome
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # to see the outcome after xfail's changes
     def pytest_runtest_makereport(self, item, call):
         report = yield
         report.is_own = not (call.excinfo and call.excinfo.errisinstance(OtherRankError))
@@ -260,7 +262,7 @@ class Ranks:
     def agree_on_reports(self, reports, num_ranks):
         """Return the reports of the first rank that failed, else of the first that skipped, else `reports`.
 
-        A rank that does not run the item has none, and passes.
+        A rank that does not run the item has no reports and votes "passed".
         """
         own = [report for report in reports if report.is_own]
         vote = max((OUTCOMES.index(report.outcome) for report in own), default=0)
@@ -280,13 +282,13 @@ class Ranks:
             report.outcome = "failed"
             report.longrepr = f"{where}, and others passed: {report.longreprtext}"
         if report.failed and (comm := self.communicators.pop(num_ranks, None)):
-            self.has_dropped = True  # and never frees it: a rank may still be in one of its collectives
+            self.has_dropped = True  # never freed: another rank may still be in one of its collectives
             if comm._context.watchdog:
                 comm._context.watchdog.stop()
         return reports
 
     def close(self):
-        """Free the session's communicators; where one was dropped, end the job, as MPI_Finalize might never do."""
+        """Free the session's communicators; if one was dropped, abort the job, as MPI_Finalize might hang."""
         for comm in self.communicators.values():
             comm.free()
         has_dropped = self.world.highest(int(self.has_dropped))
@@ -301,7 +303,7 @@ class Ranks:
 
 
 class World:
-    """All ranks of the job: how they agree, and how one that is stuck is found."""
+    """All ranks of the job: agreement between them, and a watchdog for stuck ranks."""
 
     def __init__(self, timeout_s):
         from mpi4py import MPI  # here, because a run without ranks does without MPI
@@ -321,7 +323,7 @@ class World:
         self.watchdog.start()
 
     def close(self):
-        """Stop the watchdog, before MPI ends."""
+        """Stop the watchdog before MPI_Finalize."""
         self.closing.set()
         self.watchdog.join()
         faulthandler.cancel_dump_traceback_later()
@@ -336,7 +338,7 @@ class World:
         return self.verdict[0]
 
     def agree(self, vote, words):
-        """Return every rank's vote and the words of the first rank with the highest."""
+        """Return all ranks' votes and the words of the first rank with the highest vote."""
         if self.rank != 0:
             request = self.comm.isend((vote, words), 0, VOTE)
             verdict = self.receive(0)
@@ -353,13 +355,13 @@ class World:
         return poll(lambda: self.comm.improbe(source, VOTE)).recv()
 
     def watch(self, place, limit_s=None):
-        """Give the rank `limit_s`, by default `timeout_s`, from now on to get to the next place."""
+        """Restart the timer of this rank: it must reach the next place within `limit_s`, by default `timeout_s`."""
         self.place, self.failure = place, None
         self.limit_s = limit_s or self.timeout_s
         self.deadline = time.monotonic() + self.limit_s
 
     def expect_end(self, report, grace_s):
-        """Give the ranks `grace_s` from now on to end the item in which this rank has failed."""
+        """Limit the rest of the item in which this rank has failed to `grace_s` on all ranks."""
         if not self.failure:
             self.failure = report, grace_s
             self.deadline = min(self.deadline, time.monotonic() + grace_s)
@@ -367,7 +369,7 @@ class World:
     def guard(self):
         """End the job if this rank stays in one place too long, or if another rank sounds the alarm."""
         while not self.closing.is_set():
-            # Put off each time, this goes off only if native code holds the GIL and this thread stands still.
+            # Postponed in each iteration, it fires only if native code holds the GIL and blocks this thread.
             faulthandler.dump_traceback_later(self.limit_s + 1, exit=True, file=self.stderr)
             self.closing.wait(ALARM_POLL_S)
             alarm, is_late = self.comm.improbe(tag=ALARM), time.monotonic() > self.deadline
@@ -378,24 +380,24 @@ class World:
                 self.abort(f"{self.place}: {why}; here:\n{stacks()}")
 
     def sound_alarm(self, report, grace_s):
-        """Print a report on which the others, stuck in the test, cannot agree; end the job."""
+        """Print this rank's report, which the others, stuck in the test, cannot receive; end the job."""
         alarm = f"rank {self.rank} {report.outcome} {grace_s:g} s ago"
         self.alarms = [self.comm.isend(alarm, p, ALARM) for p in range(self.size) if p != self.rank]
-        self.abort(f"{report.nodeid}: {report.outcome}; the others go on\n{report.longreprtext}")
+        self.abort(f"{report.nodeid}: {report.outcome}; other ranks are still in the test\n{report.longreprtext}")
 
     def abort(self, words):
-        """Print `words` under this rank's name, leave time for the others to do so, and end the job."""
+        """Print `words` under this rank's name, leave the other ranks time to do so, and abort the job."""
         faulthandler.cancel_dump_traceback_later()
-        time.sleep(0.02 * self.rank)  # what ranks print at one time comes out mixed
+        time.sleep(0.02 * self.rank)  # concurrent output of several ranks would interleave
         print(f"\n==== rank {self.rank} of {self.size}: {words}", file=self.stderr, flush=True)
         time.sleep(LAST_WORDS_S)
         self.comm.Abort(1)
 
 
 def poll(test, deadline=math.inf):
-    """Return what `test` returns once that is true.
+    """Call `test` until its result is true; return the result.
 
-    A blocking MPI call would keep a core from the ranks that still work.
+    A blocking MPI call would occupy a core that busy ranks need.
 
     Raises: TimeoutError at `deadline`.
     """
@@ -416,7 +418,7 @@ def stacks():
 
 
 def stack(frame):
-    """Return the stack that ends with `frame`, less pytest's way to the test."""
+    """Return the stack that ends with `frame`, without pytest's frames above the test."""
     frames = traceback.extract_stack(frame)
     of_pytest = [not {"_pytest", "pluggy"}.isdisjoint(Path(f.filename).parts) for f in frames]
     start = max((i for i, skipped in enumerate(of_pytest, 1) if skipped), default=0)

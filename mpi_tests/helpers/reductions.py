@@ -1,4 +1,4 @@
-"""Reductions of arrays that lie in many ways, on a GPU or on what stands in for one, against the host's."""
+"""Reductions of arrays with various alignments, on a GPU or its stand-in, compared with the host's."""
 
 import functools
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ REAL = {"complex64": "float32", "complex128": "float64"}
 
 
 class Guarded:
-    """A device's array some elements after an aligned address, amid bytes that nothing may write."""
+    """A device array some elements after an aligned address, between guard bytes that must not change."""
 
     def __init__(self, cupy: Any, values: np.ndarray, offset: int = 0):
         gap = offset * values.dtype.itemsize
@@ -34,7 +34,7 @@ class Guarded:
 
 
 def draw(rng, count, dtype):
-    """Draw random bits; of floats, half are near each other instead, and some infinite."""
+    """Draw random bits; of floats, half have similar magnitudes instead, and some are infinite."""
     values = rng.integers(0, 256, count * dtype.itemsize, np.uint8)
     if dtype.kind == "b":
         return values % 2 == 1
@@ -58,9 +58,9 @@ def reduced(op, xs, divisor=1):
         return total.astype(dtype)
 
 
-def same(got, want, op="sum", where=()):
-    """Bit for bit, but that all NaNs are one, and of a zero and its negative either may be the least."""
-    np.testing.assert_array_equal(canonical(got, op), canonical(want, op), err_msg=str(where), strict=True)
+def same(actual, want, op="sum", where=()):
+    """Assert bitwise equality, except that all NaNs are equal, and so are 0 and -0 as a minimum or maximum."""
+    np.testing.assert_array_equal(canonical(actual, op), canonical(want, op), err_msg=str(where), strict=True)
 
 
 @np.errstate(invalid="ignore")
@@ -82,10 +82,10 @@ def reduce(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) -> None:
 def check_reduction(cupy: Any, op: str, xs: list[np.ndarray], case: str) -> None:
     num, divisor = len(xs), 3 if op == "avg" else 1
     offsets = {ALIGNED: [0] * (num + 1), SHIFTED: [1] * (num + 1), MIXED: range(num + 1), IN_PLACE: [1] * num}[case]
-    held = [Guarded(cupy, x, offset) for x, offset in zip(xs, offsets, strict=False)]
-    out = held[num // 2] if case == IN_PLACE else Guarded(cupy, np.zeros_like(xs[0]), offsets[-1])
-    reduce(op, out.array, [x.array for x in held], divisor)
+    inputs = [Guarded(cupy, x, offset) for x, offset in zip(xs, offsets, strict=False)]
+    out = inputs[num // 2] if case == IN_PLACE else Guarded(cupy, np.zeros_like(xs[0]), offsets[-1])
+    reduce(op, out.array, [x.array for x in inputs], divisor)
     same(out.get(), reduced(op, xs, divisor), op, (op, num, len(xs[0]), case))
-    for x, given in zip(held, xs, strict=True):
+    for x, original in zip(inputs, xs, strict=True):
         if x is not out:
-            same(x.get(), given)
+            same(x.get(), original)

@@ -1,4 +1,4 @@
-"""What each rank gives and what it must get, computed by one rank alone, in NumPy and in exact numbers."""
+"""Inputs of all ranks and expected results of collectives, computed in NumPy with exact arithmetic."""
 
 import functools
 
@@ -36,7 +36,7 @@ def ops_of(dtype: str) -> tuple[str, ...]:
 
 
 def inputs(size: int, count: int, dtype: str = "float32", op: str = "sum") -> list[np.ndarray]:
-    """Return every rank's input: integers so small that no dtype rounds a sum or a product of them on 8 ranks."""
+    """Return every rank's input: integers small enough that no dtype rounds their sum or product over 8 ranks."""
     largest = 2 if op == "prod" else 15
     return [draw(np.random.default_rng([rank, count]), count, dtype, largest) for rank in range(size)]
 
@@ -88,5 +88,5 @@ def expected(collective: str, xs: list[np.ndarray], rank: int, op: str = "sum", 
     raise AssertionError(collective)
 
 
-def same(got: np.ndarray | None, want: np.ndarray | None, where: object = "") -> None:
-    np.testing.assert_array_equal(got, want, err_msg=str(where), strict=True)
+def same(actual: np.ndarray | None, want: np.ndarray | None, where: object = "") -> None:
+    np.testing.assert_array_equal(actual, want, err_msg=str(where), strict=True)

@@ -1,4 +1,4 @@
-"""Write checkpoint after checkpoint until killed, from the newest one on.
+"""Resume from the newest checkpoint, and write checkpoints until killed.
 
 python -m mpi_tests.helpers.saving DIRECTORY
 """
@@ -12,11 +12,11 @@ import torch
 import collectives
 from parallelism.checkpoint import Checkpoints, Extent, TensorShard
 
-LENGTH = 1 << 19  # elements a rank: 2 MiB
+LENGTH = 1 << 19  # elements per rank: 2 MiB
 
 
 def state(step, rank=0, size=1, parts=1):
-    """Return the shard of one of `size` ranks at a step, of a parameter whose length is that of `parts` shards."""
+    """Return one of `size` ranks' shard of a parameter at a step; the parameter has the length of `parts` shards."""
     length = LENGTH * parts
     extent = Extent((length * size,), length * rank, length)
     numbers = torch.arange(float(extent.begin), extent.end)

@@ -1,4 +1,4 @@
-"""The pages of the site as their tests read them: tables, places in the sources, what they fetch."""
+"""Parse the pages of the site for tests: tables, references to the sources, fetched URLs."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def code(cell: str) -> list[str]:
 
 
 def is_defined(path: str, name: str) -> bool:
-    """Return whether a file defines a function, class, method, attribute or constant, by its dotted name."""
+    """Return whether a file defines a function, class, method, attribute or constant of this dotted name."""
     body = ast.parse((ROOT / path).read_text()).body
     for part in name.split("."):
-        found = [node for node in body if part in names_of(node)]
-        if not found:
+        matches = [node for node in body if part in names_of(node)]
+        if not matches:
             return False
-        body = getattr(found[-1], "body", [])
+        body = getattr(matches[-1], "body", [])
     return True
 
 
@@ -44,7 +44,7 @@ def names_of(node: ast.stmt) -> list[str]:
 
 
 def texts_in(folder: str) -> Iterator[str]:
-    """Yield every string in the sources of a package; those of f-strings between what is filled in."""
+    """Yield every string in the sources of a package; of f-strings, the literal parts."""
     for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -52,7 +52,7 @@ def texts_in(folder: str) -> Iterator[str]:
 
 
 class Fetched(HTMLParser):
-    """The URLs that a page has the browser fetch: style sheets and icons, not links that a reader follows."""
+    """The URLs that a browser fetches with a page: style sheets and icons, but not links to other pages."""
 
     def __init__(self, text: str):
         super().__init__()

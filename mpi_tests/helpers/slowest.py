@@ -1,8 +1,8 @@
-"""List the slowest items of the last test runs, and warn of what takes too long.
+"""List the slowest items of the last test runs, and warn of those that take too long.
 
 python -m mpi_tests.helpers.slowest --make_test 300 --whole 900
 
-Machines are noisy: only a whole run of more than 40 minutes is an error.
+As machines are noisy, only a total of more than 40 minutes is an error.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mpi_tests.helpers.progress import CACHE
 
-KEPT = Path(__file__).parents[2] / ".pytest_cache" / "v" / CACHE
+TIMES_FOLDER = Path(__file__).parents[2] / ".pytest_cache" / "v" / CACHE
 ITEM_LIMIT_S = 20
 MAKE_TEST_LIMIT_S = 12 * 60
 WHOLE_LIMIT_S = 40 * 60
@@ -36,10 +36,10 @@ def slowest(seconds: dict[str, float], count: int = 10) -> Iterator[str]:
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m mpi_tests.helpers.slowest", description=__doc__.splitlines()[0])
-    parser.add_argument("--make_test", type=float, default=0, help="seconds that `make test` has taken")
-    parser.add_argument("--whole", type=float, default=0, help="seconds that all has taken")
+    parser.add_argument("--make_test", type=float, default=0, help="duration of `make test` in seconds")
+    parser.add_argument("--whole", type=float, default=0, help="duration of all tests in seconds")
     args = parser.parse_args(words)
-    runs = [json.loads(path.read_text()) for path in sorted(KEPT.iterdir())] if KEPT.is_dir() else []
+    runs = [json.loads(path.read_text()) for path in sorted(TIMES_FOLDER.iterdir())] if TIMES_FOLDER.is_dir() else []
     seconds = {item: duration for run in runs for item, duration in run.items()}
     print("\n".join(["slowest items:", *slowest(seconds)]))
     if args.make_test > MAKE_TEST_LIMIT_S:

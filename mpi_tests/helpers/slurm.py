@@ -1,4 +1,4 @@
-"""Slurm on the rig: slurmctld on rig1, a slurmd on each host, as many cores a host as the rig gives it slots."""
+"""Slurm on the rig: slurmctld on rig1, a slurmd on each host, as many cores per host as the rig has slots there."""
 
 import re
 import secrets
@@ -40,7 +40,7 @@ def missing():
 
 
 class Slurm:
-    """Slurm on a rig that is up, inside a `with`."""
+    """Context manager of a Slurm cluster on a running rig."""
 
     def __init__(self, rig):
         self.rig = rig
@@ -70,11 +70,11 @@ class Slurm:
             for number, name in enumerate(self.rig.names, 1)
         ]
         (FOLDER / "slurm.conf").write_text(CONF + "".join(nodes))
-        # The hosts share a file system, and the default is a folder that each of them would make.
+        # The default is one folder, which hosts with a shared file system would all create.
         (FOLDER / "mpi.conf").write_text("PMIxCliTmpDirBase=/dev/shm\n")
 
     def start_munge(self):
-        """Start a munged separate from the machine's."""
+        """Start a munged besides the machine's own."""
         key = FOLDER / "munge.key"
         key.touch(0o600)
         key.write_bytes(secrets.token_bytes(128))
@@ -89,12 +89,12 @@ class Slurm:
             self.daemons.append(subprocess.Popen(on(host, *command), env=self.environment, **files))
 
     def run(self, *command, env=None, timeout=60):
-        """Run a command on rig1, as at a login node; hydra then asks Slurm how to start ranks, not the rig."""
+        """Run a command on rig1 as on a login node; hydra then starts ranks through Slurm, not through the rig."""
         plain = ("env", "-u", "HYDRA_LAUNCHER", "-u", "HYDRA_LAUNCHER_EXEC")
         return watched(on("rig1", *plain, *command), self.environment | (env or {}), timeout)
 
     def batch(self, *arguments, env=None, timeout=60):
-        """Submit a job, wait for its end, and return its state and its output."""
+        """Submit a job, wait until it ends, and return its state and its output."""
         output = FOLDER / "output"
         output.unlink(missing_ok=True)
         submitted = self.run("sbatch", "--parsable", "-o", output, "-e", output, *arguments, env=env)

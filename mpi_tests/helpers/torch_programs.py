@@ -1,4 +1,4 @@
-"""Programs of plain torch.distributed, each of which gives numbers that no backend may change."""
+"""Programs of plain torch.distributed, each of which returns numbers that must not depend on the backend."""
 
 import copy
 import tempfile
@@ -49,18 +49,18 @@ def ddp() -> list[float]:
 
 
 def power_sgd() -> list[float]:
-    """Train with PowerSGD, whose hook waits for reductions that it starts in continuations of futures."""
+    """Train with PowerSGD, whose hook starts reductions in callbacks of futures and waits for them."""
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-    made = nn.parallel.DistributedDataParallel(model())
-    made.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2), powerSGD_hook)
-    return train(made)
+    ddp = nn.parallel.DistributedDataParallel(model())
+    ddp.register_comm_hook(PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2), powerSGD_hook)
+    return train(ddp)
 
 
 def compiled() -> list[float]:
-    """Train a compiled model with buffers, which are broadcast amid the forward pass."""
-    made = nn.Sequential(model(), nn.BatchNorm1d(WIDTH))
-    losses = train(torch.compile(nn.parallel.DistributedDataParallel(made), backend="eager"))
+    """Train a compiled model with buffers, which are broadcast during the forward pass."""
+    module = nn.Sequential(model(), nn.BatchNorm1d(WIDTH))
+    losses = train(torch.compile(nn.parallel.DistributedDataParallel(module), backend="eager"))
     torch.compiler.reset()
     return losses
 
@@ -68,27 +68,27 @@ def compiled() -> list[float]:
 def fsdp2() -> list[float]:
     from torch.distributed.fsdp import fully_shard
 
-    made = model()
+    module = model()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    fully_shard(made[0], mesh=mesh)
-    fully_shard(made, mesh=mesh)
-    return train(made)
+    fully_shard(module[0], mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    return train(module)
 
 
 def tensor_parallel() -> list[float]:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    made = parallelize_module(model(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    module = parallelize_module(model(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     x = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(1))
-    loss = F.mse_loss(made(x), x)
+    loss = F.mse_loss(module(x), x)
     loss.backward()
-    gradient = made[0].weight.grad.full_tensor()
+    gradient = module[0].weight.grad.full_tensor()
     return [loss.item(), *gradient.flatten()[:5].tolist()]
 
 
 def pipelined(schedule: str) -> list[float]:
-    from torch.distributed import pipelining  # with its compiler takes 2 s to import
+    from torch.distributed import pipelining  # here, as it imports the compiler, which takes 2 s
 
     rank, size = dist.get_rank(), dist.get_world_size()
     layers = [nn.Linear(WIDTH, WIDTH) for _ in range(size)]
@@ -119,9 +119,9 @@ def checkpoint() -> list[float]:
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folder)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    made = fully_shard(model(), mesh=mesh)
-    train(made)
-    dcp.save(get_model_state_dict(made), checkpoint_id=folder[0])
+    module = fully_shard(model(), mesh=mesh)
+    train(module)
+    dcp.save(get_model_state_dict(module), checkpoint_id=folder[0])
     other = fully_shard(copy.deepcopy(model()), mesh=mesh)
     state = get_model_state_dict(other)
     dcp.load(state, checkpoint_id=folder[0])
@@ -132,7 +132,7 @@ PROGRAMS = (ddp, power_sgd, compiled, fsdp2, tensor_parallel, gpipe, one_f_one_b
 
 
 def lacking(program: Callable) -> str:
-    """Return why this version of torch cannot run a program on the CPU over any backend, or ""."""
+    """Return why this version of torch cannot run a program on the CPU with any backend, or ""."""
     from torch.distributed import pipelining
 
     first_messages = getattr(pipelining.PipelineStage, "_get_init_p2p_neighbors_ops", None)

@@ -1,4 +1,4 @@
-"""A default group of torch.distributed for tests, and what its ranks give."""
+"""A default group of torch.distributed for tests, and the inputs of its ranks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,12 +7,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-GLOO: list[dist.ProcessGroup] = []  # kept: a thread of gloo's that gave its group up last would abort, joining itself
+# Never freed: a gloo thread that dropped the last reference would join itself, which aborts.
+GLOO: list[dist.ProcessGroup] = []
 
 
 @contextmanager
 def world(mpi_comm, backend: str = "collectives") -> Iterator[None]:
-    """Make a default group of the test's ranks for a while."""
+    """Make a default group of the test's ranks within a `with` block."""
     from collectives.torch_backend import create_store
 
     store = create_store(mpi_comm)
@@ -28,5 +29,5 @@ def world(mpi_comm, backend: str = "collectives") -> Iterator[None]:
 
 
 def of(rank: int, count: int = 4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Return what a rank gives."""
+    """Return a rank's input."""
     return (torch.arange(count) % 5 + rank).to(dtype)

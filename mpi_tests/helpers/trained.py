@@ -1,4 +1,4 @@
-"""What train.py's training comes to in any layout, and in one process by torch alone."""
+"""The outcome of train.py's training in any layout, and that of plain torch in one process."""
 
 import json
 from collections.abc import Iterator
@@ -26,12 +26,12 @@ SMALL = Config(
     val_fraction=0.002, n_layer=2, n_head=2, n_embd=32, block_size=16, max_iters=4, warmup_iters=2, eval_interval=3,
     lr=1e-2, seed=7, sample_tokens=4, bucket_mb=0.02, out_dir="",
 )  # fmt: skip
-VALIDATED = 3, 4  # steps: every eval_interval of them, and the last
+VALIDATED = 3, 4  # the steps with validation: every eval_interval steps, and the last one
 
 
 class Outcome(NamedTuple):
     records: list[dict]
-    weights: dict[str, np.ndarray]  # by Hugging Face's names
+    weights: dict[str, np.ndarray]  # by Hugging Face's parameter names
 
     @property
     def losses(self):
@@ -43,20 +43,20 @@ class Outcome(NamedTuple):
 
 
 def config(dp_size: int, **changes) -> Config:
-    """Return this file's config with changes, at the same global batch on `dp_size` ranks."""
+    """Return this file's config with changes, with the same global batch size for any `dp_size`."""
     micro_batch_size = GLOBAL_BATCH // dp_size // changes.get("num_micro_batches", 1)
     return replace(SMALL, **{"micro_batch_size": micro_batch_size, **changes})
 
 
 def on(comm, **changes) -> Outcome:
-    """Train on the ranks of `comm`, of which the axes of `changes` leave the rest to dp.  Collective."""
+    """Train on the ranks of `comm`; dp has the ranks that the axes in `changes` leave.  Collective."""
     inner = [changes.get(axis, 1) for axis in ("pp", "sp", "tp")]
     gpt, records = train(config(comm.size // prod(inner), **changes), comm)
     return Outcome(records, numpy_of(gpt))
 
 
 def on_first(comm, size=1, **changes) -> Outcome:
-    """Train on the first ranks of `comm` only; all get what comes of it.  Collective."""
+    """Train on the first ranks of `comm` only; return the outcome on all.  Collective."""
     part = comm.split(0 if comm.rank < size else None)
     outcome = None
     if part:
@@ -66,12 +66,12 @@ def on_first(comm, size=1, **changes) -> Outcome:
 
 
 def flags(config: Config) -> list[str]:
-    given = {k: v for k, v in vars(config).items() if v != vars(Config())[k]}
-    return [word for k, v in given.items() for word in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
+    overrides = {k: v for k, v in vars(config).items() if v != vars(Config())[k]}
+    return [word for k, v in overrides.items() for word in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
 
 
 def left_in(out_dir: Path) -> Outcome:
-    """Return the outcome that a run's files record."""
+    """Return the outcome recorded in a run's files."""
     records = [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
     return Outcome(records, load_file(out_dir / "model.safetensors"))
 
@@ -88,17 +88,17 @@ def plain_adamw(model: GPT) -> torch.optim.Optimizer:
 
 
 def by_torch(comm, make_optimizer=plain_adamw, **changes) -> Outcome:
-    """Return the expected outcome, trained on one rank by torch alone.  Collective."""
+    """Return the expected outcome, from training with plain torch on one rank.  Collective."""
     return comm.mpi.bcast(plain_training(make_optimizer, **changes) if comm.rank == 0 else None)
 
 
 class PlainStep(NamedTuple):
     loss: float
-    gradients: dict[str, torch.Tensor]  # by name, before they are clipped; of tied parameters by each of their names
+    gradients: dict[str, torch.Tensor]  # by name, before clipping; tied parameters under each of their names
 
 
 def plain_steps(config: Config, model: GPT, make_optimizer=plain_adamw) -> Iterator[PlainStep]:
-    """Train without any of our parallel code: one process, whole batches, torch alone."""
+    """Train without our parallel code: one process, whole batches, plain torch."""
     train_ids, _ = split(load_tokens([]), config.val_fraction, config.block_size)
     windows = TokenWindows(train_ids, config.block_size, config.seed)
     sampler = DistributedSampler(len(windows), GLOBAL_BATCH, 0, 1, seed=config.seed)
@@ -142,7 +142,7 @@ def loss_of(model: GPT, windows: TokenWindows, indices: np.ndarray) -> torch.Ten
 
 
 def check_same(outcome: Outcome, expected: Outcome) -> None:
-    """Losses, validations and weights but for rounding, which differs where sums are taken in another order."""
+    """Check losses, validations and weights up to rounding, which depends on the order of sums."""
     np.testing.assert_allclose(outcome.losses, expected.losses, rtol=1e-5)
     assert outcome.validations.keys() == expected.validations.keys()
     np.testing.assert_allclose([*outcome.validations.values()], [*expected.validations.values()], rtol=1e-5)

@@ -1,4 +1,4 @@
-"""A training loop over any mesh, as train.py has it, on a model and samples of its own."""
+"""A training loop over any mesh like train.py's, with a small model and generated samples."""
 
 import numpy as np
 import torch
@@ -34,13 +34,13 @@ MODES = {
 }
 
 
-UNSKIPPED = 2.0**12  # a loss scale by which no gradient here overflows
+UNSKIPPED = 2.0**12  # a loss scale with which no gradient here overflows
 
 
 def samples(step):
     """Return the samples of a step's whole batch, the same on every rank."""
     ids = torch.randint(CONFIG.vocab_size, (SAMPLES, 1), generator=torch.Generator().manual_seed(step))
-    ids = (ids * 3 ** torch.arange(CONFIG.block_size + 1)) % CONFIG.vocab_size  # so that there is something to learn
+    ids = (ids * 3 ** torch.arange(CONFIG.block_size + 1)) % CONFIG.vocab_size  # a pattern to learn
     return ids[:, :-1], ids[:, 1:]
 
 
@@ -51,7 +51,7 @@ def parts(step, dp):
 
 
 class Training:
-    """As train.py does it."""
+    """A training run like train.py's."""
 
     def __init__(self, comm, precision, scale=UNSKIPPED, schedule="1f1b", zero_stage=0, **axes):
         self.mesh, self.warnings = Mesh(comm, **axes), []
@@ -69,16 +69,16 @@ class Training:
 
     def staged(self, schedule, zero_stage):
         layers = [within(self.computing, layer) for layer in gpt2_layers(self.gpt)]
-        made = registry.make(schedule, self.mesh.pp.size, MICRO_BATCHES)
+        pipeline_schedule = registry.make(schedule, self.mesh.pp.size, MICRO_BATCHES)
         options = {"make_optimizer": make_optimizer, "zero_stage": zero_stage, "bucket_mb": 0.02}
         precision = {**self.precision.arena_dtypes, "wire_dtype": self.precision.wire_dtype}
-        return PipelineParallel(self.gpt, layers, made, self.mesh, **options, **precision)
+        return PipelineParallel(self.gpt, layers, pipeline_schedule, self.mesh, **options, **precision)
 
     def computing(self):
         return self.precision.computing("cpu")
 
     def step(self, step):
-        """Train a step; return the whole batch's loss."""
+        """Train for a step; return the whole batch's loss."""
         loss = self.gradients(parts(step, self.mesh.dp))
         self.masters.take_gradients(self.scale.inverse)
         norm = self.clip()

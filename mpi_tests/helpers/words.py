@@ -1,15 +1,15 @@
-"""Hold the glossary: one word for one thing, in names, messages, help texts and Markdown.
+"""Enforce the glossary: one word for one thing, in names, messages, help texts and Markdown.
 
 python -m mpi_tests.helpers.words
 
-Prints a line `file:line: word: say ...` for each finding, and fails if there is one:
+Prints a line `file:line: word: say ...` for each violation, and exits with 1 if there are any:
 
 - names of functions, classes, parameters and attributes that contain a word of `NAMES`;
-- names that only say how a value was obtained (`PARTICIPLES`);
+- names, those of local variables included, that only say how a value was obtained (`PARTICIPLES`);
 - phrases of `PHRASES`, in strings other than docstrings and in Markdown outside of code;
 - docstrings of functions that begin with a noun or a pronoun (`NO_VERBS`), which ruff's D401 does not see.
 
-What is right all the same stands in `ALLOWED`, with the reason.
+`ALLOWED` and `ALLOWED_NAMES` list the exceptions, each with its reason.
 """
 
 from __future__ import annotations
@@ -98,13 +98,15 @@ def in_python(path: str, source: str) -> Iterator[Finding]:
                 yield from in_docstring(path, node, first)
         for name in names(node):
             yield from in_name(path, node.lineno, name)  # type: ignore[attr-defined]
+        for name in variables(node):
+            yield from in_variable(path, node.lineno, name)  # type: ignore[attr-defined]
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
             yield from in_text(path, node.lineno, node.value)
 
 
 def in_docstring(path: str, node: ast.AST, text: ast.stmt) -> Iterator[Finding]:
-    """Yield what is wrong with the first word; properties and tests, which state something, may begin with a noun."""
+    """Yield the first word if it is not a verb; properties and tests, which state a fact, may begin with a noun."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("test"):
         return
     is_property = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
@@ -114,24 +116,39 @@ def in_docstring(path: str, node: ast.AST, text: ast.stmt) -> Iterator[Finding]:
 
 
 def names(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a node defines for others to read: not those of local variables and of tests."""
+    """Yield the names that a node defines for readers elsewhere: not those of local variables and of tests."""
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
             if not name.startswith("test"):
                 yield name
-        case ast.ClassDef(name=name, body=body):
+        case ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):  # a field, as a rule
             yield name
-            yield from (field.target.id for field in body if isinstance(field, ast.AnnAssign))
         case ast.arg(arg=name) | ast.Attribute(attr=name, ctx=ast.Store()):
             yield name
 
 
+def variables(node: ast.AST) -> Iterator[str]:
+    """Yield the variables that a node binds: by assignment, `for`, `with`, `except`, `case` or `import ... as`."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()):
+            yield name
+        case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+            yield name
+        case ast.MatchMapping(rest=str(name)) | ast.alias(asname=str(name)):
+            yield name
+
+
 def in_name(path: str, line: int, name: str) -> Iterator[Finding]:
-    """Yield the words of a name that the glossary replaces, and a name that is a mere participle."""
+    """Yield the words of a name that the glossary replaces, and the name itself if it is a bare participle."""
     words = re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+", name)
     for word in words:
         if word.lower() in NAMES and name not in ALLOWED_NAMES:
             yield Finding(path, line, name, NAMES[word.lower()])
+    yield from in_variable(path, line, name)
+
+
+def in_variable(path: str, line: int, name: str) -> Iterator[Finding]:
+    """Yield a name that is a bare participle."""
     if name.strip("_").lower() in PARTICIPLES:
         yield Finding(path, line, name, WHAT_IT_IS)
 
@@ -151,13 +168,14 @@ def in_markdown(path: str, text: str) -> Iterator[Finding]:
 
 
 def findings(tree: Path) -> Iterator[Finding]:
-    """Yield what the modules and pages of a tree say otherwise than the glossary."""
+    """Yield the violations in the modules and pages of a tree."""
     modules = [path for folder in FOLDERS for path in sorted((tree / folder).rglob("*.py"))]
     pages = [path for pattern in PAGES for path in sorted(tree.glob(pattern))]
     for path in [*sorted(tree.glob("*.py")), *modules, *pages]:
         name = path.relative_to(tree).as_posix()
         if name not in ALLOWED:
-            yield from (in_python if path.suffix == ".py" else in_markdown)(name, path.read_text())
+            check = in_python if path.suffix == ".py" else in_markdown
+            yield from dict.fromkeys(check(name, path.read_text()))  # a field is both a name and a variable
 
 
 def main(tree: Path = ROOT) -> int:

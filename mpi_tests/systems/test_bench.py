@@ -1,4 +1,4 @@
-"""Whole runs of the benchmark."""
+"""Complete runs of the benchmark of collectives."""
 
 import json
 
@@ -8,7 +8,7 @@ import pytest
 from collectives.bench.report import bus_factor
 from collectives.bench.trial import places
 from collectives.schedule.spec import COLLECTIVES
-from mpi_tests.helpers.launch import launch, refused
+from mpi_tests.helpers.launch import launch, refusal
 from mpi_tests.helpers.reference import MOVES, ROOTED
 
 PLACES = [(collective, in_place) for collective in COLLECTIVES for in_place in places(collective)]
@@ -17,12 +17,12 @@ TINY = ("-b", 64, "-e", "1K", "-f", 16, "-n", 3, "-w", 1)
 
 @pytest.fixture(scope="module")
 def run_of_all(tmp_path_factory):
-    """Run every collective by auto and its peers, on a root that is not 0; return output and document."""
+    """Run every collective with `auto` and its competitors, with a root other than 0; return output and document."""
     folder = tmp_path_factory.mktemp("bench")
     files = "--json", folder / "r.json"
-    ended = bench(3, "all", *TINY, "-r", 2, "--peers", "mpi,gloo,nccl", "-d", "float64", "-o", "max", *files)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout, json.loads((folder / "r.json").read_text())
+    result = bench(3, "all", *TINY, "-r", 2, "--peers", "mpi,gloo,nccl", "-d", "float64", "-o", "max", *files)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout, json.loads((folder / "r.json").read_text())
 
 
 def bench(num_ranks: int, *words, **more):
@@ -81,25 +81,25 @@ def test_the_table_has_a_line_for_each_contestant_and_place(run_of_all):
 
 
 def test_a_table_may_be_wide_and_of_calls_in_a_row():
-    ended = bench(2, *TINY, "--wide", "-z", 0, "-m", 2, "-a", 1, "-A", "ring", "mpi")
-    assert ended.returncode == 0, ended.stderr
-    assert "# time: means of 3 groups of 2 calls in a row, mean of ranks\n" in ended.stdout
-    lines = [line.split() for line in ended.stdout.splitlines() if not line.startswith("#")]
+    result = bench(2, *TINY, "--wide", "-z", 0, "-m", 2, "-a", 1, "-A", "ring", "mpi")
+    assert result.returncode == 0, result.stderr
+    assert "# time: means of 3 groups of 2 calls in a row, mean of ranks\n" in result.stdout
+    lines = [line.split() for line in result.stdout.splitlines() if not line.startswith("#")]
     assert [(line[2], line[9]) for line in lines] == [("float32", "ring<"), ("float32", "mpi")] * 4
     assert {len(line) for line in lines} == {15}
 
 
 def test_a_process_alone_works(tmp_path):
-    ended = bench(1, *TINY, "-c", 0, "all_gather")
-    assert ended.returncode == 0, ended.stderr
-    assert "N/A" in ended.stdout
-    assert "not checked" in ended.stdout
+    result = bench(1, *TINY, "-c", 0, "all_gather")
+    assert result.returncode == 0, result.stderr
+    assert "N/A" in result.stdout
+    assert "not checked" in result.stdout
 
 
 def test_too_little_bandwidth_fails():
-    ended = bench(2, *TINY, "--min-bw", 1e6)
-    assert ended.returncode == 1
-    assert "is below --min-bw 1e+06" in ended.stdout
+    result = bench(2, *TINY, "--min-bw", 1e6)
+    assert result.returncode == 1
+    assert "is below --min-bw 1e+06" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -115,4 +115,4 @@ def test_too_little_bandwidth_fails():
 def test_bad_input_ends_all_ranks_with_a_line(tmp_path, words, message):
     words = [word.format(tmp=tmp_path) for word in words]
     env = {"COLLECTIVES_FAKE_NODES": "2x1"} if "two_shot" in words else {}
-    assert message in refused(bench(2, *words, env=env))
+    assert message in refusal(bench(2, *words, env=env))

@@ -1,4 +1,4 @@
-"""The benchmarks of split models, pipelines, data parallelism and plans run, in small, with what they count."""
+"""Small runs of the benchmarks of split models, pipelines, data parallelism and plans, and the counts they report."""
 
 import importlib.util
 import json
@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from models.gpt import GPT, GPTConfig
-from mpi_tests.helpers.launch import ROOT, environment, launch, refused
+from mpi_tests.helpers.launch import ROOT, environment, launch, refusal
 
 IN_SMALL = {
     "splitting.py": "--n_layer 1 --n_head 4 --n_embd 32 --vocab_size 64 --seq 16 --repeats 1",
@@ -28,13 +28,13 @@ IN_SMALL = {
 
 def run(ranks, benchmark, path, *more):
     words = [*IN_SMALL[benchmark].split(), *more]
-    ended = launch(ranks, sys.executable, f"benchmarks/{benchmark}", *words, "--output", path, timeout=300)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result = launch(ranks, sys.executable, f"benchmarks/{benchmark}", *words, "--output", path, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
     document = json.loads(path.read_text())
     assert document["ranks"] == ranks
     assert f"benchmarks/{benchmark} {words[0]}" in document["command"]
     assert document["versions"].keys() >= {"python", "numpy", "torch"}
-    return document["results"], ended.stdout
+    return document["results"], result.stdout
 
 
 def test_splitting(tmp_path):
@@ -86,12 +86,12 @@ def test_training_input(tmp_path):
 def test_calls(tmp_path):
     path = tmp_path / "calls.md"
     small = ["--collectives", "all_reduce", "all_gather", "--bytes", "8", "65536", "--rounds", "2", "--out", path]
-    ended = launch(2, sys.executable, "benchmarks/calls.py", *small, timeout=120)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result = launch(2, sys.executable, "benchmarks/calls.py", *small, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
     rows = [line.strip("| ").split(" | ") for line in path.read_text().splitlines() if re.match(r"\| all_", line)]
     assert [row[:2] for row in rows[:4]] == [[name, n] for name in ("all_reduce", "all_gather") for n in ("8", "65536")]
     assert all(float(time) > 0 for row in rows[:4] for time in row[2:])
-    assert [row[0] for row in rows[4:]] == ["all_reduce", "all_gather"]  # how many times as fast, from 64 KiB
+    assert [row[0] for row in rows[4:]] == ["all_reduce", "all_gather"]  # speed-ups, from 64 KiB on
 
 
 def test_sharing(tmp_path):
@@ -116,24 +116,26 @@ def test_gpt2(tmp_path):
 
 
 def test_torch_backend():
-    ended = launch(2, sys.executable, "benchmarks/torch_backend.py", "--rounds", "1", "--seconds", "0.001", timeout=300)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    sizes = [int(nbytes) for nbytes in re.findall(r"^ *(\d+) +[\d.]+ +[\d.]+ +[\d.]+$", ended.stdout, re.MULTILINE)]
+    result = launch(
+        2, sys.executable, "benchmarks/torch_backend.py", "--rounds", "1", "--seconds", "0.001", timeout=300
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    sizes = [int(nbytes) for nbytes in re.findall(r"^ *(\d+) +[\d.]+ +[\d.]+ +[\d.]+$", result.stdout, re.MULTILINE)]
     assert sizes == [1 << power for power in range(10, 27, 2)]
 
 
 def test_torch_training(tmp_path):
-    """One command starts jobs of 1 and 2 ranks, and makes a table of all."""
+    """One command starts jobs of 1 and 2 ranks, and writes one table of them."""
     path, words = tmp_path / "torch-training.md", "--rounds 1 --n_layer 1 --n_head 2 --n_embd 16 --seq 8"
     command = [sys.executable, "benchmarks/torch_training.py", "--ranks", "1", "2", "--out", str(path), *words.split()]
-    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
     rows = [line.strip("| ").split(" | ") for line in path.read_text().splitlines() if re.match(r"\| \d", line)]
     assert [row[:2] for row in rows] == [[ranks, way] for ranks in "12" for way in ("DDP", "FSDP2")]
     for row in rows:
         alone, ours, gloo, *exposed, _ = map(float, row[2:])
         assert min(alone, ours, gloo) > 0
-        assert exposed == pytest.approx([ours - alone, gloo - alone], abs=0.2)  # of one round; each is rounded
+        assert exposed == pytest.approx([ours - alone, gloo - alone], abs=0.2)  # of one round; each value is rounded
     examples = [sys.executable, "-m", "doctest", "benchmarks/torch_training.py"]
     subprocess.run(examples, cwd=ROOT, env=environment(), check=True, timeout=60)
 
@@ -165,9 +167,9 @@ pipelining.main()
 
 def test_gradients_of_pipelines_are_compared():
     words = [*IN_SMALL["pipelining.py"].split(), "--models", "gpt", "--schedules", "1f1b"]
-    ended = launch(2, sys.executable, "-c", WITHOUT_TIED, *words)
-    assert ended.returncode != 0
-    assert re.search(r"torch, 1f1b: the gradient of (transformer.wte|lm_head).weight is off by ", ended.stderr)
+    result = launch(2, sys.executable, "-c", WITHOUT_TIED, *words)
+    assert result.returncode != 0
+    assert re.search(r"torch, 1f1b: the gradient of (transformer.wte|lm_head).weight is off by ", result.stderr)
 
 
 def test_memory(tmp_path):
@@ -178,7 +180,7 @@ def test_memory(tmp_path):
     assert all(title in output for title in results)
     for size in (1, 2):
         assert ring[f"sp {size}"]["kept"] == pytest.approx(ring["sp 1"]["kept"] / size)
-        for rows in others:  # q, k and v of other heads are kept beside what is exchanged
+        for rows in others:  # q, k and v of other heads are kept besides the exchanged arrays
             assert rows[f"sp {size}"]["kept"] < 1.3 * rows["sp 1"]["kept"] / size
         for kind in ("parameters", "gradients"):  # norms and positions are on every rank
             assert model[f"tp {size}"][kind] < 1.05 * model["tp 1"][kind] / size
@@ -190,8 +192,8 @@ def test_data_parallelism(tmp_path):
     picture = tmp_path / "ways.png"
     results, output = run(4, "data_parallelism.py", tmp_path / "ways.json", "--picture", picture)
     num_params = GPT(GPTConfig(vocab_size=32, block_size=8, n_layer=4, n_head=2, n_embd=64)).num_params() + 8 * 64
-    mib = 4 * num_params / 2**20  # of the parameters
-    expected = {  # in this unit: sent and received, sent out of a group, held between steps
+    mib = 4 * num_params / 2**20  # size of the parameters
+    expected = {  # in units of `mib`: sent and received, sent out of a group, allocated between steps
         "parameter server": (5, 2, 4),
         "all-reduce at the end": (3, 1.5, 4),
         "in buckets, overlapped": (3, 1.5, 4),
@@ -203,17 +205,17 @@ def test_data_parallelism(tmp_path):
     assert list(results) == list(expected)
     for name, figures in results.items():
         assert name in output
-        counted = [figures[f"{what}_mib"] / mib for what in ("busiest", "out_of_group", "held")]
-        if name == "ZeRO stage 3":  # two of four blocks stay from the forward to the backward pass
-            assert 3.7 < counted[0] < 3.9
-            assert counted[1] == pytest.approx(counted[0] / 2, rel=1e-3)  # chunks end between blocks of 128
-            counted[:2] = expected[name][:2]
-        assert counted == pytest.approx(expected[name], rel=0.02)
+        sizes = [figures[f"{what}_mib"] / mib for what in ("busiest", "out_of_group", "held")]
+        if name == "ZeRO stage 3":  # two of four blocks stay gathered between the forward and the backward pass
+            assert 3.7 < sizes[0] < 3.9
+            assert sizes[1] == pytest.approx(sizes[0] / 2, rel=1e-3)  # chunks end between blocks of 128
+            sizes[:2] = expected[name][:2]
+        assert sizes == pytest.approx(expected[name], rel=0.02)
         formulas = [figures[f"{what}_formula_mib"] / mib for what in ("busiest", "held")]
         assert formulas == pytest.approx(expected[name][::2])
         assert figures["peak_mib"] > figures["held_mib"]
         assert figures["exposed_ms"] == pytest.approx(figures["step_ms"] - figures["computing_ms"])
-    assert results["parameter server"]["peak_mib"] > (4 + 4) * mib  # with all ranks' gradients
+    assert results["parameter server"]["peak_mib"] > (4 + 4) * mib  # and gradients of all ranks
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -227,22 +229,22 @@ data_parallelism.main()
 
 
 def test_parameters_of_data_parallelism_are_compared():
-    ended = launch(2, sys.executable, "-c", SUMMED_UP, *IN_SMALL["data_parallelism.py"].split())
-    assert ended.returncode != 0
-    assert re.search(r"parameter server: .*weight is off by .* of what plain training has changed", ended.stderr)
+    result = launch(2, sys.executable, "-c", SUMMED_UP, *IN_SMALL["data_parallelism.py"].split())
+    assert result.returncode != 0
+    assert re.search(r"parameter server: .*weight is off by .* of what plain training has changed", result.stderr)
 
 
 def test_planning(tmp_path):
-    asked = ["dp 4", "dp 4, zero 3", "tp 2, pp 2"]
-    results, output = run(4, "planning.py", tmp_path / "planning.json", "--layouts", *asked)
+    names = ["dp 4", "dp 4, zero 3", "tp 2, pp 2"]
+    results, output = run(4, "planning.py", tmp_path / "planning.json", "--layouts", *names)
     layouts = results["layouts"]
-    assert list(layouts) == asked
+    assert list(layouts) == names
     num_params = GPT(GPTConfig(vocab_size=256, block_size=8, n_layer=4, n_head=2, n_embd=128)).num_params() + 8 * 128
-    held = 16 * num_params / 2**20  # parameters, gradients and two moments, in MiB
+    state_mib = 16 * num_params / 2**20  # parameters, gradients and two moments, in MiB
     for whose in ("predicted", "measured"):
-        assert held < layouts["dp 4"][f"{whose}_mib"]
-        assert held / 4 < layouts["dp 4, zero 3"][f"{whose}_mib"] < held
-        assert held / 4 < layouts["tp 2, pp 2"][f"{whose}_mib"] < held
+        assert state_mib < layouts["dp 4"][f"{whose}_mib"]
+        assert state_mib / 4 < layouts["dp 4, zero 3"][f"{whose}_mib"] < state_mib
+        assert state_mib / 4 < layouts["tp 2, pp 2"][f"{whose}_mib"] < state_mib
     for name, figures in layouts.items():
         assert name in output
         for unit in ("mib", "ms"):
@@ -282,15 +284,15 @@ print(json.dumps(reasons))
 
 
 def test_flags_that_make_no_sense():
-    """As they are checked on 2 ranks, all in one process."""
+    """The checks for 2 ranks, all in one process."""
     command = [sys.executable, "-c", PARSE]
-    given = json.dumps(list(REFUSED))
-    ended = subprocess.run(command, cwd=ROOT, env=environment(), input=given, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    for reason, message in zip(json.loads(ended.stdout), REFUSED.values(), strict=True):
+    cases = json.dumps(list(REFUSED))
+    result = subprocess.run(command, cwd=ROOT, env=environment(), input=cases, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for reason, message in zip(json.loads(result.stdout), REFUSED.values(), strict=True):
         assert message in reason
 
 
 def test_a_refusal_ends_all_ranks_with_a_line():
-    ended = launch(2, sys.executable, "benchmarks/memory.py", "--output", "there/is/none.json")
-    assert "there is no folder there/is, so make it first" in refused(ended)
+    result = launch(2, sys.executable, "benchmarks/memory.py", "--output", "there/is/none.json")
+    assert "there is no folder there/is, so make it first" in refusal(result)

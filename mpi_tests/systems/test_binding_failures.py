@@ -1,4 +1,4 @@
-"""Errors of one rank while it binds a call: the others hear of it within seconds, and say which rank it was and why."""
+"""Errors of one rank while it binds a call: the others raise within seconds, and name the rank and the reason."""
 
 import re
 
@@ -66,9 +66,9 @@ comm.mpi.Abort(7)
 def outputs(body, *arguments, **env):
     """Return the output line of each of three ranks."""
     env |= {"PYTHONPATH": f"{SITE}:{ROOT}", "CUDA_ON_HOST_DEVICES": "3", "COLLECTIVES_CUDA_AWARE": "0"}
-    ended = launch(3, "python", "-c", BEGIN + body + CALL, *arguments, env=env, timeout=60)
-    lines = sorted(ended.stdout.splitlines())
-    assert [line[:3] for line in lines] == ["0: ", "1: ", "2: "], ended.stdout + ended.stderr
+    result = launch(3, "python", "-c", BEGIN + body + CALL, *arguments, env=env, timeout=60)
+    lines = sorted(result.stdout.splitlines())
+    assert [line[:3] for line in lines] == ["0: ", "1: ", "2: "], result.stdout + result.stderr
     return [line[3:] for line in lines]
 
 

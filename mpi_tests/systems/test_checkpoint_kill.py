@@ -1,4 +1,4 @@
-"""A rank is killed while checkpoints are written, or the disk is full: there is always a whole one to go on from."""
+"""A rank is killed while it writes a checkpoint, or the disk is full: there is always a complete one to resume from."""
 
 import os
 import random
@@ -19,27 +19,27 @@ NUM_RANKS = 2
 
 
 def run_until_killed(directory, draw):
-    """Start the ranks, kill one a while after they have written a checkpoint.
+    """Start the ranks, and kill one a while after they have written a checkpoint.
 
-    Returns the last step said to be whole, and whether the death of the run before was noticed.
+    Returns the last step reported as complete, and whether the run noticed the death of the previous one.
     """
     command = [find_mpirun(), "-n", str(NUM_RANKS), "python", "-m", "mpi_tests.helpers.saving", str(directory)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env=environment(), start_new_session=True, **pipes) as run:
-        pids, said = {}, []
+        pids, lines = {}, []
         for line in run.stdout:
-            said.append(line)
+            lines.append(line)
             word, number, *pid = line.split()
             if word == "rank":
                 pids[int(number)] = int(*pid)
             if word == "whole":
                 break
-        assert len(pids) == NUM_RANKS, "".join([*said, run.stderr.read()])
+        assert len(pids) == NUM_RANKS, "".join([*lines, run.stderr.read()])
         time.sleep(draw.uniform(0, 0.3))
         os.kill(draw.choice([*pids.values()]), signal.SIGKILL)
         stdout, _ = end_of(run)
-    last = max(int(line.split()[1]) for line in (*said, *stdout.splitlines()) if line.startswith("whole "))
-    return last, any("a run that wrote there has died" in line for line in said)
+    last = max(int(line.split()[1]) for line in (*lines, *stdout.splitlines()) if line.startswith("whole "))
+    return last, any("a run that wrote there has died" in line for line in lines)
 
 
 def end_of(run):
@@ -57,17 +57,17 @@ def test_a_whole_checkpoint_is_always_left(tmp_path):
         assert last_said > last
         assert noticed == (last > 0)
         path = newest(complete_checkpoints(tmp_path), say=lambda line: None)
-        assert path == complete_checkpoints(tmp_path)[-1]  # what looks whole is whole
+        assert path == complete_checkpoints(tmp_path)[-1]  # it is complete, as its name claims
         checkpoint = Checkpoint(path)
         last = checkpoint.index.step
-        assert last_said <= last <= last_said + 1  # what was said to be whole stays
+        assert last_said <= last <= last_said + 1  # a checkpoint reported as complete stays
         part = state(0, parts=NUM_RANKS)
         checkpoint.fill([part])
         assert torch.equal(part.tensor, state(last, parts=NUM_RANKS).tensor)
 
 
 def test_a_full_disk(tmp_path):
-    """Of 10 MiB, which has room for two checkpoints of 4 MiB; mounted where no other process sees it."""
+    """A disk of 10 MiB has room for two checkpoints of 4 MiB; its mount is invisible to other processes."""
     mount = f"mount -t tmpfs -o size=10m tmpfs {tmp_path}"
     alone = ["unshare", "--mount", "sh", "-c"]
     try:
@@ -75,7 +75,7 @@ def test_a_full_disk(tmp_path):
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("only root may mount a small disk")
     save = f"{find_mpirun()} -n {NUM_RANKS} python -m mpi_tests.helpers.saving {tmp_path}"
-    ended = watched([*alone, f"{mount} && {save}; ls {tmp_path}"], environment(), timeout=180)
-    assert f"{tmp_path}/00003-step-3.unfinished/rank-" in ended.stderr
-    assert "No space left on device" in ended.stderr
-    assert ended.stdout.splitlines()[-3:] == ["00001-step-1", "00002-step-2", "lock"]
+    result = watched([*alone, f"{mount} && {save}; ls {tmp_path}"], environment(), timeout=180)
+    assert f"{tmp_path}/00003-step-3.unfinished/rank-" in result.stderr
+    assert "No space left on device" in result.stderr
+    assert result.stdout.splitlines()[-3:] == ["00001-step-1", "00002-step-2", "lock"]

@@ -1,4 +1,4 @@
-"""The commands that CONTRIBUTING.md tells its reader to run, run."""
+"""Run the commands of CONTRIBUTING.md."""
 
 import re
 import subprocess
@@ -18,11 +18,11 @@ COMMANDS = [line.split("#")[0].strip() for line in BLOCK.splitlines()]
 
 def run(command):
     path = {"PATH": f"{Path(sys.executable).parent}:{environment()['PATH']}"}
-    ended = subprocess.run(
+    result = subprocess.run(
         command, shell=True, cwd=ROOT, env=environment() | path, capture_output=True, text=True, timeout=400
     )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 @pytest.mark.parametrize("command", COMMANDS[1:])

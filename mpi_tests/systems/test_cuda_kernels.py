@@ -23,12 +23,12 @@ from mpi_tests.helpers.reference import DTYPES, INTEGERS, ops_of
 
 pytestmark = pytest.mark.shares_cores
 
-THREADS = 4  # of a block, and at most 4 blocks: so few that each takes several pieces
+THREADS = 4  # per block, and at most 4 blocks: so few that each processes several pieces
 
 
 @pytest.fixture
 def launches(cuda, monkeypatch):
-    """Record the names, grids and streams of launches of instances that are compiled together."""
+    """Record the names, grids and streams of the launches of kernels that are compiled together."""
     cupy, launches = cuda.cupy, []
     expressions = tuple(dict.fromkeys(names(range(1, 9))))
     code = cuda_kernels.SOURCE.read_text()
@@ -72,15 +72,15 @@ def test_two_halves_are_reduced_as_the_device_does(cupy):
     for dtype in sorted(HALVES, key=str):
         low, high = (draw(np.random.default_rng(seed), 1000, dtype) for seed in range(2))
         for op in ops_of(str(dtype)):
-            got, want = cupy.asarray(low), np.empty_like(low)
-            reduce(op, got, [got, cupy.asarray(high)])
+            actual, want = cupy.asarray(low), np.empty_like(low)
+            reduce(op, actual, [actual, cupy.asarray(high)])
             views.host().reduce(op, low, high, want)
-            same(got.get(), want, op)
+            same(actual.get(), want, op)
 
 
 @np.errstate(all="ignore")
 def near_ties(into, source):
-    """Return values to round to `into`: its own numbers, the midpoints of neighbours, and those next to them."""
+    """Return values to round to `into`: representable numbers, midpoints of neighbours, and values next to them."""
     of_16_bits = np.arange(1 << 16, dtype=np.uint16).view(into if into in HALVES else np.float16).astype(into)
     numbers = np.concatenate([of_16_bits, draw(np.random.default_rng(2), 1000, into)])
     ties = numbers.astype(np.float64) / 2 + np.nextafter(numbers, into.type(np.inf)).astype(np.float64) / 2
@@ -120,13 +120,13 @@ def test_divide(cupy, dtype):
         x = draw(np.random.default_rng(divisor), 500, dtype_of(dtype))
         want = x.copy()
         views.host().divide(want, divisor)
-        got = cupy.asarray(x)
-        cuda_kernels.divide(got, divisor)
-        same(got.get(), want)
+        actual = cupy.asarray(x)
+        cuda_kernels.divide(actual, divisor)
+        same(actual.get(), want)
 
 
 def test_launches(cuda, cupy, launches):
-    """Kernel, grid and stream; a launch may be run again."""
+    """A reduction launches the right kernel with the right grid and stream; a launch can be repeated."""
     x, y = (cupy.asarray(np.ones(40, np.float32)) for _ in range(2))
     launch = cuda_kernels.bind_reduction("sum", x, [x, y])
     launch()

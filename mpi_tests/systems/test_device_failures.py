@@ -1,4 +1,4 @@
-"""CUDA's errors on one rank, and devices that do not end: the other ranks hear of it, and no job hangs."""
+"""CUDA errors on one rank, and devices that hang: the other ranks are notified, and no job hangs."""
 
 import re
 
@@ -19,7 +19,7 @@ comm, library = collectives.world(), load()
 cupy.cuda.Device(comm.rank).use()
 y = cupy.ones(1000, "float32")
 """
-# Rank 1 goes on after its error, and makes no call more.
+# Rank 1 catches its error, and makes no further call.
 FAIL = """
 algorithm, function = sys.argv[1:]
 x = y if algorithm == "ring" else comm.empty(1000, "float32", device=f"cuda:{comm.rank}")
@@ -41,7 +41,7 @@ if comm.rank == 1:
 time.sleep(1)
 comm.mpi.Abort(7)
 """
-# What is compiled is compiled by a communicator that has the usual limit.
+# A communicator with the default time limit compiles the kernels.
 HANG = """
 endless = cupy.RawKernel('extern "C" __global__ void endless(volatile int* x) { while (!*x) {} }', "endless")
 endless((1,), (1,), (cupy.ones(1, "int32"),))
@@ -98,46 +98,46 @@ def run(body, *arguments, **env):
     ],
 )
 def test_the_others_hear_of_an_error_at_once(cuda, algorithm, function):
-    """Where the hosts wait for each other, all ranks raise, and name the one whose device failed."""
-    ended = run(FAIL, algorithm, function, COLLECTIVES_DEVICE_BARRIERS="0")
-    lines = sorted(ended.stdout.splitlines())
-    assert [line[:7] for line in lines] == ["rank 0:", "rank 1:", "rank 2:"], ended.stdout + ended.stderr
+    """If the hosts wait for each other, all ranks raise an error that names the rank whose device failed."""
+    result = run(FAIL, algorithm, function, COLLECTIVES_DEVICE_BARRIERS="0")
+    lines = sorted(result.stdout.splitlines())
+    assert [line[:7] for line in lines] == ["rank 0:", "rank 1:", "rank 2:"], result.stdout + result.stderr
     assert "cudaErrorLaunchFailure" in lines[1]
     for line in (lines[0], lines[2]):
         assert re.search(rf"rank 1 has failed in all_reduce {algorithm} #\d+ .*: cudaErrorLaunchFailure", line), line
 
 
 def test_devices_that_wait_for_one_that_failed_end_the_job(cuda):
-    ended = run(FAIL, "two_shot", "cuLaunchKernel")
-    assert ended.returncode != 0
-    assert "not told" not in ended.stdout
+    result = run(FAIL, "two_shot", "cuLaunchKernel")
+    assert result.returncode != 0
+    assert "not told" not in result.stdout
     words = r"rank [02] cannot continue, as rank 1 has failed in all_reduce two_shot #\d+ .*: cudaErrorLaunchFailure"
-    assert re.search(words, ended.stderr), ended.stderr
+    assert re.search(words, result.stderr), result.stderr
 
 
 @pytest.mark.parametrize(("algorithm", "barriers"), [("two_shot", "1"), ("two_shot", "0"), ("ring", "0")])
 def test_a_device_that_does_not_end_is_named(cuda, algorithm, barriers):
-    ended = run(HANG, algorithm, COLLECTIVES_DEVICE_BARRIERS=barriers)
-    assert ended.returncode != 0
-    assert "has waited for 4 s, the limit by COLLECTIVES_TIMEOUT_S" in ended.stderr
+    result = run(HANG, algorithm, COLLECTIVES_DEVICE_BARRIERS=barriers)
+    assert result.returncode != 0
+    assert "has waited for 4 s, the limit by COLLECTIVES_TIMEOUT_S" in result.stderr
     own = rf"rank 1 of 3 waits \d+ s in all_reduce {algorithm} #\d+ \(4000 bytes of float32, .*\), its device to finish"
-    assert re.search(own, ended.stderr), ended.stderr
+    assert re.search(own, result.stderr), result.stderr
 
 
 @pytest.mark.parametrize("end", ["free", "exit"])
 def test_a_last_call_that_differs_does_not_pass_unheard(cuda, end):
-    ended = run(LAST, end)
-    assert ended.returncode != 0
+    result = run(LAST, end)
+    assert result.returncode != 0
     words = {
         "free": r"ranks disagree: rank 0 calls all_reduce.* op=sum.*, rank 1 calls all_reduce.* op=max",
         "exit": r"rank 0 calls all_reduce\(1000 elements, .* op=sum, .*\) #\d+ \(<string>:\d+\), other ranks call",
     }
-    assert re.search(words[end], ended.stderr), ended.stderr
+    assert re.search(words[end], result.stderr), result.stderr
 
 
 def test_a_host_that_waits_elsewhere_than_the_devices_is_named(cuda):
-    """No kernel hears of it: the hosts' watchdog does."""
-    ended = run(ELSEWHERE)
-    assert ended.returncode != 0
+    """No kernel can detect it; the hosts' watchdog does."""
+    result = run(ELSEWHERE)
+    assert result.returncode != 0
     sides = r"all_reduce\(1000 elements, .*\) on ranks 0,2, all_reduce\(9 elements, .*\) on rank 1"
-    assert re.search(rf"ranks disagree: call #\d+ is {sides}", ended.stderr), ended.stderr
+    assert re.search(rf"ranks disagree: call #\d+ is {sides}", result.stderr), result.stderr

@@ -1,4 +1,4 @@
-"""Whole runs of the doctor, alone and on ranks, and what it finds of a device by children on ranks."""
+"""Complete runs of the doctor, alone and on ranks, and its findings on a device from child processes."""
 
 import os
 import re
@@ -31,14 +31,14 @@ def test_a_device(cuda, monkeypatch, tmp_path):
     assert "OutOfMemoryError" in broken.text
 
 
-def examined(ended: subprocess.CompletedProcess) -> dict[str, str]:
-    """Return the lines of a run by topic, after checking each of them and the exit status."""
-    assert "Traceback" not in ended.stdout + ended.stderr, ended.stderr
-    lines = [match for line in ended.stdout.splitlines() if (match := GRAMMAR.fullmatch(line))]
+def examined(result: subprocess.CompletedProcess) -> dict[str, str]:
+    """Check each line of a run and its exit status; return the lines by topic."""
+    assert "Traceback" not in result.stdout + result.stderr, result.stderr
+    lines = [match for line in result.stdout.splitlines() if (match := GRAMMAR.fullmatch(line))]
     counts = [sum(line["verdict"] == verdict for line in lines) for verdict in VERDICTS]
-    assert sum(counts) >= 3, ended.stdout + ended.stderr
-    assert f"{counts[0]} problem, {counts[1]} note, {counts[2]} ok" in ended.stdout
-    assert (ended.returncode == 0) == (counts[0] == 0), ended.stdout
+    assert sum(counts) >= 3, result.stdout + result.stderr
+    assert f"{counts[0]} problem, {counts[1]} note, {counts[2]} ok" in result.stdout
+    assert (result.returncode == 0) == (counts[0] == 0), result.stdout
     assert all(" -> " in line["text"] for line in lines if line["verdict"] != "ok")
     return {line["topic"]: line[0] for line in lines}
 
@@ -51,11 +51,11 @@ def alone(*flags, python=sys.executable, **env) -> subprocess.CompletedProcess[s
 
 
 def test_alone():
-    ended = alone()
-    topics = examined(ended)
+    result = alone()
+    topics = examined(result)
     assert topics["launching"].endswith("mpirun -n 2 starts two ranks that exchange messages")
     assert {"versions", "shared memory"} <= set(topics)
-    assert ended.stdout.splitlines()[-1].startswith("To examine ranks and hosts: mpirun -n 4 python -m")
+    assert result.stdout.splitlines()[-1].startswith("To examine ranks and hosts: mpirun -n 4 python -m")
 
 
 def test_alone_with_nothing_installed(tmp_path):
@@ -84,14 +84,14 @@ BRIEF = "from collectives import doctor; doctor.JOB_S = 6.0; raise SystemExit(do
 def test_a_rank_that_hangs(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(HANG)
     hanging = ("-n", "1", "env", f"PYTHONPATH={tmp_path}", *DOCTOR)
-    ended = launch(1, "python", "-c", BRIEF, ":", *hanging)
-    assert ended.returncode != 0
-    assert "Timeout (0:00:06)!" in ended.stderr
-    assert "in start_mpi" in ended.stderr  # where it was
+    result = launch(1, "python", "-c", BRIEF, ":", *hanging)
+    assert result.returncode != 0
+    assert "Timeout (0:00:06)!" in result.stderr
+    assert "in start_mpi" in result.stderr  # the place of the hang
 
 
 def test_under_an_mpirun_of_another_mpi():
-    """Each process then finds itself alone."""
+    """Each process is then a world of size 1."""
     topics = examined(alone(PMI_SIZE="2", PMI_RANK="0"))
     assert re.match(r"problem  ranks: rank 0 .*mpirun started 2 processes, but each is alone", topics["ranks"])
     other = alone(PMI_SIZE="2", PMI_RANK="1")
@@ -100,6 +100,6 @@ def test_under_an_mpirun_of_another_mpi():
 
 
 def test_flags_that_cannot_be():
-    ended = alone("--json", "doctor.json")
-    assert ended.returncode == 2
-    assert "error: unrecognized arguments: --json doctor.json; see --help" in ended.stderr
+    result = alone("--json", "doctor.json")
+    assert result.returncode == 2
+    assert "error: unrecognized arguments: --json doctor.json; see --help" in result.stderr

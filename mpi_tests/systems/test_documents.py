@@ -1,4 +1,4 @@
-"""The commands and the code of the documentation run: in small where they would take minutes."""
+"""Run the commands and the code of the documentation, in smaller versions if they would take minutes."""
 
 import platform
 import re
@@ -12,19 +12,19 @@ import torch
 from mpi_tests.helpers.documents import COMMANDS, PAGES, Command, blocks, checkout, command_with, commands, run
 from mpi_tests.helpers.launch import ROOT, launch
 
-# Flags that make a command small; of a flag that comes twice, the last counts.
+# Flags that make a command small; the last of repeated flags counts.
 TINY_MODEL = "--max_iters 2 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --sample_tokens 2"
 IN_SMALL = {
     r"train\.py|-m training( |$)": f"{TINY_MODEL} --val_fraction 0.002",
     r"train\.py .*--config": "--micro_batch_size 2",
-    r"--resume auto": "--max_iters 3",  # one more than the run that left the checkpoint
+    r"--resume auto": "--max_iters 3",  # one more than in the run that wrote the checkpoint
     r"schedule\.simulate": "--algorithms binomial hierarchical -b 1M -e 1M",
     r"collectives\.bench ": "-b 1K -e 1K -n 2",
     r"mpi_tests\.fuzz": "--seconds 1",
     r"benchmarks/peers\.py": "--repeats 1 --end 64",
 }
 WRITES = r"--(?:html|json|out|output|picture|png|report|space-time|trace|prometheus) (\S+)"
-SAYS = {  # what the output of a command has, as a pattern, beside what its page shows
+SAYS = {  # patterns of a command's output, besides the output that its page shows
     r"train\.py|-m training( |$)": r"iter (\d)/\1 ",
     r"--resume auto": "iter 3/3 ",
     r"collectives\.bench (?!.*--space-time)": "# Wrong elements    : 0 OK",
@@ -38,11 +38,11 @@ SAYS = {  # what the output of a command has, as a pattern, beside what its page
     r"--space-time": ": planned, ",
 }
 PYTHON_ELSEWHERE = {"docs/torch.md": "systems/test_torch_backend.py"}
-NUM_RANKS = 2  # of a page's Python
+NUM_RANKS = 2  # for the Python code of a page
 
 
 def own(page: str) -> list[Command]:
-    """Return the commands of a page that are run here; an example that several pages start belongs to the first."""
+    """Return the commands of a page that run here; an example started by several pages runs with the first only."""
     first = {command.text: command.page for command in reversed(COMMANDS)}
     here = [command for command in commands(page) if command.elsewhere is None]
     return [command for command in here if "examples/" not in command.text or first[command.text] == page]
@@ -54,28 +54,28 @@ def small(command: str) -> str:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if own(page)])
 def test_commands(page, tmp_path):
-    """Run the commands of a page from top to bottom, in one folder: later ones read what earlier ones have written."""
+    """Run the commands of a page from top to bottom in one folder: later ones read the files of earlier ones."""
     folder = checkout(tmp_path)
     for command in own(page):
-        printed = run(small(command.text), folder).stdout
+        output = run(small(command.text), folder).stdout
         for words, line in SAYS.items():
-            assert not re.search(words, command.text) or re.search(line, printed), f"{command.text}\n{printed}"
+            assert not re.search(words, command.text) or re.search(line, output), f"{command.text}\n{output}"
         for file in re.findall(WRITES, command.text):
             assert (folder / file).exists(), f"{command.text} has not written {file}"
-        if command.output is not None:  # ranks print in any order
-            assert sorted(printed.splitlines()) == sorted(command.output.splitlines()), command.text
+        if command.output is not None:  # lines of ranks may come in any order
+            assert sorted(output.splitlines()) == sorted(command.output.splitlines()), command.text
 
 
 def python_of(page: str) -> str:
-    """Return the Python of a page as one program; examples are run by their commands."""
+    """Return the Python code of a page as one program, without examples, which commands run."""
     code = [block.text for block in blocks(page) if block.language == "python"]
     return "\n".join(text for text in code if not text.startswith("# examples/"))
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python_of(page) and page not in PYTHON_ELSEWHERE])
 def test_python(page):
-    ended = launch(NUM_RANKS, sys.executable, "-c", python_of(page))
-    assert ended.returncode == 0, ended.stderr
+    result = launch(NUM_RANKS, sys.executable, "-c", python_of(page))
+    assert result.returncode == 0, result.stderr
 
 
 def test_text_from_what_was_trained(tmp_path):
@@ -93,7 +93,7 @@ def test_text_from_what_was_trained(tmp_path):
 
 def test_commands_for_gpus_say_what_is_missing():
     if torch.cuda.is_available():
-        pytest.skip("there is a GPU: they would take long")
+        pytest.skip("this machine has a GPU: the commands would take long")
     checking, *others = [command.text for command in COMMANDS if re.search("gpu_check|--device cuda", command.text)]
     assert run(checking).stdout.startswith("skipped: ")
     assert others
@@ -103,19 +103,19 @@ def test_commands_for_gpus_say_what_is_missing():
 
 def test_what_pip_is_told_to_install_is_there():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    told = {extra for text in PAGES.values() for extra in re.findall(r"pip install '\.\[(\w+)\]'", text)}
-    assert told
-    assert told <= extras.keys()
+    names = {extra for text in PAGES.values() for extra in re.findall(r"pip install '\.\[(\w+)\]'", text)}
+    assert names
+    assert names <= extras.keys()
 
 
 def test_a_hanging_job_ends_as_shown():
     command = command_with("examples/hang.py")
-    shown = output_of(command).splitlines()
-    ended = run(command, fails=True)
-    begin = ended.stderr.index(shown[0])
-    lines = ended.stderr[begin:].splitlines()[: len(shown)]
+    example = output_of(command).splitlines()
+    result = run(command, fails=True)
+    begin = result.stderr.index(example[0])
+    lines = result.stderr[begin:].splitlines()[: len(example)]
     *lines, where = [re.sub(r"\b\d+ s\b", "5 s", line) for line in lines]
-    *report, shown_where = shown
+    *report, shown_where = example
     assert lines == report
     words, folder = where.rsplit(" ", 1)
     assert words == shown_where.rsplit(" ", 1)[0]
@@ -123,12 +123,12 @@ def test_a_hanging_job_ends_as_shown():
 
 
 def test_the_doctor_says_what_is_shown():
-    """Its first line, and others on the same topics, of the same ranks; their facts are this machine's."""
+    """The first line is as shown, and the others have the shown topics and ranks, with this machine's facts."""
     command = "mpirun -n 4 python -m collectives.doctor"
-    shown = output_of(command).replace("node1", platform.node()).splitlines()
-    printed = run(command).stdout.splitlines()
-    assert printed[0] == shown[0]
-    assert {topic(line) for line in shown} <= {topic(line) for line in printed}
+    example = output_of(command).replace("node1", platform.node()).splitlines()
+    lines = run(command).stdout.splitlines()
+    assert lines[0] == example[0]
+    assert {topic(line) for line in example} <= {topic(line) for line in lines}
 
 
 def topic(line: str) -> str:
@@ -136,6 +136,6 @@ def topic(line: str) -> str:
 
 
 def output_of(text: str) -> str:
-    """Return what the pages show as the output of a command."""
+    """Return the output that the pages show for a command."""
     (output,) = {command.output for command in COMMANDS if command.text == text and command.output}
     return output

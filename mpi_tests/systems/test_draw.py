@@ -1,18 +1,18 @@
-"""Space-time diagrams of what happened."""
+"""Space-time diagrams of recorded runs."""
 
-from mpi_tests.helpers.launch import launch, refused
+from mpi_tests.helpers.launch import launch, refusal
 
 BOTH = ("python", "-m", "collectives.bench", "all_reduce")
 
 
 def test_what_happened_is_drawn_beside_the_plan(tmp_path):
-    """Of an algorithm in shared memory and over messages; test_documents.py draws one over messages alone."""
+    """The algorithm uses shared memory and messages; test_documents.py draws one that uses messages only."""
     words = ["-A", "hierarchical_direct", "-b", "64K", "-n", "2", "--space-time", tmp_path / "both.png"]
-    ended = launch(4, *BOTH, *words, env={"COLLECTIVES_FAKE_NODES": "2x2"})
-    assert "all_reduce hierarchical_direct, 64K: planned, " in ended.stdout, ended.stderr
+    result = launch(4, *BOTH, *words, env={"COLLECTIVES_FAKE_NODES": "2x2"})
+    assert "all_reduce hierarchical_direct, 64K: planned, " in result.stdout, result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["both.png"]
 
 
 def test_bad_input_is_one_line():
-    ended = launch(3, *BOTH, "-A", "ring", "--space-time", "no/such/x.png")
-    assert "no/such/x.png can't be written" in refused(ended)
+    result = launch(3, *BOTH, "-A", "ring", "--space-time", "no/such/x.png")
+    assert "no/such/x.png can't be written" in refusal(result)

@@ -1,4 +1,4 @@
-"""train.py as its user starts it: the few runs from end to end that `make test` has beside with_ranks/test_train.py."""
+"""train.py as a user starts it: the few end-to-end runs in `make test` besides with_ranks/test_train.py."""
 
 import contextlib
 import os
@@ -15,15 +15,15 @@ from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, launch
 from mpi_tests.helpers.trained import SMALL, VALIDATED, check_same, config, flags, left_in, plain_training
 
 LAST = SMALL.max_iters
-SLOW_IMPORTS = ("torch._dynamo", "sympy")  # 2 s and half a second, which only --compile may take
+SLOW_IMPORTS = ("torch._dynamo", "sympy")  # 2 s and 0.5 s, acceptable only with --compile
 
 
 def test_a_run_has_the_losses_of_one_process_and_leaves_its_files(tmp_path):
     words = flags(config(2, out_dir=str(tmp_path)))
-    ended = launch(2, "python", "-X", "importtime", "train.py", *words, timeout=300)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "import time:" in ended.stderr
-    assert not [name for name in SLOW_IMPORTS if name in ended.stderr]
+    result = launch(2, "python", "-X", "importtime", "train.py", *words, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "import time:" in result.stderr
+    assert not [name for name in SLOW_IMPORTS if name in result.stderr]
     check_same(left_in(tmp_path), plain_training())
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "config.json",
@@ -34,18 +34,18 @@ def test_a_run_has_the_losses_of_one_process_and_leaves_its_files(tmp_path):
         "model.safetensors",
     ]
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert ended.stdout.startswith("2 ranks are starting\n")
-    shown = [line.split("|")[0].strip() for line in ended.stdout.splitlines() if "grad norm" in line]
-    assert shown == [f"iter {i}/{LAST}" for i in range(1, LAST + 1)]
-    assert ended.stdout.count("val loss") == len(VALIDATED)
-    assert f"{LAST}/{LAST} [" not in ended.stdout  # no progress bar
+    assert result.stdout.startswith("2 ranks are starting\n")
+    iterations = [line.split("|")[0].strip() for line in result.stdout.splitlines() if "grad norm" in line]
+    assert iterations == [f"iter {i}/{LAST}" for i in range(1, LAST + 1)]
+    assert result.stdout.count("val loss") == len(VALIDATED)
+    assert f"{LAST}/{LAST} [" not in result.stdout  # no progress bar
 
 
 def test_help_is_printed_once():
-    ended = launch(2, "python", "train.py", "--help")
-    assert ended.returncode == 0
-    assert ended.stdout.count("usage: train.py") == 1
-    assert "mpirun -n 2 python -m training" in ended.stdout
+    result = launch(2, "python", "train.py", "--help")
+    assert result.returncode == 0
+    assert result.stdout.count("usage: train.py") == 1
+    assert "mpirun -n 2 python -m training" in result.stdout
 
 
 def test_a_progress_bar_is_for_terminals():
@@ -54,31 +54,31 @@ def test_a_progress_bar_is_for_terminals():
 
 
 def test_one_rank_tells_a_terminal_from_a_file():
-    """Its launcher may give it a terminal of its own."""
+    """A launcher may give the rank a pseudo-terminal."""
     program = "-c", "from collectives.job import environment; print('on terminal', environment.on_terminal())"
     assert "on terminal True" in on_a_terminal(1, *program)
     assert "on terminal False" in launch(1, sys.executable, *program).stdout
 
 
 def on_a_terminal(ranks, *program):
-    """Return a program's output on a terminal."""
+    """Run a program on a pseudo-terminal; return its output."""
     command = [find_mpirun(), "-n", str(ranks), sys.executable, *program]
     screen, terminal = os.openpty()
     ends = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
     with subprocess.Popen(command, cwd=ROOT, env=environment(), **ends) as run:
         os.close(terminal)
-        shown = b""
-        with contextlib.suppress(OSError):  # how the end of a terminal reads
+        output = b""
+        with contextlib.suppress(OSError):  # a closed pseudo-terminal raises it
             while part := os.read(screen, 1 << 16):
-                shown += part
+                output += part
         os.close(screen)
-        assert run.wait(60) == 0, shown.decode()
-    return shown.decode()
+        assert run.wait(60) == 0, output.decode()
+    return output.decode()
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the ranks in /proc")
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
 def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path):
-    """The signal goes to one rank, at the first step; the run goes on in another layout."""
+    """One rank receives the signal at the first step; another layout resumes the run."""
     saving = {"checkpoint_dir": str(tmp_path / "checkpoints")}
     endless = flags(config(2, **saving, max_iters=10**6, eval_interval=10**6))
     command = ["timeout", "100", find_mpirun(), "-n", "2", sys.executable, "train.py", *endless]
@@ -88,20 +88,20 @@ def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path):
             if line.startswith("iter 1/"):
                 os.kill(ranks_with(endless)[-1], signal.SIGUSR1)
                 break
-        said = run.stdout.read()
-    assert run.returncode == 0, said
-    step = int(re.search(r"SIGUSR1: the run ends with a checkpoint of step (\d+)", said)[1])
+        output = run.stdout.read()
+    assert run.returncode == 0, output
+    step = int(re.search(r"SIGUSR1: the run ends with a checkpoint of step (\d+)", output)[1])
     layout = {"pp": 2, "num_micro_batches": 2, "zero_stage": 3}
     words = flags(config(1, **saving, **layout, max_iters=step + 1, resume="auto"))
-    ended = launch(2, "python", "-X", "importtime", "train.py", *words, timeout=300)
-    assert f"iter {step + 1}/{step + 1} " in ended.stdout, ended.stderr
-    assert not [name for name in SLOW_IMPORTS if name in ended.stderr]
+    result = launch(2, "python", "-X", "importtime", "train.py", *words, timeout=300)
+    assert f"iter {step + 1}/{step + 1} " in result.stdout, result.stderr
+    assert not [name for name in SLOW_IMPORTS if name in result.stderr]
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the ranks in /proc")
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_signal_while_ranks_start_waits_until_they_can_save(tmp_path, saves):
-    """It comes while torch is imported; a run that saves nothing ends by it."""
+    """The signal arrives while torch is imported; it ends a run that saves no checkpoints."""
     saving = {"checkpoint_dir": str(tmp_path / "checkpoints")} if saves else {}
     endless = flags(config(2, **saving, max_iters=10**6, eval_interval=10**6))
     command = ["timeout", "100", find_mpirun(), "-n", "2", sys.executable, "train.py", *endless]
@@ -111,13 +111,13 @@ def test_a_signal_while_ranks_start_waits_until_they_can_save(tmp_path, saves):
         rank = ranks_with(endless)[0]
         assert "torch" not in Path(f"/proc/{rank}/maps").read_text()
         os.kill(rank, signal.SIGUSR1)
-        said = run.stdout.read()
-    assert (run.returncode == 0) == saves, said
-    assert run.returncode != 124, said  # of timeout
-    assert ("SIGUSR1: the run ends with a checkpoint of step 1" in said) == saves
+        output = run.stdout.read()
+    assert (run.returncode == 0) == saves, output
+    assert run.returncode != 124, output  # the status of `timeout`
+    assert ("SIGUSR1: the run ends with a checkpoint of step 1" in output) == saves
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the ranks in /proc")
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
 def test_signals_after_the_last_step_change_nothing(tmp_path):
     words = flags(config(2, checkpoint_dir=str(tmp_path / "checkpoints"), max_iters=2, eval_interval=2))
     command = ["timeout", "100", find_mpirun(), "-n", "2", sys.executable, "train.py", *words]
@@ -133,16 +133,16 @@ def test_signals_after_the_last_step_change_nothing(tmp_path):
                     os.kill(rank, signal.SIGUSR1)
                     num_signals += 1
             time.sleep(0.02)
-        said = run.stdout.read()
+        output = run.stdout.read()
     assert num_signals > 2
-    assert run.returncode == 0, said
+    assert run.returncode == 0, output
 
 
 def ranks_with(words):
     """Return the processes that run train.py with these words."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has exited
             if path.read_bytes().split(b"\0")[1:-1] == [b"train.py", *(word.encode() for word in words)]:
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids

@@ -1,4 +1,4 @@
-"""Collectives drawn at random, for seconds; `make test-all` goes on for minutes, with other seeds."""
+"""Fuzz collectives for seconds; `make test-all` does so for minutes, with other seeds."""
 
 import re
 
@@ -9,26 +9,26 @@ from mpi_tests.helpers.launch import launch
 
 @pytest.mark.parametrize("num_ranks", [1, 3, 4])
 def test_collectives(num_ranks):
-    ended = launch(num_ranks, "python", "-m", "mpi_tests.fuzz", "--seconds", "5")
-    assert ended.returncode == 0, ended.stderr
-    count = re.fullmatch(rf"(\d+) collectives on up to {num_ranks} ranks as NumPy's, --seed 0\n", ended.stdout)
+    result = launch(num_ranks, "python", "-m", "mpi_tests.fuzz", "--seconds", "5")
+    assert result.returncode == 0, result.stderr
+    count = re.fullmatch(rf"(\d+) collectives on up to {num_ranks} ranks as NumPy's, --seed 0\n", result.stdout)
     assert count
     assert int(count[1]) >= 20
 
 
 def test_a_wrong_result_is_found_and_its_case_repeats_it():
-    """Here it is the reference that is wrong, of sums."""
+    """The test makes the reference of sums wrong."""
     program = (
         "import numpy as np; from mpi_tests import fuzz\n"
         "from mpi_tests.helpers import reference\n"
         "reference.UFUNCS['sum'] = np.maximum\n"
         "fuzz.main()\n"
     )
-    ended = launch(2, "python", "-c", program, "--seconds", "30")
-    assert ended.returncode != 0
-    found = re.search(
-        r"^case (\d+) of --seed 0, rank \d: wrong in \d+ of \d+ elements, the first at \d+: Case\(", ended.stderr, re.M
+    result = launch(2, "python", "-c", program, "--seconds", "30")
+    assert result.returncode != 0
+    match = re.search(
+        r"^case (\d+) of --seed 0, rank \d: wrong in \d+ of \d+ elements, the first at \d+: Case\(", result.stderr, re.M
     )
-    assert found
-    again = launch(2, "python", "-c", program, "--only", found[1])
-    assert f"case {found[1]} of --seed 0, rank " in again.stderr
+    assert match
+    again = launch(2, "python", "-c", program, "--only", match[1])
+    assert f"case {match[1]} of --seed 0, rank " in again.stderr

@@ -1,4 +1,4 @@
-"""Settings drawn at random, for seconds, and what is said of a wrong command; `make test-all` goes on for minutes."""
+"""Fuzz settings for seconds, and check the report of a faulty command; `make test-all` does so for minutes."""
 
 import sys
 
@@ -10,18 +10,18 @@ from mpi_tests.helpers.launch import ROOT, environment, watched
 
 pytestmark = pytest.mark.shares_cores
 
-PATIENCE_S = 60  # for one case, on a machine that does other things
+PATIENCE_S = 60  # seconds for one case on a busy machine
 
 
 def test_commands_run_or_refuse_in_one_line():
     words = [sys.executable, "-m", "mpi_tests.fuzz_settings", "--seconds", 15, "--limit", PATIENCE_S]
-    ended = watched(words, environment() | {"PYTHONPATH": str(ROOT)}, 180)
-    assert ended.returncode == 0, ended.stderr
-    assert " cases of --seed 0: " in ended.stdout
+    result = watched(words, environment() | {"PYTHONPATH": str(ROOT)}, 180)
+    assert result.returncode == 0, result.stderr
+    assert " cases of --seed 0: " in result.stdout
 
 
 def test_a_failure_names_its_case(monkeypatch, capsys):
-    """One case again is the same; tracebacks, several lines, and what is absurd and taken are told."""
+    """A repeated case fails again; tracebacks, outputs of several lines, and accepted absurd settings are reported."""
     number = next(n for n in range(100) if draw_case(3, n).absurd and not draw_case(3, n).is_process)
     monkeypatch.setattr("sys.argv", ["fuzz_settings", "--seed", "3", "--only", str(number)])
     for fault, words in (

@@ -1,4 +1,4 @@
-"""The check of a GPU: what becomes of its checks, and all of them, in small, on the CPU in place of a device."""
+"""mpi_tests.gpu_check: every outcome of a check, and small versions of all checks on the CPU."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ def run(module, *words):
 
 
 def test_whatever_becomes_of_a_check_the_others_are_done(tmp_path):
-    ended = run("mpi_tests.helpers.gpu_standins", "--device", "cpu", "--out", tmp_path / "table.md")
+    result = run("mpi_tests.helpers.gpu_standins", "--device", "cpu", "--out", tmp_path / "table.md")
     title, _, head, line, *rows = (tmp_path / "table.md").read_text().splitlines()
     assert "the CPU in place of a device" in title
     assert "numpy" in title
@@ -34,8 +34,8 @@ def test_whatever_becomes_of_a_check_the_others_are_done(tmp_path):
         rows[-1],
     ]
     assert rows[-1].endswith("| too long |")
-    assert all(row in ended.stdout for row in rows)
-    assert ended.returncode == 1
+    assert all(row in result.stdout for row in rows)
+    assert result.returncode == 1
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_whatever_becomes_of_a_check_the_others_are_done(tmp_path):
     ],
 )
 def test_some_of_the_checks(words, status, names):
-    ended = run("mpi_tests.helpers.gpu_standins", "--device", "cpu", *words)
-    rows = [line for line in ended.stdout.splitlines() if line.startswith("| ")][1:]
+    result = run("mpi_tests.helpers.gpu_standins", "--device", "cpu", *words)
+    rows = [line for line in result.stdout.splitlines() if line.startswith("| ")][1:]
     assert [row.split(" | ")[0].removeprefix("| ") for row in rows] == names
-    assert ended.returncode == status
+    assert result.returncode == status
 
 
 @pytest.mark.parametrize(
@@ -58,23 +58,23 @@ def test_some_of_the_checks(words, status, names):
     [(["--only", "order"], "invalid choice: 'order'"), (["--out", "there/is/none.md"], "there is no folder there/is")],
 )
 def test_flags_that_make_no_sense(words, message):
-    ended = run("mpi_tests.helpers.gpu_standins", "--device", "cpu", *words)
-    assert ended.returncode == 2
-    assert message in ended.stderr
+    result = run("mpi_tests.helpers.gpu_standins", "--device", "cpu", *words)
+    assert result.returncode == 2
+    assert message in result.stderr
 
 
 def test_where_there_is_no_device():
     cupy = pytest.importorskip("cupy") if "cupy" in sys.modules else None
     if cupy and cupy.cuda.is_available():
-        pytest.skip("there is a GPU")
-    ended = run("mpi_tests.gpu_check")
-    assert (ended.returncode, ended.stdout.startswith("skipped: ")) == (0, True)
+        pytest.skip("this machine has a GPU")
+    result = run("mpi_tests.gpu_check")
+    assert (result.returncode, result.stdout.startswith("skipped: ")) == (0, True)
 
 
 def test_all_checks_on_the_cpu():
-    ended = run("mpi_tests.gpu_check", "--device", "cpu")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    rows = [line.strip("| ").split(" | ") for line in ended.stdout.splitlines() if line.startswith("| ")][1:]
+    result = run("mpi_tests.gpu_check", "--device", "cpu")
+    assert result.returncode == 0, result.stdout + result.stderr
+    rows = [line.strip("| ").split(" | ") for line in result.stdout.splitlines() if line.startswith("| ")][1:]
     verdicts = {row[0]: row[-1] for row in rows}
     assert {"barriers", "doctor", "kernels"} == {name for name, verdict in verdicts.items() if verdict == "skipped"}
     judged = ["every collective, 3 ranks", "stream order, 2 ranks", "3 iterations, one rank", "training, tp 2"]

@@ -1,4 +1,4 @@
-"""Programs with Horovod's names, as their users start them."""
+"""Horovod programs, as their users start them."""
 
 import pytest
 
@@ -9,9 +9,9 @@ BEGIN = "import torch, collectives.horovod.torch as hvd; hvd.init(); "
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_example_learns(ranks):
-    ended = launch(ranks, "python", "examples/horovod_digits.py")
+    result = launch(ranks, "python", "examples/horovod_digits.py")
     lines = [f"rank {rank} of {ranks} reads 100% of the digits" for rank in range(ranks)]
-    assert sorted(ended.stdout.splitlines()) == lines, ended.stderr
+    assert sorted(result.stdout.splitlines()) == lines, result.stderr
 
 
 @pytest.mark.parametrize(
@@ -26,15 +26,15 @@ def test_the_example_learns(ranks):
     ],
 )
 def test_a_job_ends_with_one_line(code, words):
-    ended = launch(2, "python", "-c", BEGIN + code)
-    assert ended.returncode == 2
-    own = [line for line in ended.stderr.splitlines() if "error" in line or "Traceback" in line]
-    assert len(own) == 1, ended.stderr
+    result = launch(2, "python", "-c", BEGIN + code)
+    assert result.returncode == 2
+    own = [line for line in result.stderr.splitlines() if "error" in line or "Traceback" in line]
+    assert len(own) == 1, result.stderr
     assert own[0].startswith(f"error: {words}")
 
 
 def test_a_refusal_that_joined_ranks_do_not_hear_of_ends_the_job():
-    ended = launch(2, "python", "-c", f"{BEGIN}hvd.allgather(torch.ones(1)) if hvd.rank() else hvd.join()")
-    assert ended.returncode != 0
-    assert "rank 1 of 2 failed and ends the job" in ended.stderr
-    assert "rank 0 has joined, and zeros are no part of it" in ended.stderr
+    result = launch(2, "python", "-c", f"{BEGIN}hvd.allgather(torch.ones(1)) if hvd.rank() else hvd.join()")
+    assert result.returncode != 0
+    assert "rank 1 of 2 failed and ends the job" in result.stderr
+    assert "rank 0 has joined, and zeros are no part of it" in result.stderr

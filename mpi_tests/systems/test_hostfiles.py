@@ -1,4 +1,4 @@
-"""Hostfiles, as the mpirun at hand reads them, on the hosts of the rig; test_documents.py runs this machine's."""
+"""Hostfiles in the format of the installed mpirun, on the rig's hosts; test_documents.py runs those of one machine."""
 
 import pytest
 
@@ -50,18 +50,18 @@ def script(tmp_path):
 
 
 def suited(name):
-    """Return the hostfile in the format of the installed mpirun."""
+    """Return the path of the hostfile for the installed mpirun."""
     return FOLDER / f"{name}{'.mpich' if is_hydra() else ''}.txt"
 
 
 def test_ranks_on_four_hosts(rig, script):
-    ended = rig.launch("python", script(SUM), hostfile=suited("rig"))
-    assert ended.stdout == "8 ((0, 1), (2, 3), (4, 5), (6, 7))\n", ended.stderr
+    result = rig.launch("python", script(SUM), hostfile=suited("rig"))
+    assert result.stdout == "8 ((0, 1), (2, 3), (4, 5), (6, 7))\n", result.stderr
     assert entries(suited("rig")) == HOSTFILE.read_text().splitlines()
 
 
 def test_links_are_as_slow_as_they_should_be(rig, script):
-    """No message of more than a burst comes faster than the rate allows; slower it may be, on a busy machine."""
+    """No message longer than a burst exceeds the rate; on a busy machine it may be slower."""
     lines = rig.launch("python", script(PING_PONG)).stdout.splitlines()
     assert [int(line.split()[0]) for line in lines] == [1 << 16, 1 << 24]
     for line in lines:

@@ -1,4 +1,4 @@
-"""Ctrl-C: programs keep and write what they have got, with mpirun, which gives its ranks no time, and without."""
+"""Ctrl-C: programs keep their results so far, both without mpirun and with it, which gives its ranks no time."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ INTERRUPTED = 130
 
 
 def interrupted(num_ranks: int, words: list[str], is_time: Callable[[str], bool]) -> subprocess.CompletedProcess:
-    """Start a command, on ranks if any, and interrupt it when it is time, by what it has printed so far."""
+    """Start a command, with or without ranks, and interrupt it when its output so far satisfies a condition."""
     launcher = [find_mpirun(), "-n", str(num_ranks)] if num_ranks else []
     command, env = [*launcher, sys.executable, *words], environment() | {"COLLECTIVES_LINKS": "0"}
     with tempfile.TemporaryDirectory() as folder:
@@ -43,21 +43,21 @@ def interrupted(num_ranks: int, words: list[str], is_time: Callable[[str], bool]
         return subprocess.CompletedProcess(command, process.returncode, *(path.read_text() for path in outputs))
 
 
-def check_ended(ended, launcher: str) -> None:
-    assert "Traceback" not in ended.stderr
+def check_ended(result, launcher: str) -> None:
+    assert "Traceback" not in result.stderr
     if launcher == "alone":
-        assert (ended.returncode, ended.stderr.splitlines()[-1]) == (INTERRUPTED, "interrupted")
+        assert (result.returncode, result.stderr.splitlines()[-1]) == (INTERRUPTED, "interrupted")
     else:
-        assert ended.returncode != 0
+        assert result.returncode != 0
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_benchmark_leaves_what_it_has_measured(tmp_path, launcher):
-    """It is in the middle of the second size."""
+    """The interrupt comes during the second size."""
     file = tmp_path / "r.json"
     words = ["-m", "collectives.bench", "-A", "ring", "-b", "8", "-e", "64M", "-f", str(1 << 23), "--json", str(file)]
-    ended = interrupted(LAUNCHERS[launcher], [*words, "-n", "300"], lambda shown: file.exists())
-    check_ended(ended, launcher)
+    result = interrupted(LAUNCHERS[launcher], [*words, "-n", "300"], lambda output: file.exists())
+    check_ended(result, launcher)
     (row, *_) = json.loads(file.read_text())["results"]
     assert (row["bytes"], row["wrong"], len(row["samples_us"])) == (8, 0, 300)
     assert {path.name for path in tmp_path.iterdir()} == {"r.json"}
@@ -67,8 +67,8 @@ def test_the_benchmark_leaves_what_it_has_measured(tmp_path, launcher):
 def test_tuning_leaves_what_it_has_measured(tmp_path, launcher):
     file = tmp_path / "tuning.json"
     words = ["-m", "collectives.bench", "--tune", str(file), "-b", "8", "-e", "64M", "-n", "200"]
-    ended = interrupted(LAUNCHERS[launcher], words, lambda shown: file.exists())
-    check_ended(ended, launcher)
+    result = interrupted(LAUNCHERS[launcher], words, lambda output: file.exists())
+    check_ended(result, launcher)
     tuning = parse_tuning(file.read_text(), str(file))
     assert {case.collective for case in tuning.fastest} == {"all_reduce"}
     env = {"COLLECTIVES_TUNING": str(file)}
@@ -77,10 +77,10 @@ def test_tuning_leaves_what_it_has_measured(tmp_path, launcher):
 
 def test_a_simulation_shows_what_it_has_predicted():
     words = ["-m", "collectives.schedule.simulate", "--exact", "--topology", "16x8", "-b", "8", "-e", "1G"]
-    ended = interrupted(0, words, lambda shown: "predicted exactly" in shown)
-    assert ended.returncode == INTERRUPTED
-    assert ended.stderr.splitlines()[-1] == "interrupted: entries marked - were not predicted"
-    head, *rows = ended.stdout.splitlines()[2:]
+    result = interrupted(0, words, lambda output: "predicted exactly" in output)
+    assert result.returncode == INTERRUPTED
+    assert result.stderr.splitlines()[-1] == "interrupted: entries marked - were not predicted"
+    head, *rows = result.stdout.splitlines()[2:]
     assert len(rows) == 10
     cells = [cell for row in rows for cell in row.replace("<", "").split()[1:]]
     assert len(cells) == len(rows) * len(head.split()[1:])
@@ -90,8 +90,8 @@ def test_a_simulation_shows_what_it_has_predicted():
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_training_run_leaves_its_metrics_and_their_picture(tmp_path, launcher):
     words = ["train.py", *flags(config(max(1, LAUNCHERS[launcher]), out_dir=str(tmp_path), max_iters=10**6))]
-    ended = interrupted(LAUNCHERS[launcher], words, lambda shown: "iter 3/" in shown)
-    check_ended(ended, launcher)
+    result = interrupted(LAUNCHERS[launcher], words, lambda output: "iter 3/" in output)
+    check_ended(result, launcher)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [record["iter"] for record in records if "loss" in record][:3] == [1, 2, 3]
     assert wait_for(tmp_path / "loss.png").startswith(b"\x89PNG")
@@ -99,7 +99,7 @@ def test_a_training_run_leaves_its_metrics_and_their_picture(tmp_path, launcher)
 
 
 def wait_for(path: Path) -> bytes:
-    """Return the content of a file that another process may still be writing."""
+    """Wait until another process has created a file; return its content."""
     deadline = time.monotonic() + 60
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -117,13 +117,13 @@ with TrainingReport(sys.argv[1], 9, 64, False) as report, drawn_if_killed(sys.ar
     report.file.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 """
-    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, env=environment(), timeout=60)
-    assert ended.returncode == -signal.SIGKILL
+    result = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, env=environment(), timeout=60)
+    assert result.returncode == -signal.SIGKILL
     assert wait_for(tmp_path / "loss.png").startswith(b"\x89PNG")
 
 
 def test_a_job_whose_ranks_are_interrupted_ends_with_one_line(tmp_path):
-    """As MPICH's mpirun does it; rank 0 writes first."""
+    """The ranks receive the signal, as from MPICH's mpirun; rank 0 writes first."""
     script, file = tmp_path / "script.py", tmp_path / "written"
     script.write_text(f"""
 import os, signal, time
@@ -141,9 +141,9 @@ finally:
         time.sleep(1)
         open({str(file)!r}, "w")
 """)
-    ended = launch(2, "python", script)
-    assert ended.returncode != 0
+    result = launch(2, "python", script)
+    assert result.returncode != 0
     assert file.exists()
-    assert [line for line in ended.stderr.splitlines() if line == "interrupted" or "Traceback" in line] == [
+    assert [line for line in result.stderr.splitlines() if line == "interrupted" or "Traceback" in line] == [
         "interrupted"
     ]

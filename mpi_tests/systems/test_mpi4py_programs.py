@@ -1,4 +1,4 @@
-"""Programs of mpi4py under `python -m collectives.mpi4py`, which they do not know of; and mpi4py's own tests."""
+"""Unmodified mpi4py programs under `python -m collectives.mpi4py`, and mpi4py's own tests."""
 
 import re
 import sys
@@ -37,42 +37,42 @@ def program(tmp_path):
 @pytest.mark.parametrize("how", ["file", "-c"])
 def test_a_program_that_knows_mpi4py_only(program, how):
     words = [program] if how == "file" else ["-c", PROGRAM]
-    ended = launch(3, *UNDER_OURS, *words, "a", "-b", env={"COLLECTIVES_MPI4PY": "report"})
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines() == ["['a', '-b'] True True [0, 1, 2]"] * 3
-    assert re.search(r"^Allreduce +4 +0 +[\d.]+ ms$", ended.stderr, re.MULTILINE), ended.stderr
+    result = launch(3, *UNDER_OURS, *words, "a", "-b", env={"COLLECTIVES_MPI4PY": "report"})
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["['a', '-b'] True True [0, 1, 2]"] * 3
+    assert re.search(r"^Allreduce +4 +0 +[\d.]+ ms$", result.stderr, re.MULTILINE), result.stderr
 
 
 def test_what_a_program_raises_ends_the_job():
-    ended = launch(2, *UNDER_OURS, "-c", "from mpi4py import MPI; MPI.COMM_WORLD.Bcast(1 / MPI.COMM_WORLD.rank)")
-    assert ended.returncode == 1
-    assert "ZeroDivisionError" in ended.stderr
+    result = launch(2, *UNDER_OURS, "-c", "from mpi4py import MPI; MPI.COMM_WORLD.Bcast(1 / MPI.COMM_WORLD.rank)")
+    assert result.returncode == 1
+    assert "ZeroDivisionError" in result.stderr
 
 
 @pytest.mark.parametrize("without", [0, 1])
 def test_a_rank_without_the_wrapper(program, without):
-    """It ends the job: in one line of each rank that waits for it, or of the first to see it."""
+    """Such a rank ends the job, with one line from each rank that waits for it, or from the first to notice."""
     plain, ours = [sys.executable, program], [sys.executable, *UNDER_OURS[1:], program]
     parts = [plain, ours] if without == 0 else [ours, plain]
     words = [find_mpirun(), "-n", 1, *parts[0], ":", "-n", 2 - without, *parts[1]]
-    ended = watched(words, environment() | {"COLLECTIVES_TIMEOUT_S": "3"}, 60)
-    assert ended.returncode != 0
-    assert f"error: rank {without} does not use the wrapper" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    result = watched(words, environment() | {"COLLECTIVES_TIMEOUT_S": "3"}, 60)
+    assert result.returncode != 0
+    assert f"error: rank {without} does not use the wrapper" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize(("words", "line"), [((), "usage: "), (("-m",), "usage: ")])
 def test_nothing_to_run(words, line):
-    ended = launch(2, *UNDER_OURS, *words)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith(line)
+    result = launch(2, *UNDER_OURS, *words)
+    assert result.returncode == 2
+    assert result.stderr.startswith(line)
 
 
 def test_a_setting_that_cannot_be():
-    ended = launch(2, *UNDER_OURS, "-c", "print('ran')", env={"COLLECTIVES_MPI4PY": "fast"})
-    assert ended.returncode != 0
-    assert "error: COLLECTIVES_MPI4PY='fast': write report, or unset it" in ended.stderr
-    assert not ended.stdout
+    result = launch(2, *UNDER_OURS, "-c", "print('ran')", env={"COLLECTIVES_MPI4PY": "fast"})
+    assert result.returncode != 0
+    assert "error: COLLECTIVES_MPI4PY='fast': write report, or unset it" in result.stderr
+    assert not result.stdout
 
 
 @pytest.mark.skipif(not Path(sys.prefix, "bin", "pip").exists(), reason="needs pip, for mpi4py's tests")
@@ -83,5 +83,5 @@ def test_mpi4pys_own_tests_of_collectives():
 @pytest.mark.skipif(not Path(sys.prefix, "bin", "pip").exists(), reason="needs pip, for mpi4py's programs")
 @pytest.mark.parametrize("name", ["compute-pi", "mandelbrot"])
 def test_programs_that_others_wrote(name):
-    """That of pylops-mpi, which downloads more, is `make test-all`'s."""
+    """pylops-mpi's program, which needs further downloads, runs in `make test-all`."""
     assert mpi4py_programs.compare(name, 3)

@@ -1,4 +1,4 @@
-"""NVIDIA's compiler takes every kernel."""
+"""NVIDIA's run-time compiler accepts every kernel."""
 
 import os
 
@@ -16,18 +16,18 @@ pytestmark = [
 
 @pytest.mark.filterwarnings("default")
 def test_nvrtc_compiles_every_kernel():
-    """Each dtype and op for three generations of GPUs; with EVERY_KERNEL set, for every number of sources, too."""
+    """Compile each dtype and op for three generations of GPUs; with EVERY_KERNEL set, for every number of sources."""
     nums = range(1, 9) if "EVERY_KERNEL" in os.environ else (5,)
-    chosen = sorted(set(names(nums)))
+    kernels = sorted(set(names(nums)))
     for shift, arch in enumerate(("sm_70", "sm_80", "sm_90")):
-        some = chosen if "EVERY_KERNEL" in os.environ else chosen[shift::3]
-        options = [*cuda_kernels.OPTIONS, f"--gpu-architecture={arch}", "-ftz=true"]  # the last by CuPy
+        some = kernels if "EVERY_KERNEL" in os.environ else kernels[shift::3]
+        options = [*cuda_kernels.OPTIONS, f"--gpu-architecture={arch}", "-ftz=true"]  # CuPy adds the last option
         code = nvrtc.ptx(cuda_kernels.SOURCE.read_text(), some, options)
         assert code.count(".entry") == len(some)
-        assert "ld.global.cs.v4" in code  # 16 bytes at a time
-        assert ".local" not in code  # all loops are unrolled, and arrays in registers
+        assert "ld.global.cs.v4" in code  # loads of 16 bytes
+        assert ".local" not in code  # loops are unrolled, and arrays in registers
         assert "fma" not in code
-        assert ".ftz" not in code  # subnormal numbers stay
+        assert ".ftz" not in code  # subnormal numbers are not flushed to zero
 
 
 @pytest.mark.filterwarnings("default")

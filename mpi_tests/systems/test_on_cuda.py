@@ -1,4 +1,4 @@
-"""Whole programs on CuPy's arrays, on devices that mpi_tests.helpers.cuda_on_host makes of this machine."""
+"""Complete programs on CuPy arrays, on devices that mpi_tests.helpers.cuda_on_host emulates."""
 
 import json
 import re
@@ -18,18 +18,18 @@ ON_CUDA = ("python", "-m", "mpi_tests.helpers.cuda_on_host")
 
 
 def on_ranks(ranks, *command, **env):
-    ended = launch(ranks, *ON_CUDA, *command, env=env)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+    result = launch(ranks, *ON_CUDA, *command, env=env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 @pytest.mark.parametrize("devices", ["1", "2"])
 def test_every_collective_as_the_check_of_a_gpu_does(cuda, devices):
     output = on_ranks(2, "mpi_tests.gpu_check.every_collective", "cuda", 150, 30, CUDA_ON_HOST_DEVICES=devices)
-    found = json.loads(output.splitlines()[-1])
-    assert found["cases"] == 30
-    assert found["all"] > 1000
-    assert found["wrong"] == []
+    summary = json.loads(output.splitlines()[-1])
+    assert summary["cases"] == 30
+    assert summary["all"] > 1000
+    assert summary["wrong"] == []
 
 
 def test_the_rows_of_the_kernels(cuda, monkeypatch):
@@ -53,21 +53,21 @@ def test_the_rows_of_device_barriers(cuda, monkeypatch, devices):
 
 
 def test_the_rows_of_collectives_both_ways(cuda, monkeypatch):
-    """With an MPI that says that it is built with CUDA, MPI is given device memory, too; else the row says why not."""
-    given = []
+    """An MPI that claims to be built with CUDA receives device memory, too; otherwise the row gives the reason."""
+    calls = []
 
     def program(setting, size, name, limit_s, env):
         way = env["COLLECTIVES_CUDA_AWARE"]
-        given.append((size, way))
+        calls.append((size, way))
         return {"cases": 1, "all": 1, "memories": "own", "wrong": ["x"] * int(way), "refused": []}
 
     monkeypatch.setattr(every_collective, "program", program)
     *_, last = every_collective.check(Setting("cuda", time.monotonic() + 60))
-    assert (last.verdict, given[-1]) == ("skipped", (8, "0"))
+    assert (last.verdict, calls[-1]) == ("skipped", (8, "0"))
     assert last.measured.endswith("is built without CUDA")
     monkeypatch.setattr(every_collective.cuda_aware, "supports_cuda", lambda path: True)
     *_, last = every_collective.check(Setting("cuda", time.monotonic() + 60))
-    assert (last.verdict, given[-1]) == ("failed", (2, "1"))
+    assert (last.verdict, calls[-1]) == ("failed", (2, "1"))
 
 
 def test_the_bench(cuda):
@@ -90,9 +90,9 @@ print(float(x[0]), flush=True)
 
 
 def test_a_process_frees_no_memory_that_others_have_open_when_it_ends(cuda):
-    ended = launch(3, "python", "-c", SUM, env={"PYTHONPATH": f"{SITE}:{ROOT}"})
-    assert (ended.returncode, ended.stdout.split()) == (0, ["6.0"] * 3)
-    assert "CUDA on the host" not in ended.stderr
+    result = launch(3, "python", "-c", SUM, env={"PYTHONPATH": f"{SITE}:{ROOT}"})
+    assert (result.returncode, result.stdout.split()) == (0, ["6.0"] * 3)
+    assert "CUDA on the host" not in result.stderr
 
 
 FAULT = """
@@ -112,10 +112,10 @@ comm.barrier()
 
 @pytest.mark.parametrize(("algorithm", "way"), [("ring", "now"), ("two_shot", "in the background")])
 def test_an_error_of_a_device_ends_the_job(cuda, algorithm, way):
-    ended = launch(3, "python", "-c", FAULT, algorithm, way, env={"PYTHONPATH": f"{SITE}:{ROOT}"}, timeout=60)
-    assert ended.returncode != 0
-    assert "rank 1 of 3 failed and ends the job:" in ended.stderr
-    assert "cudaErrorIllegalAddress" in ended.stderr
+    result = launch(3, "python", "-c", FAULT, algorithm, way, env={"PYTHONPATH": f"{SITE}:{ROOT}"}, timeout=60)
+    assert result.returncode != 0
+    assert "rank 1 of 3 failed and ends the job:" in result.stderr
+    assert "cudaErrorIllegalAddress" in result.stderr
 
 
 WITHOUT_NUMBA = """
@@ -150,13 +150,13 @@ except collectives.InputError as error:
 
 @pytest.mark.parametrize("ranks", ["all", "one"])
 def test_devices_wait_for_each_other_without_numba(cuda, ranks):
-    """Arrays on devices go by kernels; others by messages, on all ranks where one lacks Numba."""
+    """Device arrays are reduced by kernels; host arrays travel in messages on all ranks if one lacks Numba."""
     env = {"PYTHONPATH": f"{SITE}:{ROOT}", "CUDA_ON_HOST_DEVICES": "2", "COLLECTIVES_CUDA_AWARE": "0"}
-    ended = launch(2, "python", "-c", WITHOUT_NUMBA, ranks, env=env)
-    assert ended.returncode == 0, ended.stderr
-    lines = ended.stdout.splitlines()
-    assert sum(line.startswith("cupy") and line.endswith("True") for line in lines) == 4, ended.stdout
-    assert sum("needs Numba, which not all ranks have" in line for line in lines) == 2, ended.stdout
+    result = launch(2, "python", "-c", WITHOUT_NUMBA, ranks, env=env)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert sum(line.startswith("cupy") and line.endswith("True") for line in lines) == 4, result.stdout
+    assert sum("needs Numba, which not all ranks have" in line for line in lines) == 2, result.stdout
 
 
 def test_the_doctor_on_ranks(cuda):

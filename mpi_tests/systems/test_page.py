@@ -1,4 +1,4 @@
-"""The page that steps through schedules, opened in Chromium: what it shows is what the prover and the prices say."""
+"""The page that steps through schedules, in Chromium: it shows the states of the prover and the planner's prices."""
 
 import json
 import random
@@ -40,7 +40,7 @@ def path(tmp_path_factory):
 def test_the_file_is_small_and_whole(path):
     text = path.read_text(encoding="utf-8")
     assert len(text.encode()) <= MOST_BYTES
-    assert not re.findall(r"(?:src|href)=[\"'](?!data:)|@import|url\((?!#)|fetch\(", text)  # it needs nothing else
+    assert not re.findall(r"(?:src|href)=[\"'](?!data:)|@import|url\((?!#)|fetch\(", text)  # it loads no other files
     names = re.findall(r'id="data-([^"]+)"', text)
     assert {f"collectives.{row.collective}.{row.name}" for row in REGISTRY} < set(names)
     assert {name.partition(".")[0] for name in names} == {"collectives", "pipelines", "attention", "zero"}
@@ -49,7 +49,7 @@ def test_the_file_is_small_and_whole(path):
 
 @contextmanager
 def opened(path, **window):
-    """Yield a browser with the page at its first scene, and check at the end that it logged no error."""
+    """Yield a browser with the page at its first scene, and check at the end that the page logged no error."""
     with browser(**window) as driver:
         driver.set_script_timeout(120)
         open_file(driver, path)
@@ -65,13 +65,13 @@ def driver(path):
 
 
 def wait(driver, *parts):
-    """Wait until the page shows a scene and choices."""
+    """Wait until the page shows a scene with these choices."""
     until = time.monotonic() + 30
     while True:
-        shown = driver.execute_script("return document.body.dataset.shown") or ""
-        if all(part in shown.replace("#", "&").split("&") for part in parts):
+        state = driver.execute_script("return document.body.dataset.shown") or ""
+        if all(part in state.replace("#", "&").split("&") for part in parts):
             return
-        assert time.monotonic() < until, f"the page shows {shown}, not {parts}"
+        assert time.monotonic() < until, f"the page shows {state}, not {parts}"
         time.sleep(0.05)
 
 
@@ -111,7 +111,7 @@ def trimmed(cells):
 
 
 def ask(driver, call, *arguments):
-    """Await a function of the page's."""
+    """Call an asynchronous function of the page, and return its result."""
     script = f"const done = arguments[arguments.length - 1]; {call}(...arguments).then(done, e => done(String(e)))"
     return driver.execute_async_script(script, *arguments)
 
@@ -232,7 +232,7 @@ def test_prices_follow_the_network_and_the_vector(driver):
 
 @pytest.mark.parametrize("collective", dict.fromkeys(row.collective for row in REGISTRY))
 def test_the_page_decodes_every_state(driver, collective):
-    """Of every algorithm, on 1 to 16 ranks, and on all hosts where they matter."""
+    """The states are those of every algorithm, on 1 to 16 ranks, and on several hosts for algorithms that use them."""
     for row in (row for row in REGISTRY if row.collective == collective):
         states = ask(driver, "collectiveStates", collective, row.name)
         assert {tuple(map(int, key.split("x"))) for key in states} == set(reference.runs(row))
@@ -248,11 +248,11 @@ def test_the_page_prices_pipelines_as_the_planner_does(driver, name):
         times = [draws.choice((0.25, 0.5, 1, 1.75, 4)) for _ in range(schedule.num_stages)]
         message = draws.choice((0, 0.5, 2))
         timeline = price(schedule, Costs(times, times, times, message))
-        shown = ask(driver, "pipelineTimes", name, size, times, message)
+        answer = ask(driver, "pipelineTimes", name, size, times, message)
         spans = [[[timeline.begin_s[a], timeline.end_s[a]] for a in order] for order in schedule.orders]
-        assert shown["spans"] == spans
-        assert shown["bubble"] == pytest.approx(timeline.bubble)
-        for curve, order in zip(shown["alive"], schedule.orders, strict=True):
+        assert answer["spans"] == spans
+        assert answer["bubble"] == pytest.approx(timeline.bubble)
+        for curve, order in zip(answer["alive"], schedule.orders, strict=True):
             assert max(alive for _, alive in curve) == max(num_alive(order))
             assert curve[-1][1] == 0
 
@@ -285,8 +285,8 @@ def test_a_pipeline_shows_what_is_over_and_what_is_kept(driver):
         "return [...document.querySelectorAll('[data-alive]')].map(a => Number(a.dataset.alive))"
     )
     for number, order in zip(alive, timeline.schedule.orders, strict=True):
-        begun = sum(a.kind == "F" and timeline.begin_s[a] <= now for a in order)
-        assert number == begun - sum(a.kind in "BW" and timeline.end_s[a] <= now for a in order)
+        forwards = sum(a.kind == "F" and timeline.begin_s[a] <= now for a in order)
+        assert number == forwards - sum(a.kind in "BW" and timeline.end_s[a] <= now for a in order)
 
 
 def test_ring_attention_shows_whose_keys_are_where(driver):
@@ -306,16 +306,16 @@ def test_ring_attention_shows_whose_keys_are_where(driver):
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_zero_shows_what_each_rank_holds(driver, stage):
     visit(driver, f"scene=zero&zero_stage={stage}&ranks=3&micro_batches=1&step=0")
-    for what, _, held, _ in zero.trace(stage, 3, 1):
+    for what, _, states, _ in zero.trace(stage, 3, 1):
         assert what in driver.find_element("id", "status").text
         cells = driver.execute_script(
             "return [...document.querySelectorAll('#zero [data-held]')].map(c => [...['rank', 'part', 'layer', 'chunk']"
             ".map(name => Number(c.dataset[name])), c.dataset.held])"
         )
-        for rank, part, layer, chunk, shown in cells:
-            state = held[part][layer]
+        for rank, part, layer, chunk, label in cells:
+            state = states[part][layer]
             own = "yes" if state == zero.WHOLE or (state == zero.SHARD and chunk == rank) else "no"
-            assert shown == ("moving" if state == zero.MOVING else own)
+            assert label == ("moving" if state == zero.MOVING else own)
         assert len(cells) == 3 * 3 * zero.LAYERS * 3
         press(driver, "ArrowRight")
 

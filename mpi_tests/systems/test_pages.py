@@ -1,16 +1,16 @@
-"""The benchmark's page and a run's, made as their users do, in a browser: nothing is cut off, missing or unreadable."""
+"""The pages of a benchmark and of a training run, in a browser: nothing is cut off, missing or unreadable."""
 
 import re
 
 import pytest
 
 from mpi_tests.helpers.browser import browser, console, needs_chromium, open_file, overflow
-from mpi_tests.helpers.launch import launch, refused
+from mpi_tests.helpers.launch import launch, refusal
 
 pytestmark = [pytest.mark.shares_cores, needs_chromium]
 SMALL = "--max_iters 6 --eval_interval 3 --n_layer 2 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2"
 SMALL += " --sample_tokens 2 --val_fraction 0.002 --pp 2 --num_micro_batches 2"
-LEAST_CONTRAST = 4.5  # of text: WCAG 2.2, success criterion 1.4.3
+LEAST_CONTRAST = 4.5  # contrast of text: WCAG 2.2, success criterion 1.4.3
 WIDTHS = (400, 1600)
 
 
@@ -23,8 +23,8 @@ def pages(tmp_path_factory):
         ["-m", "collectives.bench", "all_reduce", "-A", "all", *sizes, "--html", bench],
         ["train.py", *SMALL.split(), "--out_dir", folder / "out", "--report", training],
     ):
-        ended = launch(2, "python", *command)
-        assert ended.returncode == 0, ended.stderr
+        result = launch(2, "python", *command)
+        assert result.returncode == 0, result.stderr
     return {"bench": bench, "training": training}
 
 
@@ -86,20 +86,20 @@ def test_the_nearest_size_is_told_under_the_pointer(pages):
     with browser() as driver:
         show(driver, pages["bench"])
         ActionChains(driver).move_to_element(driver.find_element("css selector", "figure svg")).perform()
-        told = driver.find_element("css selector", ".tip").text
-        assert re.match(r"size \d+ (B|KiB)\n", told)
-        assert "mpi" in told
+        tip = driver.find_element("css selector", ".tip").text
+        assert re.match(r"size \d+ (B|KiB)\n", tip)
+        assert "mpi" in tip
 
 
 @pytest.mark.parametrize("name", ["--report", "--prometheus"])
 def test_a_file_that_cannot_be_written_ends_a_run_before_it_begins(tmp_path, name):
-    ended = launch(
+    result = launch(
         2, "python", "train.py", *SMALL.split(), "--out_dir", tmp_path / "out", name, tmp_path / "none" / "x"
     )
-    assert f"{name[2:]}={tmp_path}/none/x can't be written: pass a path in an existing, writable folder" in refused(
-        ended
+    assert f"{name[2:]}={tmp_path}/none/x can't be written: pass a path in an existing, writable folder" in refusal(
+        result
     )
-    assert "iter 1" not in ended.stdout
+    assert "iter 1" not in result.stdout
 
 
 def test_a_report_may_lie_in_the_folder_that_the_run_makes(tmp_path):
@@ -111,7 +111,7 @@ def test_a_report_may_lie_in_the_folder_that_the_run_makes(tmp_path):
 
 
 def show(driver, page):
-    """Open a page, and wait until all that is not empty is drawn."""
+    """Open a page, and wait until all charts with data are drawn."""
     open_file(driver, page)
     wait_until(driver, "return [...document.querySelectorAll('figure')].every((each) => each.querySelector('svg'))")
 
@@ -158,7 +158,7 @@ def contrasts(driver):
 
 
 def luminance(color):
-    """Relative, as WCAG 2.2 defines it."""
+    """Return a color's relative luminance as defined by WCAG 2.2."""
     parts = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

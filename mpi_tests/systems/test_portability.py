@@ -1,4 +1,4 @@
-"""Systems that lack what Linux has: collectives and training as there, or one line that says what is needed."""
+"""Systems without Linux's extensions: collectives and training work, or one line names the missing feature."""
 
 import subprocess
 import sys
@@ -34,38 +34,42 @@ print(f"rank {comm.rank}: right")
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    """Kernels compiled there: those of this machine know functions that the other system lacks."""
+    """Return variables for a new kernel cache, as this machine's kernels call functions that the system lacks."""
     return {"NUMBA_CACHE_DIR": str(tmp_path_factory.mktemp("kernels"))}
 
 
 def test_collectives_on_a_system_without_what_linux_has(cache, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    ended = launch(2, *BARE, tmp_path / "program.py", env=cache, timeout=600)
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(ended.stdout.splitlines()) == ["rank 0: right", "rank 1: right"]
+    result = launch(2, *BARE, tmp_path / "program.py", env=cache, timeout=600)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["rank 0: right", "rank 1: right"]
 
 
 def test_training_on_a_system_without_what_linux_has(cache, tmp_path):
     words = flags(config(2, out_dir=str(tmp_path)))
-    ended = launch(2, *BARE, "-m", "training", *words, env=cache, timeout=600)
-    assert ended.returncode == 0, ended.stderr
+    result = launch(2, *BARE, "-m", "training", *words, env=cache, timeout=600)
+    assert result.returncode == 0, result.stderr
     check_same(left_in(tmp_path), plain_training())
 
 
 def test_the_doctor_on_a_system_without_what_linux_has(cache):
-    ended = launch(2, *BARE, "-m", "collectives.doctor", env=cache, timeout=600)
-    assert "the system lets no rank read it (process_vm_readv)" in ended.stdout, ended.stderr
+    result = launch(2, *BARE, "-m", "collectives.doctor", env=cache, timeout=600)
+    assert "the system lets no rank read it (process_vm_readv)" in result.stdout, result.stderr
 
 
 def test_windows_is_refused_in_one_line():
     program = "import os; os.name = 'nt'; import collectives"
-    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment(), capture_output=True, text=True
+    )
     line = "ImportError: collectives needs POSIX (mpirun, signals, shared memory): on Windows, install it in WSL"
-    assert ended.stderr.splitlines()[-1] == line
+    assert result.stderr.splitlines()[-1] == line
 
 
 def test_a_python_without_its_language_reference_is_refused():
     program = "import sys; sys.modules['pydoc_data.topics'] = None; from training.__main__ import main; main()"
-    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment(), capture_output=True, text=True
+    )
     why = "this Python lacks its language reference (pydoc_data), the default data: pass --data with a text file"
-    assert (ended.returncode, ended.stderr) == (2, f"error: {why}\n")
+    assert (result.returncode, result.stderr) == (2, f"error: {why}\n")

@@ -1,4 +1,4 @@
-"""Samples of tests, run on three ranks with the plug-in of `ranks.py`."""
+"""Sample tests, run on three ranks with the plug-in `ranks.py`."""
 
 import os
 import re
@@ -32,7 +32,7 @@ def comm(mpi_comm):
 
 @pytest.fixture
 def run(tmp_path):
-    """Return a function that runs `source`, in a test file of its own, on three ranks."""
+    """Return a function that writes `source` to a test file and runs it on three ranks."""
     (tmp_path / "pytest.ini").touch()
     (tmp_path / "conftest.py").write_text(CONFTEST)
 
@@ -241,7 +241,7 @@ def test_launch_ends_what_takes_too_long():
 def test_launch_ends_a_launcher_that_does_not_end_itself(monkeypatch):
     monkeypatch.setattr(launcher, "TERMINATION_S", 1)
     with pytest.raises(AssertionError, match="not finished after 3 s"):
-        # CONT is for MPICH, where this stops not mpirun but its child, which would stay.
+        # Under MPICH, STOP reaches mpirun's child and not mpirun; without CONT, the child would remain.
         launch(1, "sh", "-c", "kill -STOP $PPID; sleep 5; kill -CONT $PPID", timeout=3)
 
 
@@ -254,5 +254,5 @@ def exists(process):
 
 
 def place(result, rank):
-    """Return what `rank` said before it ended the job."""
+    """Return the last output of `rank` before it ended the job."""
     return re.split(r"==== rank \d of 3: ", result.stderr.split(f"==== rank {rank} of 3: ")[1])[0]

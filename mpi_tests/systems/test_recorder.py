@@ -1,4 +1,4 @@
-"""Planted hangs: PyTorch's flight-recorder analyzer, given the ranks' files, names the rank and call of the report."""
+"""Hangs: PyTorch's flight-recorder analyzer finds the same rank and call in the ranks' files as the report."""
 
 import gc
 import logging
@@ -20,7 +20,7 @@ from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, launch, wat
 
 pytestmark = pytest.mark.shares_cores
 
-# Starting up, and compiling, may take its time: `world` has the usual limit.
+# Start-up and compilation may take longer, so `world` has the default time limit.
 BEGIN = """
 import os, signal, sys, time
 import numpy as np
@@ -40,7 +40,7 @@ DISAGREE = r"ranks disagree: call #(\d+).* is (\w+)\(.* on ranks? (\S+), (\w+)\(
 
 
 class Culprits(NamedTuple):
-    """The ranks that are missing from a call, or make another one."""
+    """Ranks that are missing from a call, or make another one."""
 
     call: str
     number: int
@@ -53,34 +53,34 @@ def run(folder: Path, body: str, num_ranks: int = 3, check: bool = True, **env: 
     return launch(num_ranks, "python", script, env={"COLLECTIVES_CALLS": str(folder / "calls")} | env)
 
 
-def folder_of(ended, tmp_path: Path) -> Path:
-    """Return the only folder of files, which the report names."""
+def folder_of(result, tmp_path: Path) -> Path:
+    """Return the folder of the ranks' files, which the report names once."""
     (folder,) = (tmp_path / "calls").iterdir()
     assert re.search(
-        f"^the last calls of each rank: torchfrtrace (--allow-incomplete-ranks )?{folder}$", ended.stderr, re.M
+        f"^the last calls of each rank: torchfrtrace (--allow-incomplete-ranks )?{folder}$", result.stderr, re.M
     )
     return folder
 
 
 def analyzed(folder: Path, *words: str):
-    """Return what torch's analyzer finds wrong, each as a `Collective` of its table."""
+    """Return the mismatches that torch's analyzer finds, as `Collective` entries of its table."""
     flags = JobConfig().parse_args([str(folder), *words])
     try:
-        found = build_db(*read_dir(flags)[:1], flags, "2.10").collectives
+        collectives = build_db(*read_dir(flags)[:1], flags, "2.10").collectives
     finally:
-        gc.enable()  # which the analyzer switches off
-    return [one for one in found if one.missing_ranks or one.mismatch_collectives]
+        gc.enable()  # the analyzer disables it
+    return [one for one in collectives if one.missing_ranks or one.mismatch_collectives]
 
 
 def by_torch(folder: Path) -> list[Culprits]:
-    found = analyzed(folder)
+    culprits = analyzed(folder)
     return [
         Culprits(
             one.collective_name.removeprefix("nccl:").split()[is_collective(one)],
             one.collective_seq_id,
             set(one.missing_ranks or one.mismatch_collectives),
         )
-        for one in found
+        for one in culprits
     ]
 
 
@@ -89,10 +89,10 @@ def is_collective(one) -> bool:
     return not one.collective_name.startswith(("nccl:send ", "nccl:recv "))
 
 
-def by_report(ended) -> list[Culprits]:
+def by_report(result) -> list[Culprits]:
     return [
         Culprits(call, int(number), set(map(int, ranks.split(","))))
-        for call, number, ranks in re.findall(NEVER, ended.stderr)
+        for call, number, ranks in re.findall(NEVER, result.stderr)
     ]
 
 
@@ -109,7 +109,7 @@ if late:
     load()
 plan()
 """
-# Runs that are only counted, by programs in shared memory; other ranks have run one more.
+# Shared-memory runs on the fast path, which are only counted; other ranks have made one more.
 SHORT_RUNS = """
 plans = [comm.plan("all_reduce", x, algorithm="one_shot"), comm.plan("broadcast", x, algorithm="staged")]
 for _ in range(40):
@@ -164,9 +164,9 @@ if comm.rank != 2:
     ],
 )
 def test_a_rank_that_is_missing(tmp_path, body, call, number, ranks):
-    ended = run(tmp_path, body)
-    assert by_report(ended)[0] == (call, number, ranks), ended.stderr
-    (first, *_) = by_torch(folder_of(ended, tmp_path))
+    result = run(tmp_path, body)
+    assert by_report(result)[0] == (call, number, ranks), result.stderr
+    (first, *_) = by_torch(folder_of(result, tmp_path))
     assert first == (call, number, ranks)
 
 
@@ -176,12 +176,12 @@ a, b = comm.split(0), comm.split(0)
 for part in (b, a) if late else (a, b):
     part.plan("barrier", algorithm="dissemination")()
 """
-    ended = run(tmp_path, body, num_ranks=2)
-    expected = {("plan", 1, (1,)), ("plan", 1, (0,))}  # to make one is collective
-    assert {(call, number, tuple(ranks)) for call, number, ranks in by_torch(folder_of(ended, tmp_path))} == expected
+    result = run(tmp_path, body, num_ranks=2)
+    expected = {("plan", 1, (1,)), ("plan", 1, (0,))}  # making a plan is collective
+    assert {(call, number, tuple(ranks)) for call, number, ranks in by_torch(folder_of(result, tmp_path))} == expected
     words = "not arrived at plan barrier #1 of split(color=0) "
-    assert f"{words}#2: rank 1" in ended.stderr
-    assert f"{words}#3: rank 0" in ended.stderr
+    assert f"{words}#2: rank 1" in result.stderr
+    assert f"{words}#3: rank 0" in result.stderr
 
 
 DIFFERENT = {
@@ -199,11 +199,11 @@ DIFFERENT = {
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_a_rank_that_calls_something_else(tmp_path, what):
     body, kind = DIFFERENT[what]
-    ended = run(tmp_path, body, check=False)
-    (one, *_) = analyzed(folder_of(ended, tmp_path))
+    result = run(tmp_path, body, check=False)
+    (one, *_) = analyzed(folder_of(result, tmp_path))
     ((culprit, other),) = one.mismatch_collectives.items()
     assert (culprit, one.collective_seq_id, other.type_of_mismatch.state.name) == (1, 2, kind)
-    number, call, ranks, other_call, late = re.search(DISAGREE, ended.stderr).groups()
+    number, call, ranks, other_call, late = re.search(DISAGREE, result.stderr).groups()
     assert (number, ranks, late) == ("2", "0,2", "1")
     assert [one.collective_name.split()[0], other.collective_name.split()[0]] == [f"nccl:{call}", f"nccl:{other_call}"]
     (line,) = [n for n, text in enumerate((tmp_path / "script.py").read_text().splitlines(), 1) if text == body]
@@ -221,31 +221,31 @@ MESSAGES = {
 @pytest.mark.parametrize("kind", MESSAGES)
 def test_a_message_without_its_other_end(tmp_path, kind):
     body, waits, words, missing = MESSAGES[kind]
-    ended = run(tmp_path, body)
-    assert re.search(rf"^{waits} \d+ s in {words} \(", ended.stderr, re.MULTILINE), ended.stderr
-    ((call, number, ranks),) = by_torch(folder_of(ended, tmp_path))
+    result = run(tmp_path, body)
+    assert re.search(rf"^{waits} \d+ s in {words} \(", result.stderr, re.MULTILINE), result.stderr
+    ((call, number, ranks),) = by_torch(folder_of(result, tmp_path))
     assert (call, number, ranks) == ("send" if kind == "send" else "recv", 1, missing)
 
 
 def test_messages_of_two_tags(tmp_path):
     body = "comm.send(np.ones(10**6), 0, tag=8) if late else comm.recv(np.ones(10**6), 1, tag=7)"
-    ended = run(tmp_path, body, num_ranks=2)
-    assert "in recv from rank 1 with tag 7 (" in ended.stderr
-    assert "in send to rank 0 with tag 8 (" in ended.stderr
-    found = sorted(by_torch(folder_of(ended, tmp_path)))
-    assert found == [("recv", 1, {1}), ("send", 1, {0})]
+    result = run(tmp_path, body, num_ranks=2)
+    assert "in recv from rank 1 with tag 7 (" in result.stderr
+    assert "in send to rank 0 with tag 8 (" in result.stderr
+    culprits = sorted(by_torch(folder_of(result, tmp_path)))
+    assert culprits == [("recv", 1, {1}), ("send", 1, {0})]
 
 
 def test_a_rank_that_is_stopped(tmp_path, caplog):
-    """It leaves no file, as of PyTorch's ranks; the analyzer says so."""
+    """A stopped rank writes no file, as with PyTorch; the analyzer reports that."""
     body = """
 if late:
     os.kill(os.getpid(), signal.SIGSTOP)
 comm.barrier()
 """
-    ended = run(tmp_path, body)
-    assert "perhaps not arrived at barrier #2: rank 1" in ended.stderr
-    assert missed(folder_of(ended, tmp_path), caplog) == {1}
+    result = run(tmp_path, body)
+    assert "perhaps not arrived at barrier #2: rank 1" in result.stderr
+    assert missed(folder_of(result, tmp_path), caplog) == {1}
 
 
 def test_a_rank_that_dies_where_mpi_goes_on_without_it(tmp_path, caplog):
@@ -262,15 +262,15 @@ while True:
 """
     script.write_text(BEGIN.format(check=True) + body)
     env = environment() | {"COLLECTIVES_CALLS": str(tmp_path / "calls")}
-    ended = watched([find_mpirun(), "--with-ft", "ulfm", "-n", 3, sys.executable, script], env, 60)
-    assert re.search(r"rank [02]: rank 1 has died \(MPI_ERR.*\); this ends the job", ended.stderr)
+    result = watched([find_mpirun(), "--with-ft", "ulfm", "-n", 3, sys.executable, script], env, 60)
+    assert re.search(r"rank [02]: rank 1 has died \(MPI_ERR.*\); this ends the job", result.stderr)
     folders = [*(tmp_path / "calls").iterdir()]
     assert len({path.name for folder in folders for path in folder.iterdir()} - {"rank_1"}) > 0
     assert any(missed(folder, caplog) >= {1} for folder in folders)
 
 
 def missed(folder: Path, caplog) -> set[int]:
-    """Return the ranks without which the analyzer cannot decide."""
+    """Return the ranks whose files the analyzer reports as missing."""
     with caplog.at_level(logging.INFO):
         analyzed(folder, "--allow-incomplete-ranks")
     return {
@@ -321,18 +321,18 @@ def test_nothing_is_written_of_a_job_that_ends_well_or_by_an_error(tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path):
-    """The job ends with its report as ever."""
+    """The job still ends with its report."""
     (tmp_path / "calls").mkdir()
     (tmp_path / "calls").chmod(0o500)
-    if os.access(tmp_path / "calls", os.W_OK):  # root's
+    if os.access(tmp_path / "calls", os.W_OK):  # root can always write
         body = f"os.rmdir({str(tmp_path / 'calls')!r}) if comm.rank == 0 else None\ncomm.barrier()\n"
         body += f"open({str(tmp_path / 'calls')!r}, 'w') if comm.rank == 0 else None\n"
     else:
         body = ""
-    ended = run(tmp_path, f"{body}\nif not late: comm.barrier()")
-    assert "not arrived at barrier" in ended.stderr
+    result = run(tmp_path, f"{body}\nif not late: comm.barrier()")
+    assert "not arrived at barrier" in result.stderr
     assert re.search(
         r"^rank \d cannot write its last calls to .*: (Not a directory|Permission denied|File exists)$",
-        ended.stderr,
+        result.stderr,
         re.MULTILINE,
     )

@@ -1,4 +1,4 @@
-"""The rig comes up over whatever is there, goes down whole, and says in a line why it can't be made."""
+"""The rig replaces any earlier one, is removed completely, and explains in one line why it cannot be set up."""
 
 import os
 import shlex
@@ -17,7 +17,7 @@ from mpi_tests.rig import Rig, RigError, UnavailableError, is_hydra, job_environ
 
 pytestmark = pytest.mark.shares_cores
 
-# Where a process ends at once, Open MPI's daemon may lose the news, and mpirun waits for ever.
+# If a process exits at once, Open MPI's daemon may miss its exit, and mpirun hangs.
 SLOWLY = "sleep 1; "
 COMMAND = (sys.executable, "-m", "mpi_tests.rig")
 NETNS = Path("/run/netns")
@@ -25,7 +25,7 @@ NETNS = Path("/run/netns")
 
 @pytest.fixture
 def allowed():
-    """Skip where there can't be a rig."""
+    """Skip the test if this machine does not support a rig."""
     try:
         with Rig(hosts=1):
             pass
@@ -42,16 +42,16 @@ def namespaces():
 
 
 def all_gone():
-    with rig.lock():  # another process may have a rig by now
+    with rig.lock():  # another process may have started a rig
         return namespaces() == [] and not rig.STATE.exists()
 
 
-def refused(*arguments, **environment):
-    ended = act(*arguments, **environment)
-    assert ended.returncode == 1
+def refusal(*arguments, **environment):
+    result = act(*arguments, **environment)
+    assert result.returncode == 1
     assert all_gone()
-    assert ended.stderr.count("\n") == 1
-    return ended.stderr.rstrip().removeprefix("error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr.rstrip().removeprefix("error: ")
 
 
 def wait_for(happened):
@@ -69,14 +69,14 @@ def alive(pid):
 def test_hosts_have_names_and_memory_of_their_own(allowed):
     with Rig(hosts=2, rate="none"):
         for host in ("rig1", "rig2"):
-            asked = on(host, "sh", "-c", "hostname; touch /dev/shm/of_$(hostname); ls /dev/shm; getent hosts rig2")
-            told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
-            assert told == [host, f"of_{host}", "10.77.0.2", "rig2"]
+            command = on(host, "sh", "-c", "hostname; touch /dev/shm/of_$(hostname); ls /dev/shm; getent hosts rig2")
+            words = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+            assert words == [host, f"of_{host}", "10.77.0.2", "rig2"]
     assert all_gone()
 
 
 def test_a_rig_that_died_leaves_nothing_behind(allowed):
-    """Half of it is missing, a name is taken by a file, and a process lives on."""
+    """Half of the rig is missing, a file has the name of a namespace, and a process is still running."""
     with rig.lock():
         Rig(hosts=3).up()
         survivor = subprocess.Popen(on("rig2", "sh", "-c", "echo there; sleep 1000"), stdout=subprocess.PIPE, text=True)
@@ -95,7 +95,7 @@ def test_a_rig_that_died_leaves_nothing_behind(allowed):
 
 @pytest.mark.parametrize("signal", ["TERM", "KILL"])
 def test_a_run_that_is_ended(allowed, signal):
-    """By SIGTERM it takes the rig down itself; after a SIGKILL the next start does."""
+    """On SIGTERM the run takes its rig down; after a SIGKILL, the next start does."""
     running = subprocess.Popen(
         [*COMMAND, "run", "--hosts", "2", "--", "sleep", "1000"], env=job_environment(), cwd=ROOT
     )
@@ -125,25 +125,25 @@ def test_up_and_down(allowed):
 def test_the_command_of_the_guide(allowed):
     program, *words = shlex.split(command_with("python -m mpi_tests.rig run"))
     assert program == "python"
-    ended = watched([sys.executable, *words], job_environment(), 60)
-    shown = sorted(ended.stdout.splitlines())
-    assert shown == [f"rank {rank} of 8 has [36. 36. 36. 36.]" for rank in range(8)], ended.stderr
+    result = watched([sys.executable, *words], job_environment(), 60)
+    lines = sorted(result.stdout.splitlines())
+    assert lines == [f"rank {rank} of 8 has [36. 36. 36. 36.]" for rank in range(8)], result.stderr
 
 
 def test_64_ranks_on_eight_hosts(allowed, tmp_path):
-    """The hostfile that is an example to edit, edited."""
+    """The hostfile is the example, with the names of the hosts edited."""
     assert command_with("8x8") == "mpirun --hostfile hostfiles/8x8.txt -np 64 python train.py"
     example = ROOT / "hostfiles" / f"8x8{'.mpich' if is_hydra() else ''}.txt"
     (tmp_path / "hosts").write_text(example.read_text().replace("node", "rig"))
-    with Rig(hosts=8, slots=8) as made:
-        ended = made.launch("sh", "-c", f"{SLOWLY} hostname", hostfile=tmp_path / "hosts")
-    assert Counter(ended.stdout.split()) == {f"rig{number}": 8 for number in range(1, 9)}, ended.stderr
+    with Rig(hosts=8, slots=8) as hosts:
+        result = hosts.launch("sh", "-c", f"{SLOWLY} hostname", hostfile=tmp_path / "hosts")
+    assert Counter(result.stdout.split()) == {f"rig{number}": 8 for number in range(1, 9)}, result.stderr
 
 
 def test_bad_input(allowed):
-    assert refused("up", "--hosts", "0") == refused("run", "--hosts", "0", "--", "true") == "--hosts 0: pass 1 to 200"
-    assert refused("up", "--slots", "-1") == "--slots -1: pass 1 or more"
-    assert refused("up", "--rate", "fast").endswith('tbf: illegal value for "rate": "fast"')
+    assert refusal("up", "--hosts", "0") == refusal("run", "--hosts", "0", "--", "true") == "--hosts 0: pass 1 to 200"
+    assert refusal("up", "--slots", "-1") == "--slots -1: pass 1 or more"
+    assert refusal("up", "--rate", "fast").endswith('tbf: illegal value for "rate": "fast"')
 
 
 def test_without_root(monkeypatch):
@@ -163,7 +163,7 @@ def test_without_a_limit_of_rates(allowed, tmp_path):
     (tmp_path / "tc").write_text("#!/bin/sh\necho 'Error: Specified qdisc kind is unknown.' >&2; exit 2")
     (tmp_path / "tc").chmod(0o755)
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    assert refused("up", **environment).endswith("Error: Specified qdisc kind is unknown.")
+    assert refusal("up", **environment).endswith("Error: Specified qdisc kind is unknown.")
     assert act("run", "--hosts", "1", "--rate", "none", "--", "sleep", "1", **environment).returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""The site is built without a warning, fetches nothing, and fits its window; test_documents.py runs its commands."""
+"""The site builds without warnings, loads no external files, and fits its window; test_documents.py runs commands."""
 
 import re
 import subprocess
@@ -28,11 +28,11 @@ SHOWN = (
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """Build the site, with MkDocs' warnings as errors, and return its folder."""
+    """Build the site with MkDocs' warnings as errors, and return its folder."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=900)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    result = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=900)
+    assert result.returncode == 0, result.stdout + result.stderr
     return folder
 
 
@@ -71,5 +71,5 @@ def test_the_search_finds_a_page_from_disk(site):
         driver.implicitly_wait(20)
         open_file(driver, site / "index.html")
         driver.find_element("css selector", ".md-search__input").send_keys("rabenseifner")
-        found = driver.find_element("css selector", ".md-search-result__link")
-        assert "algorithms/" in found.get_attribute("href")
+        link = driver.find_element("css selector", ".md-search-result__link")
+        assert "algorithms/" in link.get_attribute("href")

@@ -16,11 +16,11 @@ from mpi_tests.rig import is_hydra
 pytestmark = pytest.mark.shares_cores
 
 SCRIPT = ROOT / "hostfiles" / "slurm.sh"
-NODES = "--nodes=4"  # in place of the number in the script
+NODES = "--nodes=4"  # overrides the script's number
 TINY = "--max_iters 5 --n_layer 1 --n_head 1 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
 TINY += " --val_fraction 0.002"
 
-# Each rank notes in a file that it has come to a fence, and looks after the fence whether all had.
+# Each rank writes to a file that it has reached a fence, and checks after the fence whether all ranks had.
 FENCES = """
 import ctypes, mmap, os, sys, time
 import mpi4py
@@ -78,7 +78,7 @@ class TestBatchScript:
 
     @pytest.mark.skipif(is_hydra(), reason="MPICH's ranks start without PMIx")
     def test_no_rank_passes_a_fence_before_all_have_come(self, slurm, tmp_path):
-        """Open MPI relies on it in MPI_Init; Slurm's own choice of a fence releases ranks early."""
+        """Open MPI relies on it in MPI_Init; Slurm's default fence releases ranks early."""
         (tmp_path / "fences.py").write_text(FENCES)
         state, output = slurm.batch(
             NODES, "--ntasks-per-node=2", SCRIPT, env={"COMMAND": f"python {tmp_path}/fences.py {tmp_path}/arrived"}
@@ -88,7 +88,7 @@ class TestBatchScript:
 
     @pytest.mark.skipif(not os.environ.get("LARGEST"), reason="takes a quarter of an hour: make proof")
     def test_a_run_longer_than_its_time_limit_reaches_its_end(self, slurm, tmp_path):
-        """600 iterations in jobs of three minutes, each of which goes on from the last one's checkpoint."""
+        """600 iterations run in jobs of three minutes, each of which resumes from the previous one's checkpoint."""
         flags = "--n_layer 2 --n_embd 128 --block_size 64 --micro_batch_size 2 --eval_interval 600"
         saved = f"--checkpoint_dir {tmp_path}/saved --resume auto --out_dir {tmp_path}/out"
         train = f"python train.py --max_iters 600 {flags} {saved}"
@@ -99,7 +99,7 @@ class TestBatchScript:
         assert "iter 600/600 | val loss" in output, output
         ends = [int(step) for step in re.findall(r"SIGUSR1: the run ends with a checkpoint of step (\d+)", output)]
         assert ends, output
-        # Once more where the last job is told of its limit between its last step and its end.
+        # One more job if the last one receives its signal between its last step and its end.
         assert output.count("requeueing the job") in (len(ends), len(ends) + 1)
         records = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
         assert [record["iter"] for record in records if "loss" in record] == [*range(1, 601)]
@@ -112,30 +112,30 @@ class TestBatchScript:
 
 @pytest.mark.parametrize("program", [("examples/sum.py",), ("-c", INIT)], ids=["collectives", "torch"])
 def test_ranks_that_do_not_know_of_each_other_stop(slurm, program):
-    ended = slurm.run("srun", "-N2", "-n4", "--mpi=none", "python", *program)
-    assert ended.returncode != 0
-    assert not ended.stdout
-    (line,) = [line for line in ended.stderr.splitlines() if not line.startswith("srun: ")]
+    result = slurm.run("srun", "-N2", "-n4", "--mpi=none", "python", *program)
+    assert result.returncode != 0
+    assert not result.stdout
+    (line,) = [line for line in result.stderr.splitlines() if not line.startswith("srun: ")]
     assert line.startswith("error: srun started 4 processes, but each is alone in the MPI of mpi4py")
     assert line.endswith(f"start them with srun --mpi={'pmi2' if is_hydra() else 'pmix'}, or with mpirun in its place")
 
 
 @pytest.mark.parametrize(
-    ("program", "shown"),
+    ("program", "line"),
     [(("examples/sum.py",), "rank {} of 4 has [10. 10. 10. 10.]"), (("-c", INIT), "{} 4 [4.0, 4.0]")],
     ids=["collectives", "torch"],
 )
-def test_the_remedy(slurm, program, shown):
+def test_the_remedy(slurm, program, line):
     interface = "pmi2" if is_hydra() else "pmix"
     stale = {"MASTER_ADDR": "nowhere.invalid", "WORLD_SIZE": "64", "SLURM_PMIX_FENCE": "ring"}
-    ended = slurm.run("srun", "-N2", "-n4", f"--mpi={interface}", "python", *program, env=stale)
-    if "can not load PMIx library" in ended.stderr:
+    result = slurm.run("srun", "-N2", "-n4", f"--mpi={interface}", "python", *program, env=stale)
+    if "can not load PMIx library" in result.stderr:
         pytest.skip("this Slurm has no PMIx: apt-get install --no-install-recommends libpmix-dev")
-    assert sorted(ended.stdout.splitlines()) == [shown.format(rank) for rank in range(4)], ended.stderr
+    assert sorted(result.stdout.splitlines()) == [line.format(rank) for rank in range(4)], result.stderr
 
 
 @pytest.mark.parametrize("inside", [("salloc", "-n4"), ("srun", "-n1")], ids=lambda words: words[0])
 def test_one_process_may_be_alone(slurm, inside):
-    """In the shell of an allocation of four, and as the one task of a step."""
-    ended = slurm.run(*inside, sys.executable, "examples/sum.py")
-    assert ended.stdout == "rank 0 of 1 has [1. 1. 1. 1.]\n", ended.stderr
+    """It runs in the shell of an allocation of four tasks, and as the only task of a step."""
+    result = slurm.run(*inside, sys.executable, "examples/sum.py")
+    assert result.stdout == "rank 0 of 1 has [1. 1. 1. 1.]\n", result.stderr

@@ -1,4 +1,4 @@
-"""torch.distributed over the collectives: how it starts, and the guide's programs."""
+"""torch.distributed over the collectives: initialization, and the guide's programs."""
 
 import re
 import sys
@@ -10,16 +10,16 @@ from mpi_tests.helpers.torch_programs import INIT, fsdp2, lacking
 
 
 def guide():
-    """Return the programs in the guide by their headings."""
+    """Return the guide's programs by heading."""
     text = (ROOT / "docs" / "torch.md").read_text()
     return dict(re.findall(r"^## ([^\n]*)\n+```python\n(.*?)```", text, re.DOTALL | re.MULTILINE))
 
 
-def shown(program):
+def output_lines(program):
     """Return the sorted output lines of 2 ranks."""
-    done = launch(2, sys.executable, "-c", program)
-    assert done.returncode == 0, done.stderr
-    return sorted(done.stdout.splitlines())
+    result = launch(2, sys.executable, "-c", program)
+    assert result.returncode == 0, result.stderr
+    return sorted(result.stdout.splitlines())
 
 
 ONE_AFTER_THE_OTHER = """
@@ -29,12 +29,12 @@ for program in {programs}:
 
 
 def test_the_guide_s_programs():
-    """One after the other in one job, between two that show that init needs nothing, nor the end."""
+    """One job runs them in turn, between two programs that pass nothing to init and do not destroy the group."""
     programs = [f"{INIT}\ndist.destroy_process_group()", guide()["DistributedDataParallel"]]
     if not lacking(fsdp2):
         programs.append(guide()["FSDP2"])
     lines = ["0 2 [2.0, 2.0]"] * 2 + ["1 2 [2.0, 2.0]"] * 2
-    assert shown(ONE_AFTER_THE_OTHER.format(programs=[*programs, INIT])) == lines
+    assert output_lines(ONE_AFTER_THE_OTHER.format(programs=[*programs, INIT])) == lines
 
 
 ACCELERATED = """
@@ -60,14 +60,14 @@ def test_accelerate_in_the_guide_as_over_gloo():
     end = "accelerator.end_training()"
     ours = guide()["Hugging Face accelerate"].replace(end, ACCELERATED + end)
     gloo = ours.replace('init_process_group("collectives")', 'init_process_group("gloo")')
-    lines = shown(ONE_AFTER_THE_OTHER.format(programs=[ours, FORGOTTEN, gloo]))
+    lines = output_lines(ONE_AFTER_THE_OTHER.format(programs=[ours, FORGOTTEN, gloo]))
     assert len(lines) == 20
     assert lines[::2] == lines[1::2]
 
 
 def test_the_trainer_in_the_guide():
     pytest.importorskip("transformers")
-    assert shown(f"{guide()['Hugging Face Trainer']}\nprint(arguments.world_size)").count("2") == 2
+    assert output_lines(f"{guide()['Hugging Face Trainer']}\nprint(arguments.world_size)").count("2") == 2
 
 
 INHERITED = {"MASTER_ADDR": "nowhere.invalid", "WORLD_SIZE": "64", "SLURM_NTASKS": "64", "SLURM_PROCID": "5"}
@@ -92,12 +92,12 @@ os.environ["RANK"] = "0"
 
 
 def test_init_by_the_environment():
-    """Some inherited variables do not count; where all are set, they may number the ranks otherwise than MPI does."""
-    done = launch(2, sys.executable, "-c", BY_ENVIRONMENT, env=INHERITED)
-    told = "error: MPI has started 2 ranks, and in the environment of its rank 1 RANK is 0 and WORLD_SIZE 2: unset"
-    assert done.returncode != 0
-    assert told in done.stderr
-    assert sorted(done.stdout.splitlines()) == ["0 2 [2.0, 2.0]"] * 2 + ["1 2 [2.0, 2.0]"] * 2
+    """A part of the variables is ignored; if all are set, they may number the ranks differently from MPI."""
+    result = launch(2, sys.executable, "-c", BY_ENVIRONMENT, env=INHERITED)
+    error = "error: MPI has started 2 ranks, and in the environment of its rank 1 RANK is 0 and WORLD_SIZE 2: unset"
+    assert result.returncode != 0
+    assert error in result.stderr
+    assert sorted(result.stdout.splitlines()) == ["0 2 [2.0, 2.0]"] * 2 + ["1 2 [2.0, 2.0]"] * 2
 
 
 ON_HOSTS = """
@@ -114,7 +114,7 @@ assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_several_hosts(rig):
-    """The first has a variable that the others have not."""
-    done = rig.launch(sys.executable, "-c", ON_HOSTS + INIT, env={"MASTER_ADDR": "nowhere.invalid"})
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"{rank} 8 [8.0, 8.0]" for rank in range(8)]
+    """Only the first host has MASTER_ADDR in its environment."""
+    result = rig.launch(sys.executable, "-c", ON_HOSTS + INIT, env={"MASTER_ADDR": "nowhere.invalid"})
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [f"{rank} 8 [8.0, 8.0]" for rank in range(8)]

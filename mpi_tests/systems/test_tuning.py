@@ -1,4 +1,4 @@
-"""The benchmark writes a tuning file, and scripts follow it."""
+"""The benchmark writes a tuning file, and scripts choose algorithms by it."""
 
 import re
 import shlex
@@ -8,7 +8,7 @@ from collectives.runtime.choose.auto import Case, parse_tuning
 from collectives.schedule.cost import Network
 from collectives.schedule.spec import COLLECTIVES
 from mpi_tests.helpers.documents import COMMANDS, run
-from mpi_tests.helpers.launch import ROOT, launch, refused
+from mpi_tests.helpers.launch import ROOT, launch, refusal
 
 EXPLAIN = """
 if comm.rank == 0:
@@ -19,21 +19,21 @@ TINY = ("-b", "8", "-e", "1K", "-f", "128", "-n", "1", "-w", "0")
 
 def rows(output: str) -> list[list[str]]:
     """Return collective, memory, bytes and algorithm of each line of the tables."""
-    found, case = [], []
+    table, case = [], []
     for line in output.splitlines():
         if heading := re.fullmatch(r"# (?:(\w+) of \w+, .*, (\w+) memory|(barrier))", line):
             case = [heading[1], heading[2]] if heading[1] else ["barrier", "ordinary"]
         elif re.match(r" +\d", line):
-            found.append([*case, line.split()[0], line.split()[8].rstrip("<*")])
-    return found
+            table.append([*case, line.split()[0], line.split()[8].rstrip("<*")])
+    return table
 
 
 def test_bench_tunes_and_a_script_follows(tmp_path):
-    """By the commands of the guide."""
+    """Run the commands of the guide."""
     file, script = tmp_path / "tuning.json", tmp_path / "script.py"
     commands = dict.fromkeys(command.text for command in COMMANDS if "tuning.json" in command.text)
     measure, follow = (text.replace("tuning.json", shlex.quote(str(file))) for text in commands)
-    ended = run(f"{measure} {shlex.join(TINY)}")
+    result = run(f"{measure} {shlex.join(TINY)}")
     tuning = parse_tuning(file.read_text(), str(file))
     assert tuning.environment["ranks"] == 4
     assert {case[:3] for case in tuning.fastest} == {
@@ -43,10 +43,10 @@ def test_bench_tunes_and_a_script_follows(tmp_path):
     }
     for case, ladder in tuning.fastest.items():
         assert ladder[-1][0] == (0 if case.collective == "barrier" else 2048)
-    measured = {(words[0], words[3]) for words in rows(ended.stdout)}
+    measured = {(words[0], words[3]) for words in rows(result.stdout)}
     assert measured == {(row.collective, row.name) for row in algorithms.REGISTRY if row.precondition.holds(4, True)}
-    assert sum(line.endswith("<") for line in ended.stdout.splitlines()) == (len(COLLECTIVES) - 1) * 2 * 2 + 1
-    assert tuning.network.between == Network().between  # one node cannot show it
+    assert sum(line.endswith("<") for line in result.stdout.splitlines()) == (len(COLLECTIVES) - 1) * 2 * 2 + 1
+    assert tuning.network.between == Network().between  # not measurable on one node
     assert tuning.network.within != Network().within
 
     assert follow.endswith(" examples/sum.py")
@@ -60,14 +60,14 @@ def test_bench_tunes_and_a_script_follows(tmp_path):
 
 def test_bench_keeps_to_what_it_is_told(tmp_path):
     flags = ("all_gather", "broadcast", *TINY, "--algorithms", "ring", "bruck", "mpi")
-    ended = launch(2, "python", "-m", "collectives.bench", *flags, "--tune", tmp_path / "t.json")
-    assert ended.returncode == 0, ended.stderr
-    assert [words for words in rows(ended.stdout) if words[1] == "ordinary"] == [
+    result = launch(2, "python", "-m", "collectives.bench", *flags, "--tune", tmp_path / "t.json")
+    assert result.returncode == 0, result.stderr
+    assert [words for words in rows(result.stdout) if words[1] == "ordinary"] == [
         [*("all_gather", "ordinary"), nbytes, name] for nbytes in ("8", "1024") for name in ("ring", "bruck", "mpi")
     ] + [["broadcast", "ordinary", nbytes, "mpi"] for nbytes in ("8", "1024")]
     assert {case.collective for case in parse_tuning((tmp_path / "t.json").read_text(), "").fastest} == {"all_gather"}
 
 
 def test_a_script_under_a_bad_file(tmp_path):
-    ended = launch(2, "python", "examples/sum.py", env={"COLLECTIVES_TUNING": str(tmp_path / "none.json")})
-    assert refused(ended).endswith("none.json: can't be read (No such file or directory): check the path, or unset it")
+    result = launch(2, "python", "examples/sum.py", env={"COLLECTIVES_TUNING": str(tmp_path / "none.json")})
+    assert refusal(result).endswith("none.json: can't be read (No such file or directory): check the path, or unset it")

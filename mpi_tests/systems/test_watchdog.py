@@ -1,4 +1,4 @@
-"""Jobs whose ranks wait for each other in vain: each ends, non-zero, with a report of where every rank is."""
+"""Deadlocked jobs: each exits non-zero, with a report of every rank's position."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ from mpi_tests.helpers.launch import environment, find_mpirun, launch, watched
 
 pytestmark = pytest.mark.shares_cores
 
-# Starting up, and compiling, may take its time: `world` has the usual limit.
+# Start-up and compilation may take longer, so `world` has the default time limit.
 BEGIN = """
 import os, signal, sys, threading, time, ctypes
 import numpy as np
@@ -38,18 +38,18 @@ def run(folder: Path, body: str, check: bool = True, **env: str):
 
 
 def line_of(folder: Path, text: str) -> str:
-    """Return a pattern of the position that reports name for the script's line containing `text`."""
+    """Return a pattern of the position in reports for the script's line that contains `text`."""
     lines = (folder / "script.py").read_text().splitlines()
     (number,) = [number for number, line in enumerate(lines, 1) if text in line]
     return re.escape(f"{folder / 'script.py'}:{number}")
 
 
-def report(ended) -> list[str]:
-    """Return the lines of the only report, without its head."""
-    assert ended.returncode != 0, ended.stdout
-    lines = ended.stderr.splitlines()
+def report(result) -> list[str]:
+    """Return the lines of the report, without its head; check that there is only one."""
+    assert result.returncode != 0, result.stdout
+    lines = result.stderr.splitlines()
     heads = [number for number, line in enumerate(lines) if re.fullmatch(HEAD, line)]
-    assert len(heads) == 1, ended.stderr
+    assert len(heads) == 1, result.stderr
     words = ("rank ", "ranks disagree", "not arrived", "perhaps not arrived")
     return [line for line in lines[heads[0] + 1 :] if line.startswith(words)]
 
@@ -67,13 +67,13 @@ for _ in range(3):
 if not late:
     comm.all_reduce(x)  # call
 """
-    ended = run(tmp_path, body)
+    result = run(tmp_path, body)
     before, call = line_of(tmp_path, "# before"), line_of(tmp_path, "# call")
     where = "where the ranks agree on it, a barrier that rank 1 has not come to"
     waits = rf"waits {TIME} in all_reduce #5 \(32 bytes of float32, {call}\), {where}"
     rest = rf"; before: broadcast staged #2-#4 \({before}\), Communicator #1 \(.*\)"
     matches(
-        report(ended),
+        report(result),
         rf"rank 0 of 3 {waits}{rest}",
         rf"rank 1 of 3 has ended its program; its last: broadcast staged #4 \(32 bytes of float32, {before}\), "
         rf"ended {TIME} ago; before: broadcast staged #2-#3 .*",
@@ -90,10 +90,10 @@ if late:
     load()
 plan()  # call
 """
-    ended = run(tmp_path, body)
+    result = run(tmp_path, body)
     waits = rf"waits {TIME} in all_reduce ring #4 \(32 bytes of float32, {line_of(tmp_path, '# call')}\)"
     matches(
-        report(ended),
+        report(result),
         rf"rank 0 of 3 {waits}, round 1: receive and reduce \[0\] from rank 2; before: .*",
         rf"rank 1 of 3 is not in a collective, but at {line_of(tmp_path, '# load')}; its last: all_reduce ring #3 "
         rf"\(32 bytes of float32, {line_of(tmp_path, '# before')}\), ended {TIME} ago; before: plan all_reduce #2 .*",
@@ -103,17 +103,17 @@ plan()  # call
 
 
 def test_plans_that_a_rank_runs_in_another_order(tmp_path):
-    """No message of a plan is taken for one of another plan's, though they are alike."""
+    """A plan never receives the messages of another one with the same signature."""
     body = """
 plans = [comm.plan("all_reduce", np.ones(5), algorithm="ring") for _ in range(2)]
 for plan in plans[:: -1 if late else 1]:
     plan()  # call
 print("ended")
 """
-    ended = run(tmp_path, body)
-    assert "ended" not in ended.stdout
+    result = run(tmp_path, body)
+    assert "ended" not in result.stdout
     waits = rf"waits {TIME} in all_reduce ring #4 \(40 bytes of float64, {line_of(tmp_path, '# call')}\), round \d: .*"
-    matches(report(ended), *(rf"rank {rank} of 3 {waits}" for rank in range(3)))
+    matches(report(result), *(rf"rank {rank} of 3 {waits}" for rank in range(3)))
 
 
 def test_a_direct_algorithm(tmp_path):
@@ -125,10 +125,10 @@ if late:
     load()
 plan()  # call
 """
-    ended = run(tmp_path, body)
+    result = run(tmp_path, body)
     waits = rf"waits {TIME} in all_reduce one_shot #53 \(32 bytes of float32, {line_of(tmp_path, '# call')}\), "
     matches(
-        report(ended),
+        report(result),
         rf"rank 0 of 3 {waits}a barrier that rank 1 has not come to; before: .*",
         rf"rank 1 of 3 is not in a collective, but at {line_of(tmp_path, '# load')}; its last: "
         rf"all_reduce one_shot #52 \(32 bytes of float32, .*\), ended {TIME} ago.*",
@@ -165,7 +165,7 @@ if not late:
     assert "rank 0 of 3 has ended its program; its last: barrier dissemination #2 of split(color=1) #2 (" in zero
     assert "rank 1 of 3 has ended its program; its last: plan barrier #1 of split(color=0) #2 (" in one
     assert re.match(rf"rank 2 of 3 waits {TIME} in barrier dissemination #2 of split\(color=0\) #2 ", two)
-    assert ", round 0: receive [] from rank 0" in two  # of the part
+    assert ", round 0: receive [] from rank 0" in two  # rank 0 of the part
     assert verdict == "not arrived at barrier dissemination #2 of split(color=0) #2: rank 1"
 
 
@@ -174,8 +174,8 @@ def test_a_message_that_nobody_sends(tmp_path):
 if late:
     comm.recv(x, source=2, tag=7)  # recv
 """
-    ended = run(tmp_path, body)
-    zero, one, two = report(ended)
+    result = run(tmp_path, body)
+    zero, one, two = report(result)
     assert re.match(rf"rank 1 of 3 waits {TIME} in recv from rank 2 with tag 7 \({line_of(tmp_path, '# recv')}\)", one)
     assert "has ended its program" in zero
     assert "has ended its program" in two
@@ -217,23 +217,23 @@ if comm.rank != 1:
 """
     script = tmp_path / "script.py"
     script.write_text(body)
-    ended = launch(3, "python", script, env={"COLLECTIVES_TIMEOUT_S": "2"})
-    assert ended.returncode != 0
+    result = launch(3, "python", script, env={"COLLECTIVES_TIMEOUT_S": "2"})
+    assert result.returncode != 0
     assert "the others cannot be asked, since MPI was not started with THREAD_MULTIPLE; this ends the job:" in (
-        ended.stderr
+        result.stderr
     )
-    assert re.search(rf"^rank [02] of 3 waits {TIME} in barrier #2 \(", ended.stderr, re.MULTILINE)
+    assert re.search(rf"^rank [02] of 3 waits {TIME} in barrier #2 \(", result.stderr, re.MULTILINE)
 
 
 def test_a_rank_that_comes_while_the_others_ask_for_it(tmp_path):
-    """Its C code keeps Python's lock, so that it cannot answer before."""
+    """The rank's C code holds the GIL, so that the rank cannot answer earlier."""
     body = """
 if late:
     ctypes.PyDLL(None).sleep(4)
 comm.barrier()
 """
-    ended = run(tmp_path, body)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    result = run(tmp_path, body)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def test_a_job_that_ends_well_prints_nothing_and_leaves_no_thread(tmp_path):
@@ -253,12 +253,12 @@ assert len(watchdogs()) == 1
 if late:
     time.sleep(3)  # where the others have ended
 """
-    ended = run(tmp_path, body)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    result = run(tmp_path, body)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def test_a_job_ends_with_memory_that_is_not_freed(tmp_path):
-    """Rank 0 has freed a window of its own, so that its MPI knows the others by other handles than rank 1's."""
+    """Rank 0 has freed a window of its own, so that the ranks' MPI handles differ."""
     body = """
 alone = world.split(0 if world.rank == 0 else None)
 own = alone.empty(1 << 20) if alone else None
@@ -268,13 +268,13 @@ if alone:
     alone.free()
 second = world.empty(1 << 20)
 """
-    ended = run(tmp_path, body)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    result = run(tmp_path, body)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("first", ["collectives", "mpi4py"])
 def test_a_process_that_is_forked_from_a_rank_ends_by_itself(tmp_path, first):
-    """Where mpi4py has started MPI, it would end it in the child, too: that is refused."""
+    """If mpi4py initialized MPI, it would also finalize it in the child: that is refused."""
     imports = "from mpi4py import MPI\n" * (first == "mpi4py")
     script = tmp_path / "script.py"
     script.write_text(
@@ -295,17 +295,17 @@ if comm.rank == 0:
     print(status)
 """
     )
-    ended = launch(2, "python", script)
-    assert ended.returncode == 0
+    result = launch(2, "python", script)
+    assert result.returncode == 0
     if first == "collectives":
-        assert (ended.stdout, ended.stderr) == ("3\n", "")
+        assert (result.stdout, result.stderr) == ("3\n", "")
     else:
-        assert ended.stdout == "1\n"
-        assert ended.stderr.count("was forked from an MPI rank, and its end would be that of MPI: end it by ") == 2
+        assert result.stdout == "1\n"
+        assert result.stderr.count("was forked from an MPI rank, and its end would be that of MPI: end it by ") == 2
 
 
 def test_a_rank_that_dies_where_mpi_goes_on_without_it(tmp_path):
-    """The others wait in shared memory, where MPI can't tell them."""
+    """The others wait in shared memory, where MPI cannot notify them."""
     if "Open MPI" not in watched([find_mpirun(), "--version"], environment(), 60).stdout:
         pytest.skip("needs Open MPI, which continues without a rank that has died")
     script = tmp_path / "script.py"
@@ -321,21 +321,22 @@ if comm.rank == 1:
 while True:
     plan()
 """)
-    ended = watched([find_mpirun(), "--with-ft", "ulfm", "-n", 3, sys.executable, script], environment(), 60)
-    assert ended.returncode != 0
-    assert re.search(r"rank [02]: rank 1 has died \(MPI_ERR.*\); this ends the job", ended.stderr)
+    result = watched([find_mpirun(), "--with-ft", "ulfm", "-n", 3, sys.executable, script], environment(), 60)
+    assert result.returncode != 0
+    assert re.search(r"rank [02]: rank 1 has died \(MPI_ERR.*\); this ends the job", result.stderr)
     deadline = time.monotonic() + 10
-    while left := subprocess.run(["pgrep", "-f", str(script)], text=True, capture_output=True).stdout.split():
-        assert time.monotonic() < deadline, f"ranks go on after mpirun has ended: processes {left}"
+    while pids := subprocess.run(["pgrep", "-f", str(script)], text=True, capture_output=True).stdout.split():
+        assert time.monotonic() < deadline, f"ranks are still running after mpirun has ended: processes {pids}"
         time.sleep(0.2)
 
 
 def test_without_checks_a_rank_that_is_refused_ends_the_job(tmp_path):
-    ended = run(tmp_path, "world.all_reduce([1.0] if late else x)", COLLECTIVES_CHECK="0")
-    assert ended.returncode != 0
-    assert "rank 1 of 3 failed and ends the job:" in ended.stderr
+    result = run(tmp_path, "world.all_reduce([1.0] if late else x)", COLLECTIVES_CHECK="0")
+    assert result.returncode != 0
+    assert "rank 1 of 3 failed and ends the job:" in result.stderr
     assert (
-        "LoneInputError: all_reduce: list is not an array: pass a NumPy or CuPy array or a torch tensor" in ended.stderr
+        "LoneInputError: all_reduce: list is not an array: pass a NumPy or CuPy array or a torch tensor"
+        in result.stderr
     )
 
 
@@ -351,6 +352,6 @@ def test_without_checks_a_rank_that_is_refused_ends_the_job(tmp_path):
     ],
 )
 def test_settings_that_cannot_be(tmp_path, name, value, words):
-    ended = run(tmp_path, "", **{name: value})
-    assert ended.returncode == 2
-    assert [line for line in ended.stderr.splitlines() if "error" in line.lower()] == [words]
+    result = run(tmp_path, "", **{name: value})
+    assert result.returncode == 2
+    assert [line for line in result.stderr.splitlines() if "error" in line.lower()] == [words]

@@ -1,4 +1,4 @@
-"""The wheel has all that its programs read, and they run from it, outside of a checkout."""
+"""The wheel contains all files that its programs read, and they run from it outside of a checkout."""
 
 import re
 import shutil
@@ -14,7 +14,7 @@ from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, watched
 
 pytestmark = pytest.mark.shares_cores
 PACKAGES = ("collectives", "models", "parallelism", "training")
-FILES = {  # what programs read beside their code
+FILES = {  # files that programs read
     "collectives/arrays": "*.cu",
     "collectives/charts": "*.[cj]s*",
     "collectives/page": "*.[chj][st]*",
@@ -31,7 +31,7 @@ SMALL += " --val_fraction 0.002 --out_dir out"
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built from a copy, since a build leaves files beside its sources, and takes those of earlier builds."""
+    """Build from a copy, since a build leaves files among the sources, and picks up those of earlier builds."""
     folder = tmp_path_factory.mktemp("wheel")
     names = [*PACKAGES, "configs", "hostfiles", "pyproject.toml", "README.md", "LICENSE"]
     for name in names:
@@ -44,7 +44,7 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def site(wheel):
-    """Return a folder in which the wheel alone is installed; other packages are those of this environment."""
+    """Return a folder with only the wheel installed; other packages come from this environment."""
     target = wheel.parent / "site"
     pip(["install", "--target", target, wheel])
     return target
@@ -52,25 +52,25 @@ def site(wheel):
 
 def pip(words):
     command = [sys.executable, "-m", "pip", *map(str, words), "--quiet", "--no-deps", "--no-index"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 def outside(site, folder, *words):
-    """Run a program from the wheel, in a folder without a checkout."""
+    """Run a program from the wheel, outside of a checkout."""
     command = ["env", f"--chdir={folder}", f"PYTHONPATH={site}", *words]
-    ended = watched(command, environment(), 600)  # the first compiles kernels
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout
+    result = watched(command, environment(), 600)  # the first compiles kernels
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 def test_it_holds_what_programs_read(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
     for folder, pattern in FILES.items():
-        wanted = {f"{folder}/{path.name}" for path in (ROOT / folder).glob(pattern) if path.is_file()}
-        assert wanted, folder
-        assert wanted <= names
+        expected = {f"{folder}/{path.name}" for path in (ROOT / folder).glob(pattern) if path.is_file()}
+        assert expected, folder
+        assert expected <= names
     assert {f"{package}/__init__.py" for package in PACKAGES} <= names
     assert not [name for name in names if name.startswith(("mpi_tests", "benchmarks", "train.py"))]
 
@@ -91,8 +91,8 @@ def test_commands_that_its_help_shows(site, tmp_path, command):
 
 
 def test_a_text_is_continued_as_training_says(site, tmp_path):
-    printed = outside(site, tmp_path, sys.executable, "-m", "training", *SMALL.split())
-    command = re.search(r"^for more: python (.*)$", printed, re.MULTILINE)[1].split()
+    output = outside(site, tmp_path, sys.executable, "-m", "training", *SMALL.split())
+    command = re.search(r"^for more: python (.*)$", output, re.MULTILINE)[1].split()
     assert outside(site, tmp_path, sys.executable, *command, "--prompt", "def ").startswith("def ")
 
 
@@ -104,5 +104,5 @@ def test_help_names_the_program_as_it_was_started(site, tmp_path, module):
 def test_hostfiles_are_where_their_script_says(site, tmp_path):
     (folder,) = outside(site, tmp_path, sys.executable, site / "bin" / "collectives-hostfiles").splitlines()
     assert Path(folder) == site / "collectives" / "job" / "hostfiles"
-    shown = outside(site, tmp_path, "bash", "-c", f"source {folder}/activate.sh && echo $OMPI_MCA_mca_base_env_list")
-    assert shown == "PATH\n"
+    output = outside(site, tmp_path, "bash", "-c", f"source {folder}/activate.sh && echo $OMPI_MCA_mca_base_env_list")
+    assert output == "PATH\n"

@@ -1,4 +1,4 @@
-"""The arena: parameters and gradients are slices of flat arrays, in torch's eyes and in NumPy's."""
+"""The arena: parameters and gradients are slices of flat arrays, as torch tensors and as NumPy arrays."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.sizes(1, 2)
 
 
 class Tied(nn.Module):
-    """Uneven sizes, a frozen parameter and a tied one."""
+    """A model with uneven sizes, a frozen parameter and a tied one."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Collectives in a backward pass: torch's gradcheck, on a function that is the same on all ranks."""
+"""Collectives in the backward pass: torch's gradcheck of a function that all ranks compute alike."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from parallelism.buffers import autograd
 from parallelism.buffers.tensor_collectives import TensorCollectives
 
-# What a pair makes of the ranks' parts of `xs` (size, 2, 2 size), of which each rank has one; and what that is.
+# Results of a pair on the ranks' parts of `xs` (size, 2, 2 size), one on each rank, and the expected values.
 PAIRS = {
     "reduce_scatter": (
         lambda x, axis: autograd.reduce_scatter(x, axis, dim=1),
@@ -17,7 +17,7 @@ PAIRS = {
         lambda xs, rank: torch.cat([x[:, 2 * rank : 2 * rank + 2] for x in xs]),
     ),
 }
-# The same of pairs whose results are alike on all ranks.
+# The same for pairs whose results are equal on all ranks.
 ALIKE = {
     "reduce": (autograd.reduce, lambda xs: xs.sum(0)),
     "gather": (lambda x, axis: autograd.gather(x, axis, dim=1), lambda xs: torch.cat(xs.unbind(), dim=1)),
@@ -33,13 +33,13 @@ def axis(comm):
 
 
 def parts(axis):
-    """Return the shards of all ranks on each rank, so that gradcheck does the same on all of them."""
+    """Return all ranks' shards on each rank, so that gradcheck makes the same calls on all of them."""
     generator = torch.Generator().manual_seed(axis.size)
     return torch.randn(axis.size, 2, 2 * axis.size, dtype=torch.float64, generator=generator, requires_grad=True)
 
 
 def weighed(y, axis):
-    """Return a sum over the ranks in which each weights its own tensor."""
+    """Return the sum over ranks of their tensors, each with weights of its own."""
     generator = torch.Generator().manual_seed(axis.rank)
     weights = torch.rand(y.shape, dtype=y.dtype, generator=generator)
     return autograd.reduce((weights * y**3).sum(), axis)
@@ -82,13 +82,13 @@ def test_parts_must_be_equal(axis):
 
 
 def test_several_are_under_way_at_once(axis):
-    given = [torch.full((3,), float(axis.rank + nth)) for nth in range(4)]
-    pending = [axis.start("all_reduce", x) for x in given]
+    inputs = [torch.full((3,), float(axis.rank + nth)) for nth in range(4)]
+    pending = [axis.start("all_reduce", x) for x in inputs]
     ranks = axis.size * (axis.size - 1) // 2
     for nth in reversed(range(4)):
         assert pending[nth].wait().tolist() == [ranks + nth * axis.size] * 3
-    assert axis.all_reduce(given[0]).tolist() == [ranks] * 3
-    assert given[0].tolist() == [axis.rank] * 3
+    assert axis.all_reduce(inputs[0]).tolist() == [ranks] * 3
+    assert inputs[0].tolist() == [axis.rank] * 3
     assert sum(map(len, axis._free_plans.values())) == 4
 
 

@@ -1,4 +1,4 @@
-"""Times of collectives, as `collectives.bench` takes them on ranks."""
+"""Times of collectives as measured by `collectives.bench` on ranks."""
 
 import time
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ def test_times_are_the_slowest_ranks(comm):
 
 @pytest.mark.sizes(3)
 def test_times_may_be_of_other_ranks(comm, monkeypatch):
-    """By a clock of which rank r's action takes r + 1 seconds."""
+    """On the test's clock, the action of rank r takes r + 1 seconds."""
     now = iter(range(0, 1000, comm.rank + 1))
     monkeypatch.setattr("collectives.bench.constants.time", SimpleNamespace(perf_counter=lambda: next(now)))
     times = {name: samples(comm, [lambda: None], 2, 0, name).tolist() for name in RANK_TIMES}

@@ -1,4 +1,4 @@
-"""Calls that are made again and again: what is bound for the first of a kind runs for the others."""
+"""Repeated calls: the plan bound for the first call of a kind runs for later ones."""
 
 import gc
 import weakref
@@ -25,10 +25,10 @@ def put(comm, memory, values):
 
 
 def only_once(comm, monkeypatch):
-    """Fail from now on where ranks agree on a call anew."""
+    """Fail if the ranks agree on a new call from now on."""
 
     def refuse(*args, **named):
-        raise AssertionError("the ranks agree anew")
+        raise AssertionError("the ranks agree on a new call")
 
     monkeypatch.setattr(comm._resolver, "agree", refuse)
 
@@ -45,8 +45,8 @@ def test_later_calls_run_on_other_arrays_without_agreeing_anew(comm, collective,
                         only_once(comm, patch)
                     args = [values + np.float32(run) for values in xs]
                     x = put(comm, memory, args[comm.rank])
-                    got = getattr(comm, collective)(x, algorithm=algorithm)
-                    same(got, expected(collective, args, comm.rank), (collective, algorithm, count, run))
+                    actual = getattr(comm, collective)(x, algorithm=algorithm)
+                    same(actual, expected(collective, args, comm.rank), (collective, algorithm, count, run))
 
 
 @pytest.mark.parametrize("collective", sorted(SHAPED))
@@ -57,9 +57,9 @@ def test_results_land_in_whatever_array_is_passed(comm, collective):
         want = expected(collective, args, comm.rank)
         x = args[comm.rank].copy()
         out = None if want is None or (collective == "reduce" and comm.rank) else np.empty_like(want)
-        got = getattr(comm, collective)(x, out=out)
-        assert out is None or got is out
-        same(got, want, (collective, run))
+        actual = getattr(comm, collective)(x, out=out)
+        assert out is None or actual is out
+        same(actual, want, (collective, run))
         same(x, args[comm.rank])
 
 
@@ -88,7 +88,7 @@ def test_later_calls_that_are_not_waited_for_do_not_agree_anew(comm, collective,
 
 
 def check_started_calls(comm, collective, memory, monkeypatch):
-    """Start several calls before they are waited for, with one that is waited for among them."""
+    """Start several calls before waiting for them, with a blocking call among them."""
     for count in (0, 24 * comm.size, 30_000 * comm.size):
         xs = inputs(comm.size, count)
         arrays = [put(comm, memory, xs[comm.rank]) for _ in range(3)]
@@ -111,15 +111,15 @@ def test_later_calls_on_fused_arrays_do_not_agree_anew(comm, monkeypatch):
         if run == 1:
             only_once(comm, monkeypatch)
         arrays = [np.full(shape, float(comm.rank + run + number)) for number, shape in enumerate([(3,), (2, 2), ()])]
-        got = comm.all_reduce(comm.fuse(arrays), blocking=run % 2 == 0)
-        got = got if run % 2 == 0 else got.wait()
-        for number, (result, own) in enumerate(zip(got, arrays, strict=True)):
+        actual = comm.all_reduce(comm.fuse(arrays), blocking=run % 2 == 0)
+        actual = actual if run % 2 == 0 else actual.wait()
+        for number, (result, own) in enumerate(zip(actual, arrays, strict=True)):
             assert result is own
             same(own, np.full(own.shape, sum(rank + run + number for rank in range(comm.size)), float))
 
 
 def test_in_place_chunks(comm):
-    """Arrays that overlap as they may: an out that is this rank's chunk of x, an x that is its chunk of out."""
+    """Arrays may overlap if out is this rank's chunk of x, or x is its chunk of out."""
     xs = inputs(comm.size, 5 * comm.size)
     for _ in range(3):
         x = xs[comm.rank].copy()
@@ -134,9 +134,9 @@ def test_uneven_chunks_that_change_on_one_rank(comm):
     for run in range(4):
         sends = [dest + (run % 2 if comm.rank == 0 else 0) for dest in range(comm.size)]
         x = np.full(sum(sends), float(comm.rank))
-        got = comm.all_to_all(x, send_counts=sends)
+        actual = comm.all_to_all(x, send_counts=sends)
         want = [np.full(comm.rank + (run % 2 if source == 0 else 0), float(source)) for source in range(comm.size)]
-        same(got, np.concatenate(want), run)
+        same(actual, np.concatenate(want), run)
 
 
 @pytest.mark.sizes(2, 4)
@@ -155,7 +155,7 @@ def test_started_calls_that_ranks_find_bound_or_not(comm):
 
 
 def check_that_they_are_bound_again(comm):
-    """Check that a call bound on some ranks only is bound again by all of them."""
+    """Check that all ranks bind a call again that is bound on only some of them."""
     shared = [put(comm, "symmetric", np.zeros(1000, np.float32)) for _ in range(8)]
     works, results = [], []
     for turn, in_shared in enumerate((0, 1, -1, 0, 2, -1, 1, 0)):  # on which rank, or on all
@@ -176,26 +176,26 @@ def test_tensors_and_arrays_mix(comm):
     for run in range(4):
         x = xs[comm.rank].copy()
         tensor = torch.from_numpy(x) if (run + comm.rank) % 2 else x
-        got = comm.all_reduce(tensor)
-        assert got is tensor
+        actual = comm.all_reduce(tensor)
+        assert actual is tensor
         same(x, expected("all_reduce", xs, comm.rank))
-        got = comm.all_gather(torch.from_numpy(xs[comm.rank].copy()))
-        assert isinstance(got, torch.Tensor)
-        same(got.numpy(), expected("all_gather", xs, comm.rank))
+        actual = comm.all_gather(torch.from_numpy(xs[comm.rank].copy()))
+        assert isinstance(actual, torch.Tensor)
+        same(actual.numpy(), expected("all_gather", xs, comm.rank))
 
 
 def test_no_array_of_the_callers_is_kept(comm):
-    """But what is read-only in NumPy, a list of counts or a subclass is seen each time."""
-    gone = []
+    """Read-only arrays, lists of counts and subclasses are still detected in each call."""
+    references = []
     for algorithm in ("auto", "ring", "mpi"):
         for _ in range(3):
             x, out = np.ones(100), np.empty(100 * comm.size)
             comm.all_reduce(x, algorithm=algorithm)
             comm.all_gather(x, out=out, algorithm=algorithm)
-            gone += [weakref.ref(x), weakref.ref(out)]
+            references += [weakref.ref(x), weakref.ref(out)]
     del x, out
     gc.collect()
-    assert [reference() for reference in gone] == [None] * len(gone)
+    assert [reference() for reference in references] == [None] * len(references)
 
 
 @pytest.mark.sizes(1, 2)
@@ -280,7 +280,7 @@ NODES = {4: ("2x2", "4x1"), 6: ("3x2",), 8: ("4x2",)}
 
 @pytest.fixture(params=[0, 1])
 def between_nodes(request, mpi_comm, monkeypatch):
-    """Yield a communicator of ranks that are taken to be on several nodes."""
+    """Yield a communicator of ranks that simulate several nodes."""
     choices = NODES[mpi_comm.size]
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", choices[request.param % len(choices)])
     comm = Communicator(mpi_comm)
@@ -308,7 +308,7 @@ def test_started_calls_between_nodes_that_ranks_find_bound_or_not(between_nodes)
 
 @pytest.mark.sizes(4, 8, proof=(6,))
 def test_short_calls_between_nodes_are_compared_by_their_own_messages(between_nodes, monkeypatch):
-    """What a rank starts in a repeated call is the schedule's messages; the arrays may be any."""
+    """In a repeated call a rank sends only the schedule's messages, for any arrays."""
     comm = between_nodes
     started = count_messages(monkeypatch)
     for dtype, op, num in product(("float64", "float16", "int32"), ("sum", "max", "avg"), (1, 5, 24 * comm.size)):
@@ -317,12 +317,12 @@ def test_short_calls_between_nodes_are_compared_by_their_own_messages(between_no
             want = {"sum": np.sum, "max": np.max, "avg": np.mean}[op](np.array(args, "float64"), axis=0).astype(dtype)
             x, out = args[comm.rank].copy(), np.empty_like(args[0])
             started.clear()
-            got = comm.all_reduce(x, op=op, out=out if run else None)
+            actual = comm.all_reduce(x, op=op, out=out if run else None)
             if run == 2:
                 assert started == messages_of(comm, "all_reduce")
-            assert got is (out if run else x)
-            np.testing.assert_allclose(got, want, rtol=1e-3 if dtype == "float16" else 1e-12)
-            same(x, args[comm.rank] if run else got)
+            assert actual is (out if run else x)
+            np.testing.assert_allclose(actual, want, rtol=1e-3 if dtype == "float16" else 1e-12)
+            same(x, args[comm.rank] if run else actual)
 
 
 @pytest.mark.sizes(4)
@@ -348,8 +348,8 @@ def test_short_all_to_alls_between_nodes_are_compared_by_their_own_messages(mpi_
     for run in range(4):
         x = np.repeat(100 * run + 10 * comm.rank + np.arange(comm.size), num).astype("float32")
         started.clear()
-        got = comm.all_to_all(x)
-        same(got, np.repeat(100 * run + 10 * np.arange(comm.size) + comm.rank, num).astype("float32"))
+        actual = comm.all_to_all(x)
+        same(actual, np.repeat(100 * run + 10 * np.arange(comm.size) + comm.rank, num).astype("float32"))
     assert started == messages_of(comm, "all_to_all")
     comm.free()
 
@@ -371,20 +371,20 @@ def test_arrays_are_as_they_were_where_ranks_of_other_nodes_call_something_else(
 
 
 def count_messages(monkeypatch):
-    """Record the destinations of messages sent from now on, in order."""
+    """Record the destinations of messages from now on, in order."""
     started = []
     run = HeadedRound.run
 
-    def counted(messages, device):
+    def counting_run(messages, device):
         started.extend(messages.leaving)
         return run(messages, device)
 
-    monkeypatch.setattr(HeadedRound, "run", counted)
+    monkeypatch.setattr(HeadedRound, "run", counting_run)
     return started
 
 
 def messages_of(comm, collective):
-    """Return the destinations to which the calls' schedule has this rank send, each once in a round."""
+    """Return this rank's destinations in the schedule of the calls, each once per round."""
     topology = comm.topology
     row = algorithms.find(collective, "leaders" if topology.has_groups_in_nodes else "recursive_doubling")
     rounds = row.rounds(comm.rank, comm.size, 0, topology.nodes)
@@ -436,7 +436,7 @@ def test_one_of_many_signatures_that_is_no_more_kept(comm, monkeypatch):
 
 
 def test_memory_is_bounded_by_the_number_of_signatures(comm):
-    def used():
+    def usage():
         gc.collect()
         return sum(block.nbytes for block in comm._context.memory.of_host.blocks), len(comm._resolver.bound)
 
@@ -444,7 +444,7 @@ def test_memory_is_bounded_by_the_number_of_signatures(comm):
     for _ in range(3):
         for count in range(1, 50):
             comm.all_reduce(np.ones(count, "int16"))
-        sizes.append(used())
+        sizes.append(usage())
     assert sizes[1] == sizes[2] == sizes[0]
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks: a GPT saved in one layout and loaded in another, and what cannot be written or read."""
+"""Checkpoints of several ranks: a GPT saved in one layout and loaded in another; failures to write or read."""
 
 import json
 import os
@@ -29,7 +29,7 @@ LAYOUTS = {1: [(1, 1)], 2: [(1, 1), (2, 1), (1, 2)], 4: [(1, 1), (4, 1), (1, 4),
 
 @pytest.fixture
 def folder(comm):
-    """Yield a folder shared by all ranks that the first makes, as ranks that all clean up pytest's own conflict."""
+    """Yield a folder that only the first rank creates and removes, as concurrent removals of pytest's own conflict."""
     own = TemporaryDirectory() if comm.rank == 0 else None
     yield Path(comm.all_gather_object(own.name if own else "")[0]) / "checkpoints"
     comm.barrier()
@@ -39,13 +39,13 @@ def folder(comm):
 
 @pytest.fixture
 def checkpoints(comm, folder):
-    made = Checkpoints(folder, comm)
-    yield made
-    made.release()
+    manager = Checkpoints(folder, comm)
+    yield manager
+    manager.release()
 
 
 class Held:
-    """What a rank of a layout has of a GPT and of its AdamW's states."""
+    """A rank's part of a GPT and of its AdamW states in a layout."""
 
     def __init__(self, comm, pp, tp):
         mesh = Mesh(comm, pp=pp, tp=tp)
@@ -60,7 +60,7 @@ class Held:
         self.parts = [*parts.values()]
         for name, p in model.named_parameters():
             states = optimizer.state[p]
-            states["exp_avg"].copy_(3 * p.detach())  # numbers that tell elements apart
+            states["exp_avg"].copy_(3 * p.detach())  # values that differ between elements
             states["step"].fill_(len(parts[name].name))
             self.parts += state_parts(parts[name], states)
         self.expected = [part.tensor.clone() for part in self.parts]
@@ -79,29 +79,29 @@ def test_a_gpt_is_loaded_into_any_layout(comm, checkpoints):
     every = {layout: Held(comm, *layout) for layout in LAYOUTS[comm.size]}
     for step, (layout, saved) in enumerate(every.items()):
         checkpoints.save(step, saved.parts, {"layout": layout})
-        saved.clear()  # while it is written
+        saved.clear()  # during the write
         checkpoints.wait()
         path = checkpoints.newest()
-        for held in every.values():
-            held.clear()
-            loaded = checkpoints.load(held.parts, path)
-            held.check()
+        for state in every.values():
+            state.clear()
+            loaded = checkpoints.load(state.parts, path)
+            state.check()
             assert loaded == (path, step, {"layout": [*layout]})
 
 
 @pytest.mark.sizes(4)
 def test_another_number_of_ranks_goes_on(comm, folder):
-    """4, then 3, then 4 again."""
+    """The run continues on 4, then 3, then 4 ranks."""
     for number, size in enumerate((4, 3, 4)):
         ranks = comm.split(0 if comm.rank < size else None)
         if ranks:
-            checkpoints, held = Checkpoints(folder, ranks), Held(ranks, 1, 1)
+            checkpoints, state = Checkpoints(folder, ranks), Held(ranks, 1, 1)
             if number:
-                held.clear()
-                loaded = checkpoints.load(held.parts, checkpoints.newest())
-                held.check()
+                state.clear()
+                loaded = checkpoints.load(state.parts, checkpoints.newest())
+                state.check()
                 assert loaded.step == number - 1
-            checkpoints.save(number, held.parts, {})
+            checkpoints.save(number, state.parts, {})
             checkpoints.close()
             ranks.free()
         comm.barrier()
@@ -109,7 +109,7 @@ def test_another_number_of_ranks_goes_on(comm, folder):
 
 @pytest.mark.sizes(4)
 def test_a_rank_with_nothing_to_write_writes_no_file(comm, checkpoints, folder):
-    checkpoints.save(1, [TensorShard("x", "parameter", Extent((3,), 0, 3), torch.ones(3))], {})  # which all ranks have
+    checkpoints.save(1, [TensorShard("x", "parameter", Extent((3,), 0, 3), torch.ones(3))], {})  # on all ranks
     checkpoints.close()
     comm.barrier()
     assert len([*(folder / "00001-step-1").iterdir()]) == 2
@@ -125,7 +125,7 @@ def ramp(comm, length=12, name="x"):
 
 @pytest.mark.sizes(1, 2, 4)
 def test_training_goes_on_while_a_checkpoint_is_written(comm, checkpoints, monkeypatch):
-    """The last rank's shard is held up: the steps go on, and the checkpoint before is the newest."""
+    """The last rank's write is delayed: the steps continue, and the previous checkpoint is the newest."""
     part = ramp(comm)
     checkpoints.save(1, [part], {})
     checkpoints.wait()
@@ -137,7 +137,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(comm, checkpoints, monke
     checkpoints.save(2, [part], {})
     try:
         for _ in range(3):
-            part.tensor.add_(1)  # after the copy was made
+            part.tensor.add_(1)  # after the snapshot
             assert not checkpoints.poll()
             assert checkpoints.newest() == first
     finally:
@@ -159,7 +159,7 @@ def test_the_last_ones_are_kept(comm, checkpoints, folder):
     assert (folder / "lock").read_text() == ""
 
 
-def refused(action, *arguments):
+def refusal(action, *arguments):
     with pytest.raises(InputError) as raised:
         action(*arguments)
     return str(raised.value)
@@ -178,8 +178,8 @@ def test_a_shard_that_cannot_be_written_is_named_by_all(comm, checkpoints, folde
             patch.setattr(module, "write_shard", full)
         checkpoints.save(2, [ramp(comm)], {})
         file = folder / "00002-step-2.unfinished" / "rank-1.safetensors"
-        assert refused(checkpoints.wait) == f"rank 1: {file}: No space left on device"
-    comm.barrier()  # the first rank has removed what there was
+        assert refusal(checkpoints.wait) == f"rank 1: {file}: No space left on device"
+    comm.barrier()  # the first rank has removed the old folder
     assert [path.name for path in folder.iterdir() if path.is_dir()] == ["00001-step-1"]
     comm.barrier()
     checkpoints.save(3, [ramp(comm)], {})
@@ -203,7 +203,7 @@ def test_a_broken_one_is_passed_over_with_a_line(comm, folder):
     assert checkpoints.newest() == folder / "00001-step-1"
     assert len(lines) == 1
     assert f"rank 1: {file}: of 99 bytes" in lines[0]
-    assert f"{file}: of 99 bytes" in refused(checkpoints.load, [ramp(comm)], folder / "00002-step-2")
+    assert f"{file}: of 99 bytes" in refusal(checkpoints.load, [ramp(comm)], folder / "00002-step-2")
     checkpoints.release()
 
 
@@ -212,28 +212,28 @@ def test_another_model_is_refused_by_all(comm, checkpoints, folder):
     checkpoints.save(1, [ramp(comm), ramp(comm, name="y")], {})
     checkpoints.wait()
     path = folder / "00001-step-1"
-    assert "has parameter of y, which this model lacks" in refused(checkpoints.load, [ramp(comm)], path)
+    assert "has parameter of y, which this model lacks" in refusal(checkpoints.load, [ramp(comm)], path)
     parts = [ramp(comm), ramp(comm, name="z" if comm.rank else "y")]
-    assert "rank 1: " in refused(checkpoints.load, parts, path)
-    assert "has no parameter of z" in refused(checkpoints.load, parts, path)
+    assert "rank 1: " in refusal(checkpoints.load, parts, path)
+    assert "has no parameter of z" in refusal(checkpoints.load, parts, path)
     own = ramp(comm, length=6 if comm.rank else 12)
-    assert "parameter of x is (24,) of torch.float32, but here (12,)" in refused(checkpoints.load, [own], path)
-    assert "none/index.json: missing" in refused(checkpoints.load, [own], folder / "none")
+    assert "parameter of x is (24,) of torch.float32, but here (12,)" in refusal(checkpoints.load, [own], path)
+    assert "none/index.json: missing" in refusal(checkpoints.load, [own], folder / "none")
 
 
 @pytest.mark.sizes(2)
 def test_what_cannot_be_saved(comm, checkpoints, folder):
-    assert "metadata must be JSON-serializable" in refused(checkpoints.save, 1, [ramp(comm)], {"x": torch.zeros(2)})
+    assert "metadata must be JSON-serializable" in refusal(checkpoints.save, 1, [ramp(comm)], {"x": torch.zeros(2)})
     half = [ramp(comm)] if comm.rank else []
     checkpoints.save(2, half, {})
-    assert "parameter of x: all ranks' parts have 12 of 24 elements" in refused(checkpoints.wait)
+    assert "parameter of x: all ranks' parts have 12 of 24 elements" in refusal(checkpoints.wait)
     assert checkpoints.newest() is None
-    assert "keep=0 checkpoints must be at least 1" in refused(Checkpoints, folder, comm, 0)
+    assert "keep=0 checkpoints must be at least 1" in refusal(Checkpoints, folder, comm, 0)
 
 
 @pytest.mark.sizes(2)
 def test_two_runs_write_to_one_directory(comm, checkpoints, folder):
-    message = refused(Checkpoints, folder, comm)
+    message = refusal(Checkpoints, folder, comm)
     pid = comm.all_gather_object(str(os.getpid()))[0]
     assert f"rank 0: {folder}: another run writes there, process {pid} on " in message
     checkpoints.close()
@@ -250,21 +250,21 @@ def test_what_a_dead_run_left_is_removed(comm, folder):
         (folder / "lock").write_text(json.dumps({"pid": 12, "host": "node9", "since": "2026-01-01"}))
     comm.barrier()
     checkpoints = Checkpoints(folder, comm, say=lines.append)
-    said = "a run that wrote there has died, process 12 on node9, since 2026-01-01"
-    assert [said in line for line in lines] == [True] * (comm.rank == 0)
+    message = "a run that wrote there has died, process 12 on node9, since 2026-01-01"
+    assert [message in line for line in lines] == [True] * (comm.rank == 0)
     comm.barrier()
     assert [path.name for path in folder.iterdir()] == ["lock"]
     comm.barrier()
     checkpoints.save(4, [ramp(comm)], {})
     checkpoints.close()
     comm.barrier()
-    assert (folder / "00008-step-4").is_dir()  # a rank of the dead run that is late finds no folder to write to
+    assert (folder / "00008-step-4").is_dir()  # a late rank of the dead run finds no folder to write to
 
 
 @pytest.mark.sizes(2)
 def test_ranks_must_share_the_directory(comm, folder):
     message = f"rank 1: {folder / '1'} is not the first rank's: choose a folder that all hosts share"
-    assert refused(Checkpoints, folder / str(comm.rank), comm) == message
+    assert refusal(Checkpoints, folder / str(comm.rank), comm) == message
     folder = comm.all_gather_object(str(folder / "0"))[0]
     Checkpoints(folder, comm).close()
 

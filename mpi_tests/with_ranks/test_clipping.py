@@ -1,4 +1,4 @@
-"""The norm of all gradients, whatever ranks hold of them: in numbers as in one place, and over stages bit for bit."""
+"""The norm of all gradients, for any distribution over ranks: equal to that on one rank, over stages bit for bit."""
 
 import math
 
@@ -16,15 +16,15 @@ SHAPES = {"embedding": (61, 30), "norm": (30,), "projection": (30, 120), "expert
 
 def gradients(names=tuple(SHAPES)):
     """Draw the same gradients on every rank, over many magnitudes."""
-    drawn = {}
+    by_name = {}
     for seed, (name, shape) in enumerate(SHAPES.items()):
         generator = torch.Generator().manual_seed(seed)
-        drawn[name] = torch.randn(shape, generator=generator) * 10 ** torch.randn(shape, generator=generator)
-    return {name: drawn[name] for name in names}
+        by_name[name] = torch.randn(shape, generator=generator) * 10 ** torch.randn(shape, generator=generator)
+    return {name: by_name[name] for name in names}
 
 
 def norm_of(grads, mesh, placements=None, limit=math.inf, **options):
-    """Return the norm of parameters which have these gradients, and the parameters."""
+    """Return the norm of parameters with these gradients, and the parameters."""
     model = nn.ParameterDict({name: nn.Parameter(torch.zeros_like(grad)) for name, grad in grads.items()})
     for name, p in model.items():
         p.grad = grads[name].clone()
@@ -64,7 +64,7 @@ def test_shards_along_axes_of_any_names_are_counted_by_their_ranks(comm):
 
 @pytest.mark.sizes(2, 4)
 def test_stages_have_the_norm_of_one_bit_for_bit(comm):
-    """The last stage's head is tied to the first one's embedding: that is counted once."""
+    """The last stage's head is tied to the first one's embedding, and counts once."""
     alone, mesh = Mesh(comm), Mesh(comm, pp=comm.size)
     names = tuple(SHAPES)[:-1]
     want, _ = norm_of(gradients(names), alone)

@@ -31,8 +31,8 @@ HIERARCHICAL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "bro
 
 def check_algorithms(comm, collective, xs, **arguments):
     for algorithm in algorithms_of(collective, comm.size):
-        got = getattr(comm, collective)(xs[comm.rank].copy(), algorithm=algorithm, **arguments)
-        same(got, expected(collective, xs, comm.rank, **arguments), (algorithm, collective, xs[0].dtype, len(xs[0])))
+        actual = getattr(comm, collective)(xs[comm.rank].copy(), algorithm=algorithm, **arguments)
+        same(actual, expected(collective, xs, comm.rank, **arguments), (algorithm, collective, xs[0].dtype, len(xs[0])))
 
 
 def counts_of(collective, size):
@@ -42,7 +42,7 @@ def counts_of(collective, size):
 
 
 def awkward(size, count, dtype):
-    """Return every rank's input, of all magnitudes, and with signed zeros, NaN and infinities at some places."""
+    """Return every rank's input, of all magnitudes, with signed zeros, NaNs and infinities at some places."""
     rng = np.random.default_rng(count)
     xs = rng.standard_normal((size, count)) * 10.0 ** rng.integers(-3, 3, (size, count))
     special = rng.choice([0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf], (size, count))
@@ -58,7 +58,7 @@ def test_every_count(comm, collective):
 @pytest.mark.sizes(3, proof=PROOF)
 @pytest.mark.parametrize("collective", REDUCTIONS)
 def test_every_dtype_and_op(comm, collective):
-    """Each on two algorithms, drawn alike on all ranks: what reduces is the same for all."""
+    """Each runs with two randomly drawn algorithms, as all algorithms use the same reductions."""
     count, draws = 2 * comm.size + 1, np.random.default_rng(0)
     for dtype in DTYPES:
         for op in ops_of(dtype):
@@ -67,11 +67,11 @@ def test_every_dtype_and_op(comm, collective):
             for algorithm in draws.permutation(algorithms_of(collective, comm.size))[:2].tolist():
                 if algorithm == "mpi" and dtype in HALVES:
                     continue
-                got = getattr(comm, collective)(xs[comm.rank].copy(), op=op, algorithm=algorithm)
-                if op == "avg" and dtype in COMPLEX:  # whose quotient NumPy does not round correctly
-                    np.testing.assert_allclose(got, want, rtol=1e-6, strict=True)
+                actual = getattr(comm, collective)(xs[comm.rank].copy(), op=op, algorithm=algorithm)
+                if op == "avg" and dtype in COMPLEX:  # NumPy does not round complex quotients correctly
+                    np.testing.assert_allclose(actual, want, rtol=1e-6, strict=True)
                 else:
-                    same(got, want, (dtype, op, algorithm))
+                    same(actual, want, (dtype, op, algorithm))
 
 
 @pytest.mark.sizes(3, proof=PROOF)
@@ -103,7 +103,7 @@ def test_many_segments(mpi_comm, segment_bytes):
 
 @pytest.mark.sizes(2, 3, proof=PROOF)
 def test_long_messages(mpi_comm):
-    """Sends that their receivers still read when a reduction could already write."""
+    """Receivers still read the sent chunks when a reduction could already overwrite them."""
     from collectives import Communicator
 
     comm = Communicator(mpi_comm, segment_bytes=1 << 17)
@@ -118,8 +118,8 @@ def test_in_place(comm, collective):
     for shape in ((6,), (2, 3), (1, 6, 1)):
         for algorithm in algorithms_of(collective, comm.size):
             x = xs[comm.rank].reshape(shape).copy()
-            got = getattr(comm, collective)(x, algorithm=algorithm)
-            assert got is x
+            actual = getattr(comm, collective)(x, algorithm=algorithm)
+            assert actual is x
             same(x, expected(collective, xs, comm.rank).reshape(shape), (shape, algorithm))
 
 
@@ -140,8 +140,8 @@ def test_hierarchies(mpi_comm, topology, segment_bytes):
     for collective in HIERARCHICAL:
         for count in counts_of(collective, comm.size):
             xs, root = inputs(comm.size, count), {"root": count % comm.size} if collective in ROOTED else {}
-            got = getattr(comm, collective)(xs[comm.rank].copy(), algorithm="hierarchical", **root)
-            same(got, expected(collective, xs, comm.rank, **root), (collective, count))
+            actual = getattr(comm, collective)(xs[comm.rank].copy(), algorithm="hierarchical", **root)
+            same(actual, expected(collective, xs, comm.rank, **root), (collective, count))
     check_uneven_counts(comm, ["hierarchical"])
     comm.free()
 
@@ -174,26 +174,26 @@ def test_out_is_written_and_x_is_not(comm, collective):
     for algorithm in algorithms_of(collective, comm.size):
         x, out = xs[comm.rank].copy(), np.full_like(xs[0] if want is None else want, 99)
         x.flags.writeable = False
-        got = getattr(comm, collective)(x, out=out, algorithm=algorithm)
+        actual = getattr(comm, collective)(x, out=out, algorithm=algorithm)
         same(x, xs[comm.rank], algorithm)
         if collective in ("reduce", "gather") and comm.rank != 0:
-            assert got is (x if collective == "reduce" else None)
+            assert actual is (x if collective == "reduce" else None)
             same(out, np.full_like(out, 99))
         else:
-            assert got is out
+            assert actual is out
             same(out, want, algorithm)
 
 
 @pytest.mark.parametrize("collective", ["reduce_scatter", "reduce", *MOVES])
 def test_x_stays_as_it_is(comm, collective):
-    """But for a broadcast's receivers and a reduction's root."""
+    """Exceptions are the receivers of a broadcast and the root of a reduction."""
     xs = inputs(comm.size, 2 * comm.size)
     changed = {"broadcast": comm.rank != 0, "reduce": comm.rank == 0}.get(collective, False)
     for algorithm in algorithms_of(collective, comm.size):
         x = xs[comm.rank].copy()
         x.flags.writeable = changed
-        got = getattr(comm, collective)(x, algorithm=algorithm)
-        same(got, expected(collective, xs, comm.rank), algorithm)
+        actual = getattr(comm, collective)(x, algorithm=algorithm)
+        same(actual, expected(collective, xs, comm.rank), algorithm)
         assert changed or np.array_equal(x, xs[comm.rank])
 
 
@@ -225,8 +225,8 @@ def check_uneven_counts(comm, algorithms=None):
         own = slice(ends[comm.rank] - counts[comm.rank], ends[comm.rank])
         xs = inputs(comm.size, sum(counts))
         for algorithm in algorithms or algorithms_of("reduce_scatter", comm.size):
-            got = comm.reduce_scatter(xs[comm.rank], counts=counts, algorithm=algorithm)
-            same(got, reduced(xs, "sum")[own], (counts, algorithm))
+            actual = comm.reduce_scatter(xs[comm.rank], counts=counts, algorithm=algorithm)
+            same(actual, reduced(xs, "sum")[own], (counts, algorithm))
         for algorithm in algorithms or algorithms_of("all_gather", comm.size):
             same(comm.all_gather(xs[0][own], counts=counts, algorithm=algorithm), xs[0], (counts, algorithm))
 
@@ -238,8 +238,8 @@ def test_uneven_gather_and_scatter(comm):
         own = slice(ends[comm.rank] - counts[comm.rank], ends[comm.rank])
         whole, root = inputs(comm.size, sum(counts))[0], shift % comm.size
         for algorithm in algorithms_of("gather", comm.size):
-            got = comm.gather(whole[own], root=root, counts=counts, algorithm=algorithm)
-            same(got, whole if comm.rank == root else None, (counts, algorithm))
+            actual = comm.gather(whole[own], root=root, counts=counts, algorithm=algorithm)
+            same(actual, whole if comm.rank == root else None, (counts, algorithm))
         for algorithm in algorithms_of("scatter", comm.size):
             x = whole if comm.rank == root else np.zeros_like(whole)
             same(comm.scatter(x, root=root, counts=counts, algorithm=algorithm), whole[own], (counts, algorithm))
@@ -249,7 +249,7 @@ def test_gather_and_scatter_in_place(comm):
     whole = inputs(comm.size, 2 * comm.size)[0]
     own, root = slice(2 * comm.rank, 2 * comm.rank + 2), comm.size - 1
     for algorithm in algorithms_of("gather", comm.size):
-        out = np.zeros_like(whole) if comm.rank == root else np.zeros(0)  # which is not used
+        out = np.zeros_like(whole) if comm.rank == root else np.zeros(0)  # not used
         x = out[own] if comm.rank == root else np.empty(2, whole.dtype)
         x[:] = whole[own]
         assert comm.gather(x, root=root, out=out, algorithm=algorithm) is (out if comm.rank == root else None)
@@ -269,9 +269,9 @@ def test_uneven_all_to_all(comm):
         chunks = [np.split(x, np.cumsum(row)[:-1])[comm.rank] for x, row in zip(xs, counts, strict=True)]
         sends, receives = counts[comm.rank].tolist(), counts[:, comm.rank].tolist()
         for algorithm in algorithms_of("all_to_all", comm.size, equal=False):
-            for given in ({}, {"recv_counts": receives}):
-                got = comm.all_to_all(xs[comm.rank], send_counts=sends, algorithm=algorithm, **given)
-                same(got, np.concatenate(chunks), (shift, algorithm))
+            for keywords in ({}, {"recv_counts": receives}):
+                actual = comm.all_to_all(xs[comm.rank], send_counts=sends, algorithm=algorithm, **keywords)
+                same(actual, np.concatenate(chunks), (shift, algorithm))
 
 
 @pytest.mark.sizes(1, 2, 3, proof=PROOF)
@@ -283,7 +283,7 @@ def test_all_ranks_get_the_same_bits_each_time(comm, dtype):
             with np.errstate(all="ignore"):
                 want = reduced(xs, op)
             for algorithm in algorithms_of("all_reduce", comm.size):
-                if algorithm == "mpi":  # MPI promises less
+                if algorithm == "mpi":  # MPI guarantees less
                     continue
                 x = comm.all_reduce(xs[comm.rank].copy(), op=op, algorithm=algorithm)
                 again = comm.all_reduce(xs[comm.rank].copy(), op=op, algorithm=algorithm)
@@ -291,7 +291,7 @@ def test_all_ranks_get_the_same_bits_each_time(comm, dtype):
                 assert len(set(comm.mpi.allgather(x.tobytes()))) == 1, (op, algorithm)
                 if op in ("min", "max"):
                     same(x.astype(np.float64), want.astype(np.float64), (op, algorithm))
-                elif op != "prod":  # where infinity times 0 depends on the order
+                elif op != "prod":  # for products, infinity times 0 depends on the order
                     assert np.array_equal(np.isnan(x), np.isnan(want)), (op, algorithm)
 
 
@@ -317,7 +317,7 @@ def test_overflow_and_invalid_sums_are_results(comm):
 
 
 def test_a_collective_is_a_row_and_a_schedule(comm, monkeypatch):
-    """An inclusive prefix sum under another name: arguments, memory, MPI's call follow from its row."""
+    """A prefix sum under another name: its row determines the arguments, the memory and MPI's call."""
 
     def upward(at):
         return range(at.rank + 1)

@@ -1,4 +1,4 @@
-"""The right-hand cells of docs/coming-from.md, but training; where mpi4py is on the left, both sides."""
+"""Run the right-hand cells of docs/coming-from.md, except those on training; beside mpi4py, both sides."""
 
 import numpy as np
 import pytest
@@ -9,12 +9,12 @@ from mpi_tests.helpers.documented import COMMAND, code, rows
 
 ROWS = [(heading, *cells) for heading, cells in rows("coming-from.md") if cells[1] != "here"]
 PYTHON = [(*row, code(row[2])) for row in ROWS if code(row[2]) and not COMMAND.match(code(row[2])[0])]
-COUNT = 12  # numbers, of which 1, 2 and 4 ranks have equal chunks
+COUNT = 12  # elements, divisible among 1, 2 and 4 ranks
 MISSING = "✗"
 
 
 def arrays(comm):
-    """Return a rank's arrays by the names that the page uses."""
+    """Return a rank's arrays by their names on the page."""
     x = np.arange(COUNT) + 100.0 * comm.rank
     names = {"x": x, "y": np.zeros(COUNT), "part": x[: COUNT // comm.size].copy()}
     names |= {
@@ -28,7 +28,7 @@ def arrays(comm):
 
 
 def largest(source, into, datatype):
-    """Reduce by the maximum, with the signature that MPI.Op.Create takes."""
+    """Reduce by the maximum, with the signature required by MPI.Op.Create."""
     a, b = (np.frombuffer(memory) for memory in (source, into))
     b[:] = np.fmax(a, b)
 
@@ -39,7 +39,7 @@ def model():
 
 @pytest.fixture
 def names(comm, mpi_comm, monkeypatch):
-    """Return the names that the page's code uses, without arrays."""
+    """Return the names in the page's code, except arrays."""
     import collectives
     import collectives.horovod.torch as hvd
     from parallelism.data.loop import DataParallel
@@ -92,13 +92,13 @@ def test_mpi_and_these_leave_the_same_in_the_arrays(names, comm, mpi_comm):
     for heading, theirs, here, lines in PYTHON:
         if heading != "mpi4py" or "Reduce(x, y" in theirs or "Win" in theirs or "bcast" in theirs:
             continue
-        left = arrays(comm) | {"MPI": MPI, "comm": mpi_comm}
+        by_mpi = arrays(comm) | {"MPI": MPI, "comm": mpi_comm}
         right = names | arrays(comm)
         for line in code(theirs):
-            run(line.replace("MPI.COMM_WORLD", "comm"), left, theirs)
+            run(line.replace("MPI.COMM_WORLD", "comm"), by_mpi, theirs)
         for line in lines:
             run(line, right, here)
         for name in ("x", "y", "part", "flags", "pairs"):
-            assert np.array_equal(left[name], right[name]), (theirs, name)
-            number += not np.array_equal(left[name], arrays(comm)[name])
+            assert np.array_equal(by_mpi[name], right[name]), (theirs, name)
+            number += not np.array_equal(by_mpi[name], arrays(comm)[name])
     assert number >= (16 if comm.size > 1 else 1)

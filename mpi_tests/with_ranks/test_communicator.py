@@ -24,10 +24,10 @@ def test_many_at_once_waited_for_in_any_order(comm):
         works += [comm.barrier(blocking=False)]
         wants = [reduced(x, "sum") for x in xs] + [expected("all_to_all", xs[3], comm.rank), xs[2][0]]
         for i in np.random.default_rng([turn, comm.rank]).permutation(len(works)):
-            got = works[i].wait()
+            actual = works[i].wait()
             assert works[i].done()
             if i < len(wants):
-                same(got, wants[i], i)
+                same(actual, wants[i], i)
 
 
 def test_a_started_plan_moves_on_while_another_communicator_waits(comm):
@@ -68,8 +68,8 @@ def test_a_plan_works_on_what_the_arrays_hold_when_it_runs(comm, collective):
         for run in range(5):
             xs = [a + run for a in inputs(comm.size, 2 * comm.size)]
             x[:] = xs[comm.rank]
-            got = plan() if run % 2 else plan.start().wait()
-            same(got, expected(collective, xs, comm.rank), (algorithm, run))
+            actual = plan() if run % 2 else plan.start().wait()
+            same(actual, expected(collective, xs, comm.rank), (algorithm, run))
         plan.free()
 
 
@@ -94,9 +94,9 @@ def test_a_plan_runs_once_at_a_time(comm):
     if comm.rank == 0:
         plan.start()
         if comm.size > 1:
-            for refused in (plan.start, plan, plan.free):
+            for action in (plan.start, plan, plan.free):
                 with pytest.raises(RuntimeError, match=r"barrier \w+ is (already )?running: wait\(\) before"):
-                    refused()
+                    action()
     comm.mpi.Barrier()
     if comm.rank != 0:
         plan.start()
@@ -149,9 +149,9 @@ def test_a_freed_communicator_refuses_all_use(comm):
 
 def test_auto_says_what_it_chose(comm):
     for count in (1, 1 << 10, 1 << 16):
-        chosen = comm.plan("all_reduce", comm.empty(count, "float64")).name.removeprefix("all_reduce ")
+        name = comm.plan("all_reduce", comm.empty(count, "float64")).name.removeprefix("all_reduce ")
         assert comm.explain("all_reduce", 8 * count).startswith(
-            f"all_reduce of {8 * count} bytes on {comm.size} rank{'s' * (comm.size > 1)} of 1 node: {chosen}\n"
+            f"all_reduce of {8 * count} bytes on {comm.size} rank{'s' * (comm.size > 1)} of 1 node: {name}\n"
         )
     assert comm.plan("barrier", algorithm="mpi").name == "barrier mpi"
 
@@ -161,10 +161,10 @@ def test_a_barrier_waits_for_the_last(comm):
         for late in {0, comm.size - 1}:
             if comm.rank == late:
                 time.sleep(LATE_S)
-            entered = time.monotonic()  # one clock for all processes of a machine
+            entered = time.monotonic()  # all processes of a machine share the clock
             comm.barrier(algorithm=algorithm)
-            left = time.monotonic()
-            assert left >= max(comm.mpi.allgather(entered)), (algorithm, late)
+            exit_s = time.monotonic()
+            assert exit_s >= max(comm.mpi.allgather(entered)), (algorithm, late)
 
 
 def test_split(comm):
@@ -200,31 +200,34 @@ def test_parts_work_side_by_side(comm):
 
 @pytest.mark.sizes(2, 3, proof=(8,))
 def test_send_and_recv(comm):
-    """Round the ring, odd ranks receiving first."""
+    """Messages travel around the ring; odd ranks receive first."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for count in (0, 1, 100_000):
         for dtype in ("bfloat16", "int64"):
             xs = inputs(comm.size, count, dtype)
-            got = np.zeros(count, dtype_of(dtype))
-            steps = [lambda x=xs[comm.rank]: comm.send(x, right, tag=3), lambda got=got: comm.recv(got, left, tag=3)]
+            actual = np.zeros(count, dtype_of(dtype))
+            steps = [
+                lambda x=xs[comm.rank]: comm.send(x, right, tag=3),
+                lambda actual=actual: comm.recv(actual, left, tag=3),
+            ]
             for step in steps[:: -1 if comm.rank % 2 else 1]:
                 step()
-            same(got, xs[left])
+            same(actual, xs[left])
 
 
 @pytest.mark.sizes(1, 2, 3)
 def test_messages_under_way(comm):
-    """Sent before any is received, and taken in another order; torch's memory is read and written in place."""
+    """All are sent before the first receive, and received in another order; torch's memory is used in place."""
     import torch
 
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     sent = [torch.full((100, 1000), 10.0 * tag + comm.rank) for tag in range(3)]
-    got = [torch.zeros(100, 1000) for _ in range(3)]
+    actual = [torch.zeros(100, 1000) for _ in range(3)]
     sends = [comm.send(x, right, tag=tag, blocking=False) for tag, x in enumerate(sent)]
-    recvs = [comm.recv(x, left, tag=tag, blocking=False) for tag, x in enumerate(got)]
+    recvs = [comm.recv(x, left, tag=tag, blocking=False) for tag, x in enumerate(actual)]
     for tag in (2, 0, 1):
-        assert recvs[tag].wait() is got[tag]
-        assert (got[tag] == 10 * tag + left).all()
+        assert recvs[tag].wait() is actual[tag]
+        assert (actual[tag] == 10 * tag + left).all()
     for x, send in zip(sent, sends, strict=True):
         assert send.wait() is x
         assert send.done()
@@ -232,7 +235,7 @@ def test_messages_under_way(comm):
 
 @pytest.mark.sizes(1, 2)
 def test_tags_keep_messages_apart(comm):
-    """A rank of size 1 sends to itself."""
+    """In a communicator of size 1, the rank sends to itself."""
     dest = comm.size - 1
     with ThreadPoolExecutor(2) as pool:
         if comm.rank == 0:
@@ -250,7 +253,7 @@ def test_tags_keep_messages_apart(comm):
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize("length", [4, 100_000])
 def test_recv_of_another_length_or_dtype_is_refused(comm, length):
-    """What was sent is gone then, x is as it was, and the next message comes."""
+    """The message is discarded, x is unchanged, and the next message arrives."""
     from collectives import CommunicationError
 
     for count, dtype in ((length + 1, "float32"), (length - 1, "float32"), (length, "int32"), (length // 2, "float64")):
@@ -273,21 +276,21 @@ def test_recv_of_another_length_or_dtype_is_refused(comm, length):
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize("length", [4, 100_000])
 def test_messages_of_one_tag_are_taken_in_the_order_of_the_receives(comm, length):
-    """From any rank or from one, with several under way."""
+    """The receives are from any rank or from one, with several in progress."""
     xs = [np.full(length, float(i)) for i in range(6)]
     if comm.rank == 0:
         works = [comm.send(x, 1, blocking=False) for x in xs]
     else:
-        got = [np.zeros(length) for _ in xs]
-        works = [comm.recv(x, None if i % 2 else 0, blocking=False) for i, x in enumerate(got)]
+        actual = [np.zeros(length) for _ in xs]
+        works = [comm.recv(x, None if i % 2 else 0, blocking=False) for i, x in enumerate(actual)]
     for work in works[::-1]:
         work.wait()
-    assert comm.rank == 0 or [x[-1] for x in got] == [0, 1, 2, 3, 4, 5]
+    assert comm.rank == 0 or [x[-1] for x in actual] == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.sizes(2)
 def test_messages_that_cannot_be(comm):
-    """They are refused on the rank that asks, and the communicator goes on."""
+    """The calling rank raises an error, and the communicator still works."""
     unwritable = np.zeros(4)
     unwritable.flags.writeable = False
     largest = comm._context.num_tags // 2 - 1
@@ -318,7 +321,7 @@ def test_messages_that_cannot_be(comm):
 
 @pytest.mark.sizes(2)
 def test_long_messages_go_in_parts(comm, monkeypatch):
-    """Each of as much as MPI counts: 1 GiB, here 1 KiB."""
+    """A part has as many bytes as MPI can count: 1 GiB, here 1 KiB."""
     from collectives.runtime import point_to_point
 
     monkeypatch.setattr(point_to_point, "LARGEST_MESSAGE_BYTES", 1024)
@@ -333,7 +336,7 @@ def test_a_plan_that_fails_on_its_way_leaves_the_communicator_as_it_was(comm):
     from collectives import CommunicationError
 
     plan = comm.plan("barrier")
-    plan.enclose([(np.zeros(3), np.zeros(2))], [], None)  # a copy that cannot be
+    plan.enclose([(np.zeros(3), np.zeros(2))], [], None)  # an impossible copy
     with pytest.raises(CommunicationError, match=r"^barrier .*could not broadcast"):
         plan()
     assert comm.all_reduce(np.ones(1)) == comm.size
@@ -393,8 +396,8 @@ def test_parts_know_their_nodes(comm, monkeypatch):
     within = nodes.split(comm.rank * 2 // comm.size)
     assert across.topology.nodes == ((0,), (1,))
     assert within.topology.nodes == (tuple(range(comm.size // 2)),)
-    for made in (across, within, nodes):
-        made.free()
+    for part in (across, within, nodes):
+        part.free()
 
 
 def test_empty(comm):
@@ -427,7 +430,7 @@ def test_memory_that_is_refused_leaves_no_file(new_comm, monkeypatch, tmp_path):
     assert (new_comm.all_reduce(x) == new_comm.size).all()
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads what is mapped in /proc")
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
 def test_memory_has_no_name_that_a_dead_job_would_leave(comm):
     x = comm.empty(1 << 20)
     comm.barrier()
@@ -446,7 +449,7 @@ def test_a_started_plan_moves_on_by_itself(comm, algorithm):
         plan.start()
         patience = time.monotonic() + 60
         while plan.in_background and time.monotonic() < patience:
-            time.sleep(1e-3)  # as good as computing: nothing here asks the plan anything
+            time.sleep(1e-3)  # like computation: this thread makes no calls on the plan
         assert not plan.in_background
         assert (x == comm.size * (comm.size - 1) // 2).all()
         assert plan.done()
@@ -464,17 +467,17 @@ def test_only_started_plans_have_a_thread(new_comm):
 
 @pytest.mark.sizes(2)
 def test_a_thread_that_still_knows_a_plan_from_its_last_run(comm):
-    """Another thread moves a plan on whenever it can, also while this one starts it again."""
+    """A background thread drives a plan at any time, also while this thread starts it again."""
     plan = comm.plan("all_reduce", np.ones(50_000), algorithm="ring")
-    ended = threading.Event()
+    result = threading.Event()
 
     def move_on():
-        while not ended.is_set():
+        while not result.is_set():
             plan.advance()
 
     with ThreadPoolExecutor(1) as pool:
         moving = pool.submit(move_on)
         for _ in range(50):
             plan()
-        ended.set()
+        result.set()
         moving.result()

@@ -1,6 +1,6 @@
-"""torch.compile of a divided model's blocks, without the back end that makes programs, of systems/test_compile.py.
+"""torch.compile of a parallelized model's blocks, without code generation, which systems/test_compile.py has.
 
-What is looked at is that the compiler takes the blocks, and that what comes of them is the same.
+The compiler must accept the blocks, and their results must not change.
 """
 
 import sys
@@ -19,7 +19,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.filterwarnings("default")  # the compiler asks tensors for gradients that they lack
+@pytest.mark.filterwarnings("default")  # the compiler reads gradients that tensors lack
 @pytest.mark.sizes(2)
 def test_blocks_are_compiled_in_every_layout(comm, monkeypatch, layout):
     from torch._dynamo.utils import counters

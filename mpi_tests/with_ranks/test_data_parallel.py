@@ -11,11 +11,11 @@ from parallelism.data.buckets import cut_buckets
 from parallelism.data.loop import DataParallel
 
 pytestmark = pytest.mark.sizes(1, 2, 3, 4)
-SAMPLES = 24  # 1, 2, 3 and 4 ranks can share them
+SAMPLES = 24  # divisible by 1, 2, 3 and 4 ranks
 
 
 class Model(nn.Module):
-    """Some parameters are frozen, some used only on request; and there is a buffer."""
+    """A model with frozen parameters, parameters used only on request, and a buffer."""
 
     def __init__(self, seed: int = 0):
         super().__init__()
@@ -53,7 +53,7 @@ def assert_same_gradients(model: nn.Module, reference: nn.Module) -> None:
 def test_gradients_are_those_of_the_whole_batch(comm, bucket_mb):
     model, arena = parallel(comm, bucket_mb=bucket_mb)
     reference = Model()
-    for seed in (1, 2):  # the plans are run again
+    for seed in (1, 2):  # the second step runs the plans again
         arena.zero_grad()
         reference.zero_grad()
         model(share(comm, batch(seed))).backward()
@@ -82,7 +82,7 @@ def test_no_sync_accumulates_and_the_next_pass_reduces_the_sum(comm):
 
 
 def test_gradients_that_an_optimizer_replaces_are_refused(comm):
-    """By default it sets them to None: new ones would be each rank's own."""
+    """By default an optimizer sets gradients to None: new ones would not be reduced."""
     model, _ = parallel(comm)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
@@ -97,7 +97,7 @@ def test_gradients_that_an_optimizer_replaces_are_refused(comm):
 
 def test_parameters_that_a_pass_does_not_reach_count_as_zero(comm):
     model, arena = parallel(comm, bucket_mb=1e-6)
-    for _ in range(2):  # a pass without them must not upset the next one
+    for _ in range(2):  # a pass without them must not affect the next one
         arena.zero_grad()
         model(share(comm, batch()), use_extra=False).backward()
         reference = Model()

@@ -1,4 +1,4 @@
-"""Weight gradients that are put off: none before, all afterwards, those of the plain model; what is kept meanwhile."""
+"""Deferred weight gradients: none before the flush, those of the plain model after it."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from training.gpt import gpt2_plan
 @pytest.mark.sizes(1, 2, 4)
 @each_mode
 def test_split_layers(comm, sequence):
-    model, later, wanted = randomized(CONFIG), WeightGradients(), plain_gradients()
+    model, later, expected = randomized(CONFIG), WeightGradients(), plain_gradients()
     parallelize(model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head, CONFIG.n_kv_head), comm, sequence=sequence)
     with deferring(later):
         _, loss = model(TOKENS, TARGETS)
@@ -22,7 +22,7 @@ def test_split_layers(comm, sequence):
     assert all(p.grad is None for p in matrices.values())
     later.add()
     for name, p in model.named_parameters():
-        close(p.grad, part(p, wanted[name], comm))
+        close(p.grad, part(p, expected[name], comm))
 
 
 @pytest.mark.sizes(2)
@@ -38,6 +38,6 @@ def test_split_layers_in_bfloat16(comm, sequence):
         if later:
             later.add()
         results.append([p.grad for p in model.parameters()])
-    for wanted, got in zip(*results, strict=True):
-        assert got.dtype == torch.float32
-        close(got, wanted, rtol=2**-7)
+    for expected, actual in zip(*results, strict=True):
+        assert actual.dtype == torch.float32
+        close(actual, expected, rtol=2**-7)

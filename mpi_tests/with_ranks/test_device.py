@@ -32,10 +32,10 @@ def test_every_collective(mpi_comm, cuda, mpi_reads, segment_bytes):
             want = expected(collective, xs, comm.rank)
             for algorithm in algorithms_on(cuda, collective, comm.size):
                 x = cuda.put(xs[comm.rank])
-                got = getattr(comm, collective)(x, algorithm=algorithm)
-                assert (got is x) == (collective in IN_PLACE)
-                assert (got is want is None) or np.array_equal(cuda.get(got), want), (collective, per_rank, algorithm)
-                assert got is x or np.array_equal(cuda.get(x), xs[comm.rank])
+                y = getattr(comm, collective)(x, algorithm=algorithm)
+                assert (y is x) == (collective in IN_PLACE)
+                assert (y is want is None) or np.array_equal(cuda.get(y), want), (collective, per_rank, algorithm)
+                assert y is x or np.array_equal(cuda.get(x), xs[comm.rank])
     comm.free()
 
 
@@ -65,8 +65,8 @@ def test_uneven_counts_and_in_place(new_comm, cuda, mpi_reads):
     xs = inputs(comm.size, sum(counts))
     for algorithm in algorithms_on(cuda, "reduce_scatter", comm.size):
         x = cuda.put(xs[comm.rank])
-        got = comm.reduce_scatter(x, out=x[own], counts=counts, op="avg", algorithm=algorithm)
-        assert np.array_equal(cuda.get(got), reduced(xs, "avg")[own]), algorithm
+        actual = comm.reduce_scatter(x, out=x[own], counts=counts, op="avg", algorithm=algorithm)
+        assert np.array_equal(cuda.get(actual), reduced(xs, "avg")[own]), algorithm
     for algorithm in algorithms_on(cuda, "all_gather", comm.size):
         out = cuda.put(np.where(np.isin(np.arange(sum(counts)), np.arange(sum(counts))[own]), xs[0], 0))
         comm.all_gather(out[own], out=out, counts=counts, algorithm=algorithm)
@@ -74,9 +74,9 @@ def test_uneven_counts_and_in_place(new_comm, cuda, mpi_reads):
     sends = [(comm.rank + dest) % 3 for dest in range(comm.size)]
     for algorithm in algorithms_on(cuda, "all_to_all", comm.size, equal=False):
         x = np.repeat(np.arange(comm.size) + 10.0 * comm.rank, sends)
-        got = comm.all_to_all(cuda.put(x), send_counts=sends, algorithm=algorithm)
-        want = np.repeat(comm.rank + 10.0 * np.arange(comm.size), sends)  # as many come as go
-        assert np.array_equal(cuda.get(got), want), algorithm
+        actual = comm.all_to_all(cuda.put(x), send_counts=sends, algorithm=algorithm)
+        want = np.repeat(comm.rank + 10.0 * np.arange(comm.size), sends)  # a rank receives as many elements as it sends
+        assert np.array_equal(cuda.get(actual), want), algorithm
 
 
 @each_mode
@@ -115,19 +115,19 @@ def test_many_at_once(mpi_comm, cuda, mpi_reads):
 
 
 def test_calls_of_near_lengths_share_their_staging_buffers(new_comm, cuda, monkeypatch):
-    """Of the host and of the device, those of each call the next one's, too; a plan has its own."""
+    """Calls share staging buffers of the host and of the device; a plan has its own."""
     comm = new_comm
-    made = []
+    allocations = []
     host, empty = cuda.device.host, cuda.device.empty
-    monkeypatch.setattr(cuda.device, "host", lambda nbytes: made.append(nbytes) or host(nbytes))
-    monkeypatch.setattr(cuda.device, "empty", lambda count, dtype: made.append(count) or empty(count, dtype))
+    monkeypatch.setattr(cuda.device, "host", lambda nbytes: allocations.append(nbytes) or host(nbytes))
+    monkeypatch.setattr(cuda.device, "empty", lambda count, dtype: allocations.append(count) or empty(count, dtype))
 
     def run(call, length):
         xs = inputs(comm.size, length)
         x = cuda.put(xs[comm.rank])
         call(x)
         assert np.array_equal(cuda.get(x), reduced(xs, "sum"))
-        return len(made)
+        return len(allocations)
 
     def call(x):
         comm.all_reduce(x, algorithm="ring")
@@ -135,8 +135,8 @@ def test_calls_of_near_lengths_share_their_staging_buffers(new_comm, cuda, monke
     first = run(call, 5000)
     assert [run(call, length) for length in (4990, 5001, 5010)] == [first] * 3
     assert (run(call, 50_000) > first) == (comm.size > 1)
-    begun = len(made)
-    assert (run(lambda x: comm.plan("all_reduce", x, algorithm="ring")(), 5000) > begun) == (comm.size > 1)
+    before = len(allocations)
+    assert (run(lambda x: comm.plan("all_reduce", x, algorithm="ring")(), 5000) > before) == (comm.size > 1)
 
 
 @each_mode
@@ -145,16 +145,16 @@ def test_send_and_recv(new_comm, cuda, mpi_reads):
     cuda.use(mpi_reads=mpi_reads)
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     xs = inputs(comm.size, 100)
-    x, got = cuda.put(xs[comm.rank]), cuda.empty(100, "float32")
+    x, actual = cuda.put(xs[comm.rank]), cuda.empty(100, "float32")
     if comm.size == 1:
         return
     for step in (comm.send, comm.recv) if comm.rank % 2 == 0 else (comm.recv, comm.send):
-        step(*((x, right) if step == comm.send else (got, left)))
-    assert np.array_equal(cuda.get(got), xs[left])
+        step(*((x, right) if step == comm.send else (actual, left)))
+    assert np.array_equal(cuda.get(actual), xs[left])
 
 
 def after_a_round(comm, cuda, mode, values, moves):
-    """Return three chunks of five after a round of moves in segments of two."""
+    """Return three chunks of five elements after a round of moves in segments of two."""
     from collectives.arrays.views import host
     from collectives.runtime.messages import RequestBinder, Vector
     from collectives.runtime.plan import Plan
@@ -170,7 +170,7 @@ def after_a_round(comm, cuda, mode, values, moves):
 @pytest.mark.sizes(2)
 @each_memory
 def test_reductions_into_what_is_still_being_sent(comm, cuda, mode):
-    """A round in which a Send's run and a RecvReduce's overlap, but are not the same."""
+    """In one round, the runs of a Send and of a RecvReduce overlap, but are not equal."""
     a, b = inputs(2, 15)
     first, last = range(2), range(1, 3)
     moves = (Send(1, first), RecvReduce(1, last)) if comm.rank == 0 else (RecvReduce(0, first), Send(0, last))
@@ -181,7 +181,7 @@ def test_reductions_into_what_is_still_being_sent(comm, cuda, mode):
 @pytest.mark.sizes(2)
 @each_memory
 def test_two_reductions_from_one_rank(comm, cuda, mode):
-    """A round with two messages from rank to rank, of many segments."""
+    """A round has two messages of many segments between the same ranks."""
     a, b = inputs(2, 15)
     runs = range(2, 3), range(1)
     moves = tuple(Send(1, run) for run in runs) if comm.rank == 0 else tuple(RecvReduce(0, run) for run in runs)
@@ -195,33 +195,33 @@ def test_segments_are_copied_while_others_travel(mpi_comm, cuda, monkeypatch):
     from collectives.arrays.cuda import Cuda
     from collectives.runtime import messages
 
-    seen, copies = [], itertools.count()
+    events, copies = [], itertools.count()
     copy, start, under_way = Cuda.copy, messages.Lane.start, messages.Messages
 
     def traced(device, target, source):
         number = next(copies)
-        seen.append(f"queue {number}")
+        events.append(f"queue {number}")
         copy(device, target, source)
-        device.stream.launch_host_func(lambda _: seen.append(f"copy {number}"), None)
+        device.stream.launch_host_func(lambda _: events.append(f"copy {number}"), None)
 
     cuda.lag(20_000)
     comm = Communicator(mpi_comm, segment_bytes=16)
     x = cuda.put(np.full(20, comm.rank, np.float32))
     plan = comm.plan("broadcast", x, algorithm="binomial")
     monkeypatch.setattr(Cuda, "copy", traced)
-    monkeypatch.setattr(messages.Lane, "start", lambda lane, i: (start(lane, i), seen.append(f"start {i}")))
-    monkeypatch.setattr(messages, "Messages", lambda requests: (seen.append("await"), under_way(requests))[1])
-    got = cuda.get(plan())
+    monkeypatch.setattr(messages.Lane, "start", lambda lane, i: (start(lane, i), events.append(f"start {i}")))
+    monkeypatch.setattr(messages, "Messages", lambda requests: (events.append("await"), under_way(requests))[1])
+    actual = cuda.get(plan())
     comm.free()
-    assert (got == 0).all()
+    assert (actual == 0).all()
     if comm.rank == 0:
-        # The copy of a segment is queued before the message of the one before it is waited for, and done while that
-        # travels; and a message leaves before the next copy is done.
-        assert [word for word in seen[:6] if "copy" not in word] == ["queue 0", "queue 1", "start 0", "start 1"]
+        # The copy of a segment is queued before the wait for the previous segment's message, and runs while that
+        # travels; a message leaves before the next copy is complete.
+        assert [word for word in events[:6] if "copy" not in word] == ["queue 0", "queue 1", "start 0", "start 1"]
         for i in range(5):
-            assert seen.index(f"queue {i}") < seen.index(f"copy {i}") < seen.index(f"start {i}")
+            assert events.index(f"queue {i}") < events.index(f"copy {i}") < events.index(f"start {i}")
         later = [word for i in (2, 3, 4) for word in ("await", f"queue {i}", f"start {i}")]
-        assert [word for word in seen if "copy" not in word][4:14] == [*later, "await"]
+        assert [word for word in events if "copy" not in word][4:14] == [*later, "await"]
 
 
 @pytest.mark.sizes(2)

@@ -1,4 +1,4 @@
-"""Calls on arrays of devices that are made again and again: what is bound for the first runs for others, anywhere."""
+"""Repeated calls on device arrays: the plan bound for the first call runs for arrays at any address."""
 
 import gc
 import threading
@@ -22,18 +22,18 @@ pytestmark = pytest.mark.sizes(2, 3)
 
 @pytest.fixture
 def comm(mpi_comm):
-    """Yield a communicator of the test's own, and free its device memory."""
-    made = Communicator(mpi_comm)
-    yield made
+    """Yield a new communicator, and free its device memory afterwards."""
+    communicator = Communicator(mpi_comm)
+    yield communicator
     gc.collect()
-    made.free()
+    communicator.free()
 
 
 def only_once(comm, monkeypatch):
-    """Fail from now on where ranks agree on a call anew."""
+    """Fail if the ranks agree on a new call from now on."""
 
     def refuse(*args, **named):
-        raise AssertionError("the ranks agree anew")
+        raise AssertionError("the ranks agree on a new call")
 
     monkeypatch.setattr(comm._resolver, "agree", refuse)
 
@@ -47,7 +47,7 @@ def names(cuda, collective, size):
 def test_later_calls_take_arrays_that_lie_elsewhere(comm, cuda, collective, mpi_reads, monkeypatch):
     cuda.use(mpi_reads=mpi_reads)
     for count in (0, 24 * comm.size):
-        xs, seen = inputs(comm.size, count), []
+        xs, references = inputs(comm.size, count), []
         for algorithm in ["auto", *names(cuda, collective, comm.size)]:
             with monkeypatch.context() as patch:
                 for run in range(3):
@@ -55,16 +55,16 @@ def test_later_calls_take_arrays_that_lie_elsewhere(comm, cuda, collective, mpi_
                         only_once(comm, patch)
                     args = [values + np.float32(run) for values in xs]
                     x = cuda.put(args[comm.rank])
-                    got = getattr(comm, collective)(x, algorithm=algorithm)
+                    actual = getattr(comm, collective)(x, algorithm=algorithm)
                     want = expected(collective, args, comm.rank)
-                    assert (got is want is None) or np.array_equal(cuda.get(got), want), (algorithm, count, run)
+                    assert (actual is want is None) or np.array_equal(cuda.get(actual), want), (algorithm, count, run)
                     if collective not in IN_PLACE:
                         same(cuda.get(x), args[comm.rank])
-                    seen.append((x, got))  # so that the next ones lie elsewhere
+                    references.append((x, actual))  # so that the next arrays have other addresses
 
 
 def test_results_land_in_whatever_array_is_passed(comm, cuda, monkeypatch):
-    xs, out, seen = inputs(comm.size, 24 * comm.size), None, []
+    xs, out, references = inputs(comm.size, 24 * comm.size), None, []
     for collective in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all"):
         with monkeypatch.context() as patch:
             for run in range(3):
@@ -73,14 +73,14 @@ def test_results_land_in_whatever_array_is_passed(comm, cuda, monkeypatch):
                 args = [values + np.float32(run) for values in xs]
                 want = expected(collective, args, comm.rank)
                 x, out = cuda.put(args[comm.rank]), cuda.empty(want.shape, want.dtype)
-                seen.append(out)
+                references.append(out)
                 assert getattr(comm, collective)(x, out=out) is out
                 same(cuda.get(out), want)
                 same(cuda.get(x), args[comm.rank])
 
 
 def test_calls_of_several_lengths_go_by_the_same_buffers_one_after_the_other(comm, cuda, monkeypatch):
-    """A longer array comes, and shorter ones again; when all are bound, the host waits for no device."""
+    """A longer array follows, then shorter ones again; once all are bound, the host waits for no device."""
 
     def refuse(device):
         raise AssertionError("the host waits")
@@ -102,7 +102,7 @@ def test_calls_of_several_lengths_go_by_the_same_buffers_one_after_the_other(com
 
 
 def test_memory_that_is_freed_at_once_may_be_others(comm, cuda):
-    """The caller's stream goes on behind a call, and its pool gives the memory to the next array."""
+    """The caller frees memory right after a call, and its stream's pool allocates the next array there."""
     cuda.lag(LATE_US)
     for run in range(6):
         args = [values + np.float32(run) for values in inputs(comm.size, 5_000)]
@@ -113,7 +113,7 @@ def test_memory_that_is_freed_at_once_may_be_others(comm, cuda):
 
 
 def test_symmetric_arrays_beside_ordinary_ones(comm, cuda):
-    """On some ranks only, in calls that repeat, and in turn with calls of ordinary arrays on all."""
+    """Symmetric arrays are used on some ranks only, in repeated calls, and in turn with ordinary arrays on all."""
     at_home = [cuda.symmetric(comm, np.zeros(400, np.float32)) for _ in range(2)]
     for run in range(9):
         args = [values + np.float32(run) for values in inputs(comm.size, 400)]
@@ -125,7 +125,7 @@ def test_symmetric_arrays_beside_ordinary_ones(comm, cuda):
 
 
 def test_a_root_whose_arrays_are_all_symmetric(comm, cuda):
-    """The others, which have no result, work as the root does."""
+    """The other ranks, which have no result, use the same algorithm as the root."""
     x, out = (cuda.symmetric(comm, np.zeros(count, np.float32)) for count in (50, 50 * comm.size))
     for run in range(3):
         args = [np.full(50, rank + run, np.float32) for rank in range(comm.size)]
@@ -135,7 +135,7 @@ def test_a_root_whose_arrays_are_all_symmetric(comm, cuda):
 
 
 def test_results_that_are_symmetric_on_some_ranks(comm, cuda):
-    """Nobody reads the symmetric `x` of a rank that works in buffers of its own."""
+    """No peer reads the symmetric `x` of a rank that works in its own buffers."""
     count = 50_000
     x, out = (cuda.symmetric(comm, np.zeros(n, np.float32)) for n in (count, count * comm.size))
     for run in range(3):
@@ -148,7 +148,7 @@ def test_results_that_are_symmetric_on_some_ranks(comm, cuda):
 
 
 def test_calls_by_another_thread_follow_its_stream(comm, cuda):
-    """As those of torch's programs: the thread's stream is between two events of the caller's."""
+    """Like torch's backward thread, the thread's stream runs between two events of the caller's stream."""
     cuda.lag(LATE_US)
     own = cuda.cupy.cuda.Stream(non_blocking=True)
     for run in range(3):
@@ -189,7 +189,7 @@ def test_a_root_that_has_more_than_the_others(comm, cuda):
 
 
 def test_calls_of_two_libraries_follow_the_streams_of_each(comm, cuda, monkeypatch):
-    """An array of torch has torch's current stream before it and after it, whoever has made such a call before."""
+    """A call on a torch array is ordered with torch's current stream, whichever library made the previous call."""
     cuda.lag(LATE_US)
     torchs = cuda.cupy.cuda.Stream(non_blocking=True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=torchs.ptr))
@@ -207,7 +207,7 @@ def test_calls_of_two_libraries_follow_the_streams_of_each(comm, cuda, monkeypat
 
 
 def test_devices_that_wait_for_each_other_take_arrays_from_anywhere(comm, cuda):
-    """Where each rank has one of its own, a run is a kernel: the copies are ahead of it and behind it."""
+    """With one device per rank, a run is one kernel, with copies before and after it."""
     cuda.use(comm.rank)
     cuda.lag(LATE_US)
     for run in range(3):

@@ -1,4 +1,4 @@
-"""Direct algorithms on devices: ranks that reach each other's device memory, ordered by events only."""
+"""Direct algorithms on devices: ranks access each other's device memory, ordered only by events."""
 
 import gc
 import threading
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.sizes(1, 2, 3, proof=(4,))
 
 @pytest.fixture
 def comm(mpi_comm):
-    """Yield a communicator of the test's own, as tests look at its device memory."""
+    """Yield a new communicator, as tests inspect its device memory."""
     from collectives import Communicator
 
-    made = Communicator(mpi_comm)
-    yield made
+    communicator = Communicator(mpi_comm)
+    yield communicator
     gc.collect()
-    made.free()
+    communicator.free()
 
 
 def symmetric(comm, cuda, values):
@@ -46,16 +46,16 @@ def direct(collective, place=symmetric):
 
 
 def check_runs(comm, cuda, place, collective, algorithm, count, **arguments):
-    """Run one plan on new inputs each time, without a look at the results in between but by the caller's stream."""
+    """Run one plan on new inputs each time; only the caller's stream reads the results in between."""
     first = inputs(comm.size, count)
     x = place(comm, cuda, first[comm.rank])
     plan = comm.plan(collective, x, algorithm=algorithm, **arguments)
     for run in range(3):
         xs = [values + np.float32(run) for values in first]
         cuda.fill(x, xs[comm.rank])
-        got = plan()
+        actual = plan()
         want = expected(collective, xs, comm.rank, **arguments)
-        same(None if got is None else cuda.get(got), want, (collective, algorithm, place, count, run))
+        same(None if actual is None else cuda.get(actual), want, (collective, algorithm, place, count, run))
     plan.free()
 
 
@@ -76,7 +76,7 @@ def test_every_collective(comm, cuda, shares_events, monkeypatch):
 
 @pytest.mark.sizes(2, 3)
 def test_a_device_each_while_another_is_current(comm, cuda):
-    """Device 0 is current, and no thread makes a context there but for what the test itself does."""
+    """Device 0 is current, and no thread creates a context there, except for the test's own work."""
     cuda.use(1 + comm.rank % (NUM_DEVICES - 1))
     comm.barrier()
     for collective in ("all_reduce", "all_to_all"):
@@ -84,8 +84,8 @@ def test_a_device_each_while_another_is_current(comm, cuda):
             for algorithm in [*direct(collective, place), "auto"]:
                 check_runs(comm, cuda, place, collective, algorithm, 30 * comm.size)
     check_runs(comm, cuda, ordinary, "all_reduce", "ring", 30 * comm.size)
-    got = comm.all_to_all(cuda.put(np.zeros(comm.size)))
-    assert got.device.id == cuda.index
+    actual = comm.all_to_all(cuda.put(np.zeros(comm.size)))
+    assert actual.device.id == cuda.index
     assert cuda.cupy.cuda.runtime.getDevice() == 0
 
 
@@ -109,11 +109,11 @@ def test_a_kernel_is_compiled_once_a_node(comm, cuda, monkeypatch, tmp_path):
 
     compiled, compile_program = [], compiler._NVRTCProgram.compile
 
-    def counted(program, *args):
+    def counting_compile(program, *args):
         compiled.extend(program.name_expressions or ())
         return compile_program(program, *args)
 
-    monkeypatch.setattr(compiler._NVRTCProgram, "compile", counted)
+    monkeypatch.setattr(compiler._NVRTCProgram, "compile", counting_compile)
     source = tmp_path / "new.cu"
     source.write_text(f"{cuda_kernels.SOURCE.read_text()}// {comm.mpi.bcast(time.time_ns())}")
     monkeypatch.setattr(cuda_kernels, "SOURCE", source)
@@ -144,13 +144,13 @@ def test_every_root_and_uneven_chunks(comm, cuda):
     counts = [3 * rank for rank in range(comm.size)]
     xs = [np.arange(n) + 10.0 * rank for rank, n in enumerate(counts)]
     for place, name in ((symmetric, "direct"), (ordinary, "staged")):
-        got = comm.all_gather(place(comm, cuda, xs[comm.rank]), counts=counts, algorithm=name)
-        same(cuda.get(got), np.concatenate(xs), name)
+        actual = comm.all_gather(place(comm, cuda, xs[comm.rank]), counts=counts, algorithm=name)
+        same(cuda.get(actual), np.concatenate(xs), name)
         sends = [comm.rank + dest for dest in range(comm.size)]
         args = place(comm, cuda, np.full(sum(sends), float(comm.rank)))
-        got = comm.all_to_all(args, send_counts=sends, algorithm=name)
+        actual = comm.all_to_all(args, send_counts=sends, algorithm=name)
         want = [np.full(source + comm.rank, float(source)) for source in range(comm.size)]
-        same(cuda.get(got), np.concatenate(want), name)
+        same(cuda.get(actual), np.concatenate(want), name)
 
 
 @pytest.mark.sizes(3, proof=(2,))
@@ -158,11 +158,11 @@ def test_every_dtype_and_op(comm, cuda):
     for dtype in ("float16", "bfloat16", "float64", "int8", "uint16", "complex64", "bool"):
         for number, op in enumerate(ops_of(dtype)):
             xs = inputs(comm.size, 3 * comm.size + 1, dtype, op)
-            for collective in REDUCTIONS if number == 0 or IS_PROOF else ("all_reduce",):  # others have its kernels
+            for collective in REDUCTIONS if number == 0 or IS_PROOF else ("all_reduce",):  # the same kernels as others
                 for name in direct(collective):
-                    got = getattr(comm, collective)(symmetric(comm, cuda, xs[comm.rank]), op=op, algorithm=name)
+                    actual = getattr(comm, collective)(symmetric(comm, cuda, xs[comm.rank]), op=op, algorithm=name)
                     want = expected(collective, xs, comm.rank, op).astype(complex)
-                    np.testing.assert_allclose(cuda.get(got).astype(complex), want, rtol=1e-6, err_msg=name)
+                    np.testing.assert_allclose(cuda.get(actual).astype(complex), want, rtol=1e-6, err_msg=name)
 
 
 @pytest.mark.sizes(3)
@@ -171,8 +171,8 @@ def test_16_bit_floats_are_rounded_once(comm, cuda):
     want = sum(x.astype(np.float64) for x in xs).astype(xs[0].dtype)
     for name in direct("all_reduce"):
         if name != "hierarchical_direct":
-            got = comm.all_reduce(symmetric(comm, cuda, xs[comm.rank]), algorithm=name)
-            same(cuda.get(got), want, name)
+            actual = comm.all_reduce(symmetric(comm, cuda, xs[comm.rank]), algorithm=name)
+            same(cuda.get(actual), want, name)
 
 
 @pytest.mark.sizes(2, 3)
@@ -188,7 +188,7 @@ def test_segments_follow_each_other(comm, cuda, num_segments, monkeypatch):
 
 @pytest.mark.sizes(4)
 def test_over_nodes(mpi_comm, cuda, monkeypatch):
-    """Direct in the nodes, and by messages from host memory between them."""
+    """Algorithms are direct within nodes, and send messages from host memory between them."""
     from collectives import Communicator
 
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "2x2")
@@ -201,7 +201,7 @@ def test_over_nodes(mpi_comm, cuda, monkeypatch):
 
 @pytest.mark.sizes(2, 4)
 def test_many_in_turn(comm, cuda):
-    """Plans that each rank waits for in another order, while the caller's stream goes on."""
+    """Each rank waits for the plans in another order, while the caller's stream continues."""
     xs = [inputs(comm.size, n * comm.size) for n in (1, 7, 20)]
     kinds = [("all_reduce", "two_shot"), ("all_reduce", "one_shot"), ("all_to_all", "direct")]
     arrays = [symmetric(comm, cuda, x[comm.rank]) for x in xs]
@@ -218,23 +218,23 @@ def test_many_in_turn(comm, cuda):
 
 @pytest.mark.sizes(2)
 def test_the_host_does_not_wait_for_the_device(comm, cuda):
-    """When a plan has been run, nothing of what the caller put on its stream has been done."""
+    """When the call of a plan returns, the earlier work on the caller's stream is still pending."""
     xs = inputs(2, 64)
     x = symmetric(comm, cuda, xs[comm.rank])
     plan = comm.plan("all_reduce", x, algorithm="two_shot")
-    gate, begun = threading.Event(), []
-    cuda.stream.launch_host_func(lambda _: begun.append(gate.wait(60)), None)
+    gate, starts = threading.Event(), []
+    cuda.stream.launch_host_func(lambda _: starts.append(gate.wait(60)), None)
     plan()
     plan()
-    assert not begun
+    assert not starts
     gate.set()
     same(cuda.get(x), 2 * reduced(xs, "sum"))
 
 
 def test_memory_is_reused_and_freed(comm, cuda, monkeypatch):
-    """Peers close what they have opened before its owner frees it: the stand-in says where they don't."""
+    """Peers close memory before its owner frees it; the stand-in reports violations."""
     library = cuda.library
-    comm.empty(3, "float32", device="cuda")  # the first finds out what is shared
+    comm.empty(3, "float32", device="cuda")  # the first call determines what is shared
     gc.collect()
     own, opened = library.standin_num_allocations(), library.standin_num_opened_memory()
     x = comm.empty(1 << 20, "float32", device="cuda")
@@ -245,7 +245,7 @@ def test_memory_is_reused_and_freed(comm, cuda, monkeypatch):
     del x
     gc.collect()
     monkeypatch.setattr(memory, "KEPT_BYTES", 0)
-    comm.empty(1 << 21, "float32", device="cuda")  # nothing that is unused fits: all of it goes
+    comm.empty(1 << 21, "float32", device="cuda")  # no unused window fits: all of them are freed
     assert library.standin_num_allocations() == own
     assert library.standin_num_opened_memory() == opened == comm.size - 1
 
@@ -274,7 +274,7 @@ def test_unused_windows_go_where_there_is_no_memory_else(comm, cuda, monkeypatch
 
 @pytest.mark.sizes(2)
 def test_lengths_that_are_near_share_windows(comm, cuda, monkeypatch):
-    """Windows that are unused stay, and have room for what is a little longer; small arrays share one."""
+    """Unused windows are kept, with room for slightly longer arrays; small arrays share one."""
     allocated, allocate = [], Cuda.allocate
     comm.empty(3, "float32", device="cuda")
     monkeypatch.setattr(Cuda, "allocate", lambda device, nbytes: allocated.append(nbytes) or allocate(device, nbytes))
@@ -286,7 +286,7 @@ def test_lengths_that_are_near_share_windows(comm, cuda, monkeypatch):
     allocated.clear()
     for count in range(10_000, 10_010):
         comm.all_reduce(cuda.put(np.ones(count, np.float32)), algorithm="staged_two_shot")
-    assert len(allocated) <= 2  # of buffers, and of stages
+    assert len(allocated) <= 2  # one of buffers, and one of staging buffers
 
 
 def test_a_communicator_closes_what_it_has_opened(mpi_comm, cuda):
@@ -317,14 +317,14 @@ def test_where_nothing_is_shared_arrays_go_by_messages(comm, cuda, capfd, monkey
         same(cuda.get(comm.all_reduce(x, algorithm=algorithm)), reduced(xs, "sum"))
     with pytest.raises(InputError, match="'two_shot' needs arrays in host memory, or devices whose memory"):
         comm.all_reduce(x, algorithm="two_shot")
-    said = capfd.readouterr().err.splitlines()
+    lines = capfd.readouterr().err.splitlines()
     words = "CUDA IPC is unavailable; staging device arrays through host memory: "
-    assert said == [f"{words}rank {comm.size - 1}: handles are not supported"] * (comm.rank == 0)
+    assert lines == [f"{words}rank {comm.size - 1}: handles are not supported"] * (comm.rank == 0)
 
 
 @pytest.mark.sizes(2)
 def test_memory_that_only_seems_shared_is_found_out(comm, cuda, capfd, monkeypatch):
-    """A handle is given and opened, but other numbers are there."""
+    """The handle can be opened, but the memory has other contents."""
     wrong = cuda.cupy.cuda.Memory(1 << 21)
     monkeypatch.setattr(Cuda, "open_memory", lambda device, handle: wrong.ptr)
     monkeypatch.setattr(Cuda, "close_memory", lambda device, address: None)

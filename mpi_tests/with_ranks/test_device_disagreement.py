@@ -1,6 +1,7 @@
-"""Calls on devices that are bound already: ranks compare them where they meet, and nowhere else.
+"""Repeated calls on devices: ranks compare them at their barriers, without further communication.
 
-Ranks that share a device meet on the host; those with a device each meet there, and their hosts hear of it later.
+Ranks that share a device have barriers on the host; with a device each, barriers are on the devices, and their hosts
+learn of a mismatch later.
 """
 
 import gc
@@ -22,7 +23,7 @@ SUM = "all_reduce(600 elements, float32, op=sum, algorithm=auto)"
 
 
 class Ranks:
-    """A communicator and its arrays, on one device or on one for each rank; in symmetric memory or elsewhere."""
+    """A communicator and its arrays, on one device or on one per rank, in symmetric memory or not."""
 
     def __init__(self, mpi_comm, cuda, barrier, memory):
         self.is_late = barrier == "on devices"
@@ -40,13 +41,13 @@ class Ranks:
         return self.comm.all_reduce(self.x)
 
     def check(self):
-        """Check that a sum is right."""
+        """Check that a sum is correct."""
         xs = inputs(self.comm.size, 600)
         self.cuda.fill(self.x, xs[self.comm.rank])
         same(self.cuda.get(self.sum()), reduced(xs, "sum"))
 
     def look(self, call):
-        """Make a call, wait for the device, and call again: the host has heard of what the device has found."""
+        """Make a call, wait for the device, and call again: the host then knows of a mismatch on the device."""
         call()
         self.cuda.stream.synchronize()
         self.sum()
@@ -71,11 +72,11 @@ class Ranks:
 
 @pytest.fixture
 def ranks(mpi_comm, cuda, request):
-    made = Ranks(mpi_comm, cuda, *request.param)
-    yield made
-    made.x = made.shorter = made.whole = None
+    group = Ranks(mpi_comm, cuda, *request.param)
+    yield group
+    group.x = group.shorter = group.whole = None
     gc.collect()
-    made.comm.free()
+    group.comm.free()
 
 
 AT_HOME = ("on devices", "symmetric")
@@ -101,18 +102,18 @@ OTHERS = {
 @each_meeting
 def test_another_call_is_named_on_all_ranks(ranks):
     last = ranks.comm.size - 1
-    for name, (odd, said) in OTHERS.items():
+    for name, (odd, description) in OTHERS.items():
         hosts_meet = name in ("algorithm", "on the host")
         words = ranks.refused(ranks.sum, lambda odd=odd: odd(ranks), ranks.look_on_the_host if hosts_meet else None)
         number = re.search(r" #(\d+) ", words).group(1)
-        one, two = (rf"{re.escape(side)} #{number} \({HERE}\)" for side in (SUM, said))
+        one, two = (rf"{re.escape(side)} #{number} \({HERE}\)" for side in (SUM, description))
         expected = f"ranks disagree: rank 0 calls {one}, rank {last} calls {two}; make the same call on every rank"
         assert re.fullmatch(expected, words), name
 
 
 @each_meeting
 def test_a_skipped_call_is_named_on_all_ranks(ranks):
-    """As one would be that needs no answer from the others: here it is only counted."""
+    """The test only increments the count, as a call without an answer from other ranks would."""
 
     def one_more():
         ranks.comm._context.calls.number += not ranks.is_last
@@ -140,7 +141,7 @@ def test_calls_that_one_rank_makes_for_the_first_time_or_wrongly_are_named(ranks
 
 @on_devices
 def test_symmetric_memory_on_some_ranks_only_is_named(ranks, cuda):
-    """The devices find it, when it is too late to bind anew."""
+    """The devices detect it when it is too late to bind the call again."""
     elsewhere = cuda.put(np.zeros(600, np.float32))
     ranks.check()
     with pytest.raises(InputError, match=rf"{re.escape(SUM)} #\d+: arrays lie in symmetric memory at one place on"):
@@ -150,7 +151,7 @@ def test_symmetric_memory_on_some_ranks_only_is_named(ranks, cuda):
 
 @on_devices
 def test_calls_that_a_graph_captures(ranks, cuda):
-    """Whoever launches it, other calls are compared as before."""
+    """Other calls are compared as before, whichever ranks launch the graph."""
     ranks.check()
     with cuda.cupy.cuda.Device(cuda.index):
         cuda.stream.begin_capture()
@@ -167,7 +168,7 @@ def test_calls_that_a_graph_captures(ranks, cuda):
 
 @on_devices
 def test_a_graph_is_launched_at_any_time(ranks, cuda):
-    """On another stream than a call, before it on some ranks and after it on others."""
+    """The launch is on another stream than a call, before it on some ranks and after it on others."""
     xs = inputs(ranks.comm.size, 599)
     ranks.check()
     ranks.comm.all_reduce(ranks.shorter)
@@ -190,7 +191,7 @@ def test_a_graph_is_launched_at_any_time(ranks, cuda):
 
 @each_meeting
 def test_a_call_again_is_compared_by_nothing_else(ranks, cuda, monkeypatch):
-    """No messages, no rounds of the hosts of their own; where devices wait for each other, a launch is all there is."""
+    """The comparison adds no messages or host rounds; with barriers on devices, a call is one launch."""
 
     def refuse(*args, **named):
         raise AssertionError("the hosts compare")

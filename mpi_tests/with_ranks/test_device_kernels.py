@@ -1,4 +1,4 @@
-"""Direct schedules as single kernels: ranks with a device each, which wait for each other without the host."""
+"""Direct schedules as single kernels: each rank has a device, and devices wait for each other without the host."""
 
 import gc
 
@@ -20,12 +20,12 @@ DIRECT = [
 
 @pytest.fixture
 def comm(mpi_comm, cuda):
-    """Yield a communicator of ranks with a device each."""
+    """Yield a communicator of ranks with one device each."""
     cuda.use(mpi_comm.rank)
-    made = Communicator(mpi_comm)
-    yield made
+    communicator = Communicator(mpi_comm)
+    yield communicator
     gc.collect()
-    made.free()
+    communicator.free()
 
 
 def symmetric(comm, cuda, values):
@@ -40,16 +40,16 @@ def check_runs(comm, cuda, collective, algorithm, count, **options):
     for run in range(4):
         xs = [values + np.float32(run) for values in first]
         cuda.fill(x, xs[comm.rank])
-        got = plan()
+        actual = plan()
         want = expected(collective, xs, comm.rank, **options)
-        same(None if got is None else cuda.get(got), want, (collective, algorithm, count, run))
+        same(None if actual is None else cuda.get(actual), want, (collective, algorithm, count, run))
     plan.free()
 
 
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize(("setting", "number"), [("", 32), ("2", 2), ("60000", None)])
 def test_the_blocks_of_a_kernel(comm, cuda, monkeypatch, setting, number):
-    """By default 32, and never more than the device runs at once, as they wait for each other."""
+    """The default is 32, and at most as many as the device runs at once, as blocks wait for each other."""
     monkeypatch.setenv("COLLECTIVES_DEVICE_BLOCKS", setting)
     multiprocessors = cuda.cupy.cuda.Device(cuda.index).attributes["MultiProcessorCount"]
     xs = inputs(comm.size, 1 << 20)
@@ -72,7 +72,7 @@ def test_every_direct_algorithm(comm, cuda, collective, algorithm):
 
 @pytest.mark.sizes(2)
 def test_more_blocks_than_one_and_more_segments(comm, cuda, monkeypatch):
-    """Of which all must have come before any goes on."""
+    """All blocks and segments must have arrived at a barrier before any continues."""
     from collectives.runtime import phases
 
     monkeypatch.setattr(phases, "DEVICE_BYTES", 1 << 14)

@@ -1,6 +1,6 @@
-"""Order between streams, ranks and the host: each wait is one that shows if it is left out.
+"""Order between streams, ranks and the host: a missing wait makes a test fail.
 
-Streams are late but for what somebody waits for, and ranks look at their results one after another.
+Streams lag unless a caller waits for them, and ranks read their results one after another.
 """
 
 import gc
@@ -16,7 +16,7 @@ DIRECT = ("one_shot", "two_shot", "staged_two_shot")
 
 
 def in_turn(comm, get):
-    """Get this rank's result when it is its turn: nobody has waited for more of the other devices by then."""
+    """Get this rank's result in its turn, before any wait for the devices of later ranks."""
     for rank in range(comm.size):
         if comm.rank == rank:
             result = get()
@@ -25,7 +25,7 @@ def in_turn(comm, get):
 
 
 def check_in_turn(comm, cuda, collective, x, **options):
-    """Check three runs of a plan on new numbers, each ordered after the caller's stream, and before its next work."""
+    """Check three runs of a plan on new inputs, each ordered between earlier and later work on the caller's stream."""
     cuda.stream.synchronize()
     plan = comm.plan(collective, x, **options)
     cuda.lag(LATE_US)
@@ -33,9 +33,9 @@ def check_in_turn(comm, cuda, collective, x, **options):
     for run in range(3):
         xs = [values + np.float32(run) for values in first]
         cuda.fill(x, xs[comm.rank])
-        got = plan()
-        got = in_turn(comm, lambda got=got: cuda.get(got))
-        same(got, expected(collective, xs, comm.rank, options.get("op", "sum")), (collective, options, run))
+        actual = plan()
+        actual = in_turn(comm, lambda actual=actual: cuda.get(actual))
+        same(actual, expected(collective, xs, comm.rank, options.get("op", "sum")), (collective, options, run))
     cuda.lag(0)
     plan.free()
 
@@ -81,7 +81,7 @@ def test_messages(mpi_comm, cuda, mpi_reads, algorithm):
 @each_mode
 def test_send_and_recv(new_comm, cuda, mpi_reads):
     cuda.use(1, mpi_reads=mpi_reads)
-    for count in (10, 100_000):  # inside the envelope, and after it
+    for count in (10, 100_000):  # within the short-message envelope, and beyond it
         x, values = cuda.put(np.zeros(count, np.float32)), np.arange(count, dtype=np.float32)
         cuda.stream.synchronize()
         cuda.lag(LATE_US)
@@ -109,19 +109,19 @@ def test_plans_that_are_left_to_a_thread(new_comm, cuda):
         for plan in reversed(plans):
             plan.wait()
         for x in arrays:
-            got = in_turn(new_comm, lambda x=x: cuda.get(x))
-            same(got, 2 ** (run - 1) * reduced(xs, "sum"))
+            actual = in_turn(new_comm, lambda x=x: cuda.get(x))
+            same(actual, 2 ** (run - 1) * reduced(xs, "sum"))
 
 
 @pytest.mark.sizes(2)
 def test_memory_that_is_given_out_again_is_read_no_more(new_comm, cuda):
-    """Staging buffers of a plan that is gone are another's at once."""
+    """The next plan reuses the staging buffers of a freed one at once."""
     xs = [inputs(2, 1000 + n) for n in range(8)]
     arrays = [cuda.put(values[new_comm.rank]) for values in xs]
     cuda.stream.synchronize()
-    cuda.lag(10 * LATE_US)  # as plans take a while to be bound
+    cuda.lag(10 * LATE_US)  # longer than it takes to bind a plan
     for x in arrays:
-        new_comm.plan("all_reduce", x, algorithm="one_shot")()  # whose staging buffers are read to the end
+        new_comm.plan("all_reduce", x, algorithm="one_shot")()  # peers read its staging buffers until it completes
         gc.collect()
     for x, values in zip(arrays, xs, strict=True):
         same(in_turn(new_comm, lambda x=x: cuda.get(x)), reduced(values, "sum"))
@@ -131,7 +131,7 @@ def test_memory_that_is_given_out_again_is_read_no_more(new_comm, cuda):
 @pytest.mark.parametrize("num_segments", [1, 2, 3])
 @pytest.mark.parametrize("algorithm", ["one_shot", "staged_two_shot"])
 def test_runs_that_follow_each_other_at_once(new_comm, cuda, algorithm, num_segments, monkeypatch):
-    """A run begins with the staging buffer that the one before has not used last."""
+    """A run begins with the staging buffer that the previous run did not use last."""
     from collectives.runtime import phases
 
     monkeypatch.setattr(phases, "DEVICE_BYTES", -(-60 * 4 // num_segments))

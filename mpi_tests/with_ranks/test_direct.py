@@ -1,4 +1,4 @@
-"""Symmetric memory and the direct algorithms, on ranks."""
+"""Symmetric memory and the direct algorithms."""
 
 import gc
 import os
@@ -29,8 +29,8 @@ def check_runs(comm, collective, algorithm, count, memory, runs=4, pause=lambda:
         pause()
         x[:] = xs[comm.rank]
         pause()
-        got = plan()
-        same(got, expected(collective, xs, comm.rank, **arguments), (collective, algorithm, count, memory, run))
+        actual = plan()
+        same(actual, expected(collective, xs, comm.rank, **arguments), (collective, algorithm, count, memory, run))
         assert (around[count:] == 99).all(), (collective, algorithm, count, memory, run)
     plan.free()
 
@@ -89,8 +89,10 @@ def test_every_dtype_and_op(comm, collective):
                 if row.access:
                     x = comm.empty(len(xs[0]), dtype)
                     x[:] = xs[comm.rank]
-                    got = getattr(comm, collective)(x, op=op, algorithm=row.name)
-                    np.testing.assert_allclose(got.astype(complex), want.astype(complex), rtol=1e-6, err_msg=row.name)
+                    actual = getattr(comm, collective)(x, op=op, algorithm=row.name)
+                    np.testing.assert_allclose(
+                        actual.astype(complex), want.astype(complex), rtol=1e-6, err_msg=row.name
+                    )
 
 
 def test_16_bit_floats_are_rounded_once(comm):
@@ -109,13 +111,13 @@ def test_uneven_counts(comm):
         x = comm.empty(counts[comm.rank], "float64")
         x[:] = xs[comm.rank]
         same(comm.all_gather(x, counts=counts, algorithm=name), np.concatenate(xs), name)
-        given = np.arange(float(sum(counts)))
-        got = comm.reduce_scatter(given, counts=counts, algorithm=name)
+        whole = np.arange(float(sum(counts)))
+        actual = comm.reduce_scatter(whole, counts=counts, algorithm=name)
         begin = sum(counts[: comm.rank])
-        same(got, comm.size * np.arange(float(begin), begin + counts[comm.rank]), name)
+        same(actual, comm.size * np.arange(float(begin), begin + counts[comm.rank]), name)
         sends = [comm.rank + dest for dest in range(comm.size)]
-        got = comm.all_to_all(np.full(sum(sends), float(comm.rank)), send_counts=sends, algorithm=name)
-        same(got, np.concatenate([np.full(source + comm.rank, float(source)) for source in range(comm.size)]), name)
+        actual = comm.all_to_all(np.full(sum(sends), float(comm.rank)), send_counts=sends, algorithm=name)
+        same(actual, np.concatenate([np.full(source + comm.rank, float(source)) for source in range(comm.size)]), name)
 
 
 def test_in_place_and_out_of_place(comm):
@@ -140,7 +142,7 @@ def test_in_place_and_out_of_place(comm):
 def test_arrays_of_two_windows_are_symmetric(comm, monkeypatch):
     from collectives.arrays import memory
 
-    monkeypatch.setattr(memory, "read_process", lambda pid, address: None)  # so that ordinary arrays are out of reach
+    monkeypatch.setattr(memory, "read_process", lambda pid, address: None)  # ordinary arrays become inaccessible
     x, out = comm.empty(1 << 16), comm.empty(1 << 18)[: 1 << 16]
     windows = [comm._context.windows.window_of(array) for array in (x, out)]
     assert windows[0] is not windows[1]
@@ -190,22 +192,22 @@ def test_memory_is_used_again_when_no_rank_uses_it(comm):
     address, view = x.ctypes.data, x[5:10]
     del x
     gc.collect()
-    held = comm.empty(1 << 16)
-    assert held.ctypes.data != address  # a view is a use
+    second = comm.empty(1 << 16)
+    assert second.ctypes.data != address  # a view keeps the memory in use
     if comm.rank == 0:
         del view
     other = comm.empty(1 << 16)
-    assert (other.ctypes.data != address) == (comm.size > 1)  # and so is another rank's
+    assert (other.ctypes.data != address) == (comm.size > 1)  # as does a view on another rank
     view = None
     comm.barrier()
     assert comm.empty(1 << 16).ctypes.data == address or comm.size == 1
 
 
 def test_many_arrays(comm):
-    kept = [comm.empty(n) for n in (1, 3, 1000, 1 << 14, 1, 7, 1 << 18, 0)]
-    for number, x in enumerate(kept):
+    arrays = [comm.empty(n) for n in (1, 3, 1000, 1 << 14, 1, 7, 1 << 18, 0)]
+    for number, x in enumerate(arrays):
         x[:] = number
-    for number, x in enumerate(kept):
+    for number, x in enumerate(arrays):
         assert (x == number).all()
         assert x.ctypes.data % 64 == 0
 

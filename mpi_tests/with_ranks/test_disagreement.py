@@ -8,8 +8,8 @@ from collectives.job.errors import InputError
 pytestmark = pytest.mark.sizes(2, 3, proof=(5, 8))
 
 
-def refused(comm, call):
-    """Return the message with which all ranks refuse a call; check that the communicator works afterwards."""
+def refusal(comm, call):
+    """Return the error message that all ranks raise; check that the communicator works afterwards."""
     with pytest.raises(InputError) as caught:
         call()
     texts = comm.mpi.allgather(str(caught.value))
@@ -26,7 +26,7 @@ def zeros(*lengths):
     return [np.zeros(length) for length in lengths]
 
 
-# Calls that are right on each rank, but not the same on the last one, where `odd` is True.
+# Calls that are valid on each rank, but differ on the last one, where `odd` is True.
 DISAGREEMENTS = {
     "elements": (
         lambda comm, odd: comm.all_reduce(np.zeros(4 + odd)),
@@ -94,7 +94,7 @@ DISAGREEMENTS = {
 @pytest.mark.parametrize(("call", "first", "other"), DISAGREEMENTS.values(), ids=DISAGREEMENTS)
 def test_ranks_that_call_different_things(comm, call, first, other):
     last = comm.size - 1
-    words = refused(comm, lambda: call(comm, comm.rank == last))
+    words = refusal(comm, lambda: call(comm, comm.rank == last))
     one, two = (rf"{re.escape(side)} #\d+ \({HERE}\)" for side in (first, other))
     expected = rf"ranks disagree: rank 0 calls .*{one}, rank {last} calls .*{two}; make the same call on every rank"
     assert re.fullmatch(expected, words)
@@ -104,7 +104,7 @@ def test_counts_that_differ(comm):
     counts = [1] * comm.size
     if comm.rank == comm.size - 1:
         counts = [2, 0, *counts[2:]]
-    words = refused(comm, lambda: comm.reduce_scatter(np.zeros(comm.size), counts=counts))
+    words = refusal(comm, lambda: comm.reduce_scatter(np.zeros(comm.size), counts=counts))
     assert f"rank 0 calls reduce_scatter(counts {[1] * comm.size}, float64" in words
     assert f"rank {comm.size - 1} calls reduce_scatter(counts [2, 0" in words
 
@@ -130,14 +130,14 @@ NO_ARRAYS = {
 def test_one_rank_without_an_array_that_will_do(comm, make, message):
     for bad in {0, comm.size - 1}:
         x = make() if comm.rank == bad else np.zeros(6)
-        words = refused(comm, lambda x=x: comm.all_reduce(x))
+        words = refusal(comm, lambda x=x: comm.all_reduce(x))
         assert words.startswith(f"rank {bad}: all_reduce: ")
         assert message in words
 
 
 def test_two_ranks_fail_in_different_words(comm):
     x = [np.zeros(4), None, [1.0]][comm.rank] if comm.rank < 3 else np.zeros(4)
-    words = refused(comm, lambda: comm.all_reduce(x))
+    words = refusal(comm, lambda: comm.all_reduce(x))
     assert words.startswith("rank 1: all_reduce: NoneType is not an array")
     assert words.endswith("(and 1 more failed)") == (comm.size > 2)
 
@@ -159,10 +159,10 @@ OUTS = {
 @pytest.mark.parametrize(("make", "message"), OUTS.values(), ids=OUTS)
 def test_one_rank_with_a_wrong_out(comm, make, message):
     out = make() if comm.rank == 1 else np.zeros(6)
-    assert refused(comm, lambda: comm.all_reduce(np.zeros(6), out=out)) == f"rank 1: all_reduce: {message}"
+    assert refusal(comm, lambda: comm.all_reduce(np.zeros(6), out=out)) == f"rank 1: all_reduce: {message}"
 
 
-# Of memory `b`: x and out that overlap by all but one element, on every rank.
+# x and out in memory `b` that overlap by all but one element, on every rank.
 OVERLAPS = {
     "all_reduce": (lambda n, b: (b[:n], b[1 : n + 1]), "x itself"),
     "reduce": (lambda n, b: (b[1 : n + 1], b[:n]), "x itself"),
@@ -180,12 +180,12 @@ def test_an_out_that_overlaps_x_on_one_rank(comm, collective):
     make, words = OVERLAPS[collective]
     n = comm.size
     x, out = make(n, np.zeros(3 * n)) if comm.rank == 0 else (part.copy() for part in make(n, np.zeros(3 * n)))
-    said = refused(comm, lambda: getattr(comm, collective)(x, out=out))
-    assert said.startswith(f"rank 0: {collective}: out overlaps x: ")
-    assert words in said
+    message = refusal(comm, lambda: getattr(comm, collective)(x, out=out))
+    assert message.startswith(f"rank 0: {collective}: out overlaps x: ")
+    assert words in message
 
 
-# Calls that are wrong on every rank alike: then no rank is named.
+# Calls that are equally wrong on every rank: the message names no rank.
 WRONG = {
     "op": (
         lambda comm: comm.all_reduce(np.zeros(4), op="mean"),
@@ -365,19 +365,19 @@ WRONG = {
 
 @pytest.mark.parametrize(("call", "message"), WRONG.values(), ids=WRONG)
 def test_what_all_ranks_get_wrong(comm, call, message):
-    words = refused(comm, lambda: call(comm))
+    words = refusal(comm, lambda: call(comm))
     assert message in words
     assert not words.startswith("rank")
 
 
 def test_fused_arrays_on_two_devices(comm, cuda):
-    words = refused(comm, lambda: comm.all_reduce(comm.fuse([np.zeros(4), cuda.put(np.zeros(4))])))
+    words = refusal(comm, lambda: comm.all_reduce(comm.fuse([np.zeros(4), cuda.put(np.zeros(4))])))
     assert words == "fuse: cannot fuse arrays of different devices (cpu, cuda): fuse those of each device separately"
 
 
 @pytest.mark.sizes(3, 5)
 def test_an_algorithm_for_other_numbers_of_ranks(comm):
-    words = refused(comm, lambda: comm.all_gather(np.zeros(4), algorithm="neighbor"))
+    words = refusal(comm, lambda: comm.all_gather(np.zeros(4), algorithm="neighbor"))
     assert words == (
         "all_gather: algorithm 'neighbor' needs an even number of ranks, or one: "
         f"on {comm.size} ranks, use auto, ring, recursive_doubling, bruck, hierarchical, hierarchical_direct, direct, "
@@ -388,13 +388,13 @@ def test_an_algorithm_for_other_numbers_of_ranks(comm):
 @pytest.mark.parametrize("collective", ["all_gather", "gather"])
 def test_a_count_that_does_not_fit_on_one_rank(comm, collective):
     x = np.zeros(2 + (comm.rank == 1))
-    words = refused(comm, lambda: getattr(comm, collective)(x, counts=[2] * comm.size))
+    words = refusal(comm, lambda: getattr(comm, collective)(x, counts=[2] * comm.size))
     assert words == f"rank 1: {collective}: counts={[2] * comm.size} say 2 for rank 1, but x has 3 elements"
 
 
 def test_chunks_of_a_scatter_that_receivers_take_for_equal(comm):
     x, out = (np.zeros(comm.size + 1), None) if comm.rank == 0 else (None, np.zeros(1))
-    words = refused(comm, lambda: comm.scatter(x, out=out))
+    words = refusal(comm, lambda: comm.scatter(x, out=out))
     assert f"rank 0 calls scatter({comm.size + 1} elements, float64, root=0, algorithm=auto)" in words
     assert f"rank 1 calls scatter({comm.size} elements, float64, root=0, algorithm=auto)" in words
 
@@ -404,21 +404,21 @@ def test_recv_counts_that_do_not_match(comm):
     if comm.rank == 1:
         receives[0] = 3
     x = np.zeros(2 * comm.size)
-    words = refused(comm, lambda: comm.all_to_all(x, send_counts=[2] * comm.size, recv_counts=receives))
+    words = refusal(comm, lambda: comm.all_to_all(x, send_counts=[2] * comm.size, recv_counts=receives))
     sent = [2] * comm.size
     assert words == (f"rank 1: all_to_all: recv_counts={[3, *sent[1:]]}, but {sent} is sent: pass that, or omit it")
 
 
 def test_a_wrong_out_of_uneven_chunks(comm):
     out = np.zeros(2 * comm.size + (comm.rank == 0))
-    words = refused(comm, lambda: comm.all_to_all(np.zeros(2 * comm.size), out=out, send_counts=[2] * comm.size))
+    words = refusal(comm, lambda: comm.all_to_all(np.zeros(2 * comm.size), out=out, send_counts=[2] * comm.size))
     assert words.startswith(f"rank 0: out has {2 * comm.size + 1} elements of float64 on cpu: pass one of ")
 
 
 def test_a_plan_and_a_nonblocking_call_are_refused_alike(comm):
     x = np.zeros(4 + comm.rank // (comm.size - 1))
-    plan = refused(comm, lambda: comm.plan("all_reduce", x)).replace("calls plan ", "calls ")
-    work = refused(comm, lambda: comm.all_reduce(x, blocking=False).wait())
+    plan = refusal(comm, lambda: comm.plan("all_reduce", x)).replace("calls plan ", "calls ")
+    work = refusal(comm, lambda: comm.all_reduce(x, blocking=False).wait())
     assert [re.sub(rf" #\d+ \({HERE}\)", "", words) for words in (plan, work)] == [
         f"ranks disagree: rank 0 calls all_reduce(4 elements, float64, op=sum, algorithm=auto), rank {comm.size - 1} "
         "calls all_reduce(5 elements, float64, op=sum, algorithm=auto); make the same call on every rank"
@@ -426,7 +426,7 @@ def test_a_plan_and_a_nonblocking_call_are_refused_alike(comm):
 
 
 def test_a_plan_is_not_a_call(comm):
-    words = refused(comm, lambda: comm.plan("barrier") if comm.rank == 1 else comm.barrier())
+    words = refusal(comm, lambda: comm.plan("barrier") if comm.rank == 1 else comm.barrier())
     assert "rank 0 calls barrier(algorithm=auto) #2" in words
     assert "rank 1 calls plan barrier(algorithm=auto) #2" in words
 
@@ -441,11 +441,11 @@ def test_the_same_call_from_other_lines(comm):
 
 
 def test_a_rank_that_is_one_call_behind(comm):
-    """The root's run of a small broadcast ends without the others."""
+    """The root of a small broadcast does not wait for the others."""
     plan = comm.plan("broadcast", np.zeros(2), root=0, algorithm="binomial")
     if comm.rank == 0:
         plan()
-    words = refused(comm, comm.barrier)
+    words = refusal(comm, comm.barrier)
     assert re.fullmatch(
         rf"ranks disagree: rank 0 calls barrier\(algorithm=auto\) #4 \({HERE}\), "
         rf"rank 1 calls barrier\(algorithm=auto\) #3 \({HERE}\): rank 1 skipped 1 earlier; "
@@ -459,7 +459,7 @@ def test_a_rank_that_is_one_call_behind(comm):
 def test_others_work_goes_on_after_a_refusal(comm):
     x = np.full(3, float(comm.rank))
     work = comm.all_reduce(x, blocking=False)
-    refused(comm, lambda: comm.broadcast(np.zeros(2 + comm.rank)))
+    refusal(comm, lambda: comm.broadcast(np.zeros(2 + comm.rank)))
     assert work.wait().tolist() == [sum(range(comm.size))] * 3
 
 
@@ -481,7 +481,7 @@ def test_agreed(comm):
         (ValueError(long), [0], f"rank 0: {long}"),
         (ValueError(f"{long}{comm.rank}"), [0, 1], f"rank 0: {long}0 (and 1 more failed)"),
     ):
-        assert refused(comm, lambda error=error, ranks=ranks: agree(comm, error, *ranks)) == words
+        assert refusal(comm, lambda error=error, ranks=ranks: agree(comm, error, *ranks)) == words
 
 
 def test_without_the_check_a_rank_fails_alone(mpi_comm):

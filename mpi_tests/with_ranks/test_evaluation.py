@@ -1,4 +1,4 @@
-"""Validation alone and of some batches, records of some steps, and the settings that a run leaves."""
+"""Validation only, validation on some batches, records of some steps, and the saved settings of a run."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def folder(mpi_comm):
 
 @torch.no_grad()
 def plain_validation(gpt, num_batches=None):
-    """Return the validation loss of a plain loop over samples spread as evenly as the batches allow."""
+    """Return the validation loss of a plain loop over samples at regular intervals."""
     _, ids = split(load_tokens([]), SMALL.val_fraction, SMALL.block_size)
     windows = TokenWindows(ids, SMALL.block_size, None)
     count = num_batches * GLOBAL_BATCH if num_batches else len(windows)
@@ -102,11 +102,11 @@ def test_some_steps_are_recorded(comm):
 
 @pytest.mark.sizes(2)
 def test_a_run_leaves_settings_that_repeat_it(comm, folder):
-    asked = {"lr_schedule": "wsd", "lr_decay_iters": 2, "min_lr": 1e-5, "momentum": 0.9, "optimizer": "sgd"}
-    first = on(comm, out_dir=str(folder / "out"), **asked)
+    settings = {"lr_schedule": "wsd", "lr_decay_iters": 2, "min_lr": 1e-5, "momentum": 0.9, "optimizer": "sgd"}
+    first = on(comm, out_dir=str(folder / "out"), **settings)
     comm.barrier()
     again = parse(Config, "", ["--config", str(folder / "out" / "config.toml")])
-    assert again == config(2, out_dir=str(folder / "out"), **asked)
+    assert again == config(2, out_dir=str(folder / "out"), **settings)
     _, records = train(again, comm)
     assert [record["loss"] for record in records if "loss" in record] == first.losses
     comm.barrier()

@@ -1,4 +1,4 @@
-"""Expert parallelism on ranks: dispatch and combine, and every gradient, against the plain mixture."""
+"""Expert parallelism: dispatch, combine and every gradient, compared with the plain mixture."""
 
 import numpy as np
 import pytest
@@ -14,14 +14,14 @@ from parallelism.placement import shards_of
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_plan
 
-NODES = {1: "1x1", 2: "2x1", 4: "2x2", 5: "2x3", 8: "4x2"}  # by size; of 5 the last node has fewer
+NODES = {1: "1x1", 2: "2x1", 4: "2x2", 5: "2x3", 8: "4x2"}  # by size; with 5 ranks, the last node has fewer
 WIDTH, CHOICES, PER_RANK = 6, 3, 4
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=4, n_embd=16, bias=True, num_experts=8)
 
 
 @pytest.fixture(params=["one host", "several"])
 def ranks(mpi_comm, monkeypatch, request):
-    """Yield a communicator whose ranks are on one host, or simulate several."""
+    """Yield a communicator whose ranks are on one host, or simulate several hosts."""
     if request.param == "several":
         monkeypatch.setenv("COLLECTIVES_FAKE_NODES", NODES[mpi_comm.size])
     comm = Communicator(mpi_comm)
@@ -43,7 +43,7 @@ def test_peers_are_what_the_ranks_of_the_node_have_written(ranks):
 
 
 def routed(size, step, lengths):
-    """Tokens and their choices on all ranks, other ones each step; more and more of them want the first experts."""
+    """Return all ranks' tokens and choices of a step; with each step, more tokens choose the first experts."""
     generator = torch.Generator().manual_seed(step)
     num_experts = PER_RANK * size
     scores = torch.rand((size, max(lengths), num_experts), generator=generator)
@@ -57,7 +57,7 @@ def routed(size, step, lengths):
 
 
 def worked(routing, x, factors):
-    """Apply experts that scale rows, each by its own factors and by the choice's number, to tokens."""
+    """Apply experts to tokens; an expert scales rows by factors of its own and by the number of the choice."""
     rows = routing.dispatch(x)
     numbers = torch.arange(1.0, CHOICES + 1, dtype=x.dtype).repeat(len(x), 1)
     scales = routing.dispatch(numbers).gather(1, routing.choices[:, None])
@@ -86,14 +86,14 @@ def test_rows_go_to_their_experts_and_back_as_on_one_rank(ranks):
 @pytest.mark.parametrize(("dtype", "large"), [(torch.bfloat16, 256.0), (torch.float16, 2048.0)])
 def test_rows_of_16_bits_are_summed_in_float32(ranks, dtype, large):
     exchange, num_tokens = ExpertExchange(ranks), 12
-    experts = torch.arange(16).repeat(num_tokens, 1)  # all of them
+    experts = torch.arange(16).repeat(num_tokens, 1)  # each token chooses all 16
     routing = exchange.route(experts, 16)
     rows = torch.ones(sum(routing.counts), 3, dtype=dtype)
     if ranks.rank == 0:
-        rows[: routing.counts[0]] = large  # to which no 1 can be added in 16 bits
-    got = routing.combine(rows)
-    assert got.dtype == dtype
-    assert ((got.double() - (large + 15)).abs() <= 2).all()  # rounded, once on each host
+        rows[: routing.counts[0]] = large  # adding 1 to it has no effect in 16 bits
+    actual = routing.combine(rows)
+    assert actual.dtype == dtype
+    assert ((actual.double() - (large + 15)).abs() <= 2).all()  # rounded once on each host
     exchange.free()
 
 
@@ -149,11 +149,11 @@ def test_loss_and_every_gradient_are_the_plain_mixtures(new_comm, sequence, chan
     parallelize(split, plan, mesh.tp, sequence=sequence, ep=exchange)
     dp = mesh.dp
     tokens, targets = random_tokens(2 * dp.size, 8), random_tokens(2 * dp.size, 8, seed=1)
-    _, wanted = plain(tokens, targets)
+    _, expected = plain(tokens, targets)
     _, loss = split(tokens.chunk(dp.size)[dp.rank], targets.chunk(dp.size)[dp.rank])
-    wanted.backward()
+    expected.backward()
     loss.backward()
-    close(dp.all_reduce(loss.detach().clone(), op="avg"), wanted)
+    close(dp.all_reduce(loss.detach().clone(), op="avg"), expected)
     gradients = {name: p.grad for name, p in plain.named_parameters()}
     assert dict(split.named_parameters()).keys() == gradients.keys()
     for name, p in split.named_parameters():

@@ -1,4 +1,4 @@
-"""train.py's training of mixtures over ep beside the other axes, against a plain torch loop; checkpoints; refusals."""
+"""train.py's training of mixtures over ep and the other axes, compared with plain torch; checkpoints; errors."""
 
 import random
 from contextlib import closing
@@ -34,7 +34,7 @@ if IS_PROOF:
         {"ep": 4, "pp": 2, "zero_stage": 3, "num_micro_batches": 3, "recompute": "full"},
         {"ep": 4, "zero_stage": 1, "expert_capacity": 0.7},
     ]
-SEED, EXACT_STEPS = 937, 3  # of the layouts drawn; steps whose gradients are compared
+SEED, EXACT_STEPS = 937, 3  # seed of the random layouts; number of steps whose gradients are compared
 NUM_DRAWN, NUM_STEPS = (12, 50) if IS_PROOF else (3, EXACT_STEPS)
 
 
@@ -50,7 +50,7 @@ def check_same(outcome, expected):
 @pytest.mark.parametrize("number", range(max(map(len, LAYOUTS.values()))))
 def test_losses_and_weights_are_those_of_the_plain_mixture(comm, number):
     if number >= len(LAYOUTS[comm.size]):
-        pytest.skip("no further layout of so many ranks")
+        pytest.skip("no other layout for this number of ranks")
     layout = LAYOUTS[comm.size][number]
     model = {name: layout[name] for name in ("balance_loss", "expert_capacity") if name in layout}
     expected = by_torch(comm, **{**MIXTURE, **model})
@@ -58,8 +58,8 @@ def test_losses_and_weights_are_those_of_the_plain_mixture(comm, number):
     assert any(name.endswith("router.bias") and weight.any() for name, weight in expected.weights.items())
 
 
-def drawn(number):
-    """Draw a run on 8 ranks: random layout, schedule and mixture, and hosts that the ranks simulate."""
+def draw_run(number):
+    """Draw a run on 8 ranks: a random layout, schedule, mixture, and number of simulated hosts."""
     draw = random.Random(SEED + number)
     pp, tp = draw.choice([(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)])
     dp = 8 // (pp * tp)
@@ -82,7 +82,7 @@ def drawn(number):
 
 
 def plain(mpi_comm, settings):
-    """Return each step's loss, and the first steps' gradients, of the plain mixture.  Collective."""
+    """Return the plain mixture's loss of each step and its gradients of the first steps.  Collective."""
     steps = []
     if mpi_comm.rank == 0:
         for step in plain_steps(settings, make_model(settings, 256)):
@@ -93,7 +93,7 @@ def plain(mpi_comm, settings):
 @pytest.mark.sizes(8)
 @pytest.mark.parametrize("number", range(NUM_DRAWN))
 def test_losses_and_all_gradients_are_the_plain_mixtures_in_layouts_drawn_at_random(mpi_comm, monkeypatch, number):
-    settings, hosts = drawn(number)
+    settings, hosts = draw_run(number)
     expected = plain(mpi_comm, settings)
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", hosts)
     comm = Communicator(mpi_comm)
@@ -111,9 +111,9 @@ def test_losses_and_all_gradients_are_the_plain_mixtures_in_layouts_drawn_at_ran
             return clip()
 
         run.clip = checked_clip
-        held = sum(piece.numel() for piece in run.masters.pieces.values())
-        every = shard.all_reduce(np.array([held]))[0] if shard else held
-        assert every == sum(p.numel() for p in run.gpt.parameters())  # so that no gradient is left out
+        numel = sum(piece.numel() for piece in run.masters.pieces.values())
+        every = shard.all_reduce(np.array([numel]))[0] if shard else numel
+        assert every == sum(p.numel() for p in run.gpt.parameters())  # no gradient is missing
         for iteration, (batches, _) in enumerate(zip(inputs, expected, strict=False), 1):
             losses.append(run.step(iteration, batches).metrics().loss)
     np.testing.assert_allclose(losses[:EXACT_STEPS], [step.loss for step in expected[:EXACT_STEPS]], rtol=1e-10)

@@ -1,4 +1,4 @@
-"""The training commands of the documentation, in tables and in blocks, on smaller models, in ranks that run already."""
+"""Run the training commands of the documentation's tables and blocks, on smaller models, in the ranks of a test."""
 
 from importlib.util import find_spec
 
@@ -20,13 +20,13 @@ def test_every_command_trains(mpi_comm, tmp_path, monkeypatch):
 
     assert len(IN_CELLS) > 40
     assert len(IN_BLOCKS) > 8
-    monkeypatch.chdir(tmp_path)  # of rank 0 for what all write
+    monkeypatch.chdir(tmp_path)  # rank 0's folder for files of all ranks
     folder = mpi_comm.bcast(str(tmp_path))
     comm = Communicator(mpi_comm)
     for index, flags in enumerate(flags for number, flags in COMMANDS if int(number) == comm.size):
         if "--tensorboard" in flags and not find_spec("tensorboard"):
             continue
-        got = losses(flags, comm, f"{folder}/{index}")
-        assert comm.rank or (len(got) == 2 and np.isfinite(got).all()), flags
-        assert comm.rank or got[0] == pytest.approx(np.log(256), rel=0.1), flags
+        actual = losses(flags, comm, f"{folder}/{index}")
+        assert comm.rank or (len(actual) == 2 and np.isfinite(actual).all()), flags
+        assert comm.rank or actual[0] == pytest.approx(np.log(256), rel=0.1), flags
     comm.free()

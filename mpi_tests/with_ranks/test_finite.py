@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite: every rank says who had the first, and the step is done, skipped or not."""
+"""Non-finite losses and gradients: all ranks name the first rank with one; the step is skipped, done or an error."""
 
 import math
 import re
@@ -16,7 +16,7 @@ from parallelism.numerics.non_finite import StepGuard
 from parallelism.pipeline.deferred import WeightGradients
 
 NAME = "transformer.h.1.attn.c_proj.weight"
-EARLIER = "transformer.h.0.mlp.c_fc.weight"  # in the forward pass: its gradient appears later
+EARLIER = "transformer.h.0.mlp.c_fc.weight"  # early in the forward pass: its gradient appears late
 
 
 def spoil(training, name, value):
@@ -99,7 +99,7 @@ def test_gradients_that_are_put_off(comm, monkeypatch, name, zero_stage):
 
 
 class Monitor:
-    """A monitor of one gradient, which is not finite once."""
+    """A monitor of one gradient, which is non-finite once."""
 
     name = ""
 
@@ -109,7 +109,7 @@ class Monitor:
 
 
 def passes(guard, step, loss, norm):
-    """Return whether the step may update the weights, by the device and then in words."""
+    """Return whether the step may update the weights, from the device's flag and from the reported error."""
     loss, norm = (torch.tensor(x, dtype=torch.float64) for x in (loss, norm))
     verdict = guard.judge(loss, norm)
     guard.tell(step, verdict.names, verdict.numbers.tolist(), loss.item(), norm.item())
@@ -155,7 +155,7 @@ def test_a_loss_scale_is_blamed_while_it_can_fall(comm):
 
 @pytest.mark.sizes(2)
 def test_steps_that_are_done_all_the_same(comm):
-    """While the scale can fall, steps are skipped; then they are done, and nothing is said of them."""
+    """Steps are skipped while the loss scale can decrease; then they are done without a message."""
     warnings, scale, monitor = [], LossScale(2.0, lowest=1.0), Monitor()
     guard = StepGuard(comm, "ignore", scale, monitor, warnings.append)
     assert passes(guard, 1, math.nan, 1.0)

@@ -1,4 +1,4 @@
-"""Many small arrays as one."""
+"""Collectives on many small arrays fused into one."""
 
 import numpy as np
 import pytest
@@ -23,8 +23,8 @@ def test_the_results_land_in_the_arrays(comm, collective):
     xs = inputs(comm.size, sum(LENGTHS))
     for algorithm in algorithms_of(collective, comm.size):
         mine = cut(xs[comm.rank])
-        got = getattr(comm, collective)(comm.fuse(mine), algorithm=algorithm)
-        for part, own, want in zip(got, mine, cut(expected(collective, xs, comm.rank)), strict=True):
+        actual = getattr(comm, collective)(comm.fuse(mine), algorithm=algorithm)
+        for part, own, want in zip(actual, mine, cut(expected(collective, xs, comm.rank)), strict=True):
             assert part is own
             same(part, want, algorithm)
 
@@ -48,26 +48,26 @@ def test_a_plan_works_on_what_the_arrays_hold(comm):
         for run in range(4):
             for index, x in enumerate(mine):
                 x[...] = index + run + comm.rank
-            got = plan() if run % 2 else plan.start().wait()
+            actual = plan() if run % 2 else plan.start().wait()
             mean = (comm.size - 1) / 2
-            assert [x.tolist() for x in got] == [np.full(s, i + run + mean).tolist() for i, s in enumerate(SHAPES)]
+            assert [x.tolist() for x in actual] == [np.full(s, i + run + mean).tolist() for i, s in enumerate(SHAPES)]
         plan.free()
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, "int8", "complex64"])
 def test_dtypes(comm, dtype):
     xs = inputs(comm.size, sum(LENGTHS), dtype)
-    got = comm.all_reduce(comm.fuse(cut(xs[comm.rank])), blocking=False).wait()
-    for part, want in zip(got, cut(expected("all_reduce", xs, comm.rank)), strict=True):
+    actual = comm.all_reduce(comm.fuse(cut(xs[comm.rank])), blocking=False).wait()
+    for part, want in zip(actual, cut(expected("all_reduce", xs, comm.rank)), strict=True):
         same(part, want)
 
 
 def test_with_what_is_asked_of_the_sum(comm):
     xs = list(np.random.default_rng(comm.size).standard_normal((comm.size, sum(LENGTHS))).astype(np.float32))
-    for asked in ({"reproducible": True}, {"wire_dtype": "bfloat16", "algorithm": "ring"}):
-        got = comm.all_reduce(comm.fuse(cut(xs[comm.rank])), **asked)
-        for part, want in zip(got, cut(comm.all_reduce(xs[comm.rank].copy(), **asked)), strict=True):
-            same(part, want, asked)
+    for options in ({"reproducible": True}, {"wire_dtype": "bfloat16", "algorithm": "ring"}):
+        actual = comm.all_reduce(comm.fuse(cut(xs[comm.rank])), **options)
+        for part, want in zip(actual, cut(comm.all_reduce(xs[comm.rank].copy(), **options)), strict=True):
+            same(part, want, options)
 
 
 @pytest.mark.sizes(1, 2, 3)
@@ -77,9 +77,9 @@ def test_tensors(comm):
     with torch.no_grad():
         for index, tensor in enumerate(tensors):
             tensor.fill_(comm.rank + index)
-    got = comm.all_reduce(comm.fuse(tensors))
+    actual = comm.all_reduce(comm.fuse(tensors))
     total = sum(range(comm.size))
-    for index, (tensor, own) in enumerate(zip(got, tensors, strict=True)):
+    for index, (tensor, own) in enumerate(zip(actual, tensors, strict=True)):
         assert tensor is own
         assert bool((tensor == total + index * comm.size).all())
     half = torch.full((3,), comm.rank + 1.0, dtype=torch.bfloat16)
@@ -93,8 +93,8 @@ def test_tensors(comm):
 def test_on_a_device(new_comm, cuda, mpi_reads):
     cuda.use(mpi_reads=mpi_reads)
     xs = inputs(new_comm.size, sum(LENGTHS))
-    got = new_comm.all_reduce(new_comm.fuse([cuda.put(x) for x in cut(xs[new_comm.rank])]))
-    for part, want in zip(got, cut(expected("all_reduce", xs, new_comm.rank)), strict=True):
+    actual = new_comm.all_reduce(new_comm.fuse([cuda.put(x) for x in cut(xs[new_comm.rank])]))
+    for part, want in zip(actual, cut(expected("all_reduce", xs, new_comm.rank)), strict=True):
         same(cuda.get(part), want)
 
 

@@ -1,4 +1,4 @@
-"""Calls of a group: begun together, over at its end."""
+"""Groups of calls: they start together and are complete at the group's end."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.sizes(2, 3, proof=(1, 5, 8))
 
 @pytest.mark.parametrize("length", [3, 100_000])
 def test_messages_in_any_order(comm, length):
-    """Each rank sends to all and receives from all, in an order of its own: one after the other they would hang."""
+    """Each rank sends to all and receives from all in an order of its own; blocking calls would deadlock."""
     for turn in range(3):
         outs = [np.zeros(length) for _ in range(comm.size)]
         order = np.random.default_rng([turn, comm.rank]).permutation(2 * comm.size)
@@ -38,7 +38,7 @@ def test_requests_have_what_comes_in_new_arrays(comm):
 
 
 def test_collectives_among_messages(comm):
-    """Rank 0 receives before the collectives what the last rank sends after them."""
+    """Rank 0's receive comes before the collectives, the last rank's matching send after them."""
     last = comm.size - 1
     for _ in range(3):
         total, root, out = np.full(50, comm.rank), np.full(50, comm.rank), np.empty(50, int)
@@ -62,7 +62,7 @@ def test_a_group_in_a_group_is_part_of_it(comm):
         request = comm.all_reduce(x)
     assert request.done()
     assert x.tolist() == [comm.size**2] * 2
-    assert comm.all_reduce(x) is x  # calls wait again
+    assert comm.all_reduce(x) is x  # calls are blocking again
 
 
 def begin_and_raise(comm, x, works):
@@ -77,7 +77,7 @@ def test_what_a_block_raises_is_raised_and_nothing_waited_for(comm):
         begin_and_raise(comm, x, works)
     works[0].wait()
     assert x.tolist() == [comm.size] * 2
-    assert comm.all_reduce(np.ones(1)) == comm.size  # it waits again
+    assert comm.all_reduce(np.ones(1)) == comm.size  # calls are blocking again
 
 
 @pytest.mark.parametrize("name", ["broadcast_object", "gather_object", "all_gather_object"])

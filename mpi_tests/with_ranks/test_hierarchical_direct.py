@@ -1,4 +1,4 @@
-"""Hierarchies that are direct inside, on ranks: nodes that these play, some of uneven lengths."""
+"""Hierarchical algorithms that are direct within nodes, on simulated nodes, some with fewer ranks."""
 
 import time
 
@@ -11,7 +11,7 @@ from mpi_tests.helpers.reference import REDUCTIONS, expected, inputs, ops_of, sa
 
 ROWS = [(row.collective, row.name) for row in algorithms.REGISTRY if row.access == algorithms.Access.INTRA_NODE]
 ARRAYS = {"symmetric": lambda comm, x: comm.empty(len(x), x.dtype), "ordinary": lambda comm, x: np.empty_like(x)}
-NODES = {4: "2x2", 5: "2x3", 7: "3x3", 8: "4x2"}  # by size; of 5 and 7 the last node has fewer
+NODES = {4: "2x2", 5: "2x3", 7: "3x3", 8: "4x2"}  # by size; with 5 and 7 ranks, the last node has fewer
 
 each_row = pytest.mark.parametrize(("collective", "algorithm"), ROWS)
 in_groups = pytest.mark.sizes(*NODES)
@@ -64,8 +64,8 @@ def test_every_dtype_and_op(over_groups, collective, algorithm):
             want = expected(collective, xs, comm.rank, op)
             x = comm.empty(len(xs[0]), dtype)
             x[:] = xs[comm.rank]
-            got = getattr(comm, collective)(x, op=op, algorithm=algorithm)
-            np.testing.assert_allclose(got.astype(complex), want.astype(complex), rtol=1e-6)
+            actual = getattr(comm, collective)(x, op=op, algorithm=algorithm)
+            np.testing.assert_allclose(actual.astype(complex), want.astype(complex), rtol=1e-6)
 
 
 @in_groups
@@ -78,16 +78,16 @@ def test_out_of_place_and_uneven_counts(over_groups):
         comm.all_gather(x, out=out, counts=counts, algorithm="hierarchical_direct")
         same(out, np.concatenate(xs))
         same(x, xs[comm.rank])
-    given = np.arange(float(sum(counts)))
+    whole = np.arange(float(sum(counts)))
     begin = sum(counts[: comm.rank])
-    got = comm.reduce_scatter(given, counts=counts, algorithm="hierarchical_direct")
-    same(got, comm.size * np.arange(float(begin), begin + counts[comm.rank]))
-    same(given, np.arange(float(sum(counts))))
+    actual = comm.reduce_scatter(whole, counts=counts, algorithm="hierarchical_direct")
+    same(actual, comm.size * np.arange(float(begin), begin + counts[comm.rank]))
+    same(whole, np.arange(float(sum(counts))))
 
 
 @in_groups
 def test_in_place_on_some_ranks_only(over_groups):
-    """Where a rank's chunk is empty, or it passes an out of its own, it works as the others do."""
+    """A rank with an empty chunk, or with a separate out, uses the same algorithm as the others."""
     comm = over_groups
     for counts, elsewhere in (([0] + [3] * (comm.size - 1), ()), ([3] * comm.size, (1, 2))):
         begin, end = sum(counts[: comm.rank]), sum(counts[: comm.rank + 1])

@@ -1,4 +1,4 @@
-"""Horovod's calls, beside NumPy's and torch's own results."""
+"""Horovod's calls, compared with NumPy's and torch's results."""
 
 import copy
 
@@ -33,8 +33,8 @@ def tensors(size, shape, dtype="float32", op="sum"):
     return [torch.from_numpy(x).reshape(shape) for x in inputs(size, count, dtype, op)]
 
 
-def refused(hvd, begin):
-    """Return the message with which all ranks refuse a call; check that the next one works."""
+def refusal(hvd, begin):
+    """Return the error message that all ranks raise; check that the next call works."""
     with pytest.raises(hvd.HorovodInternalError) as caught:
         begin()
     texts = hvd.allgather_object(str(caught.value))
@@ -64,9 +64,9 @@ def test_allreduce(hvd, op):
             xs = tensors(hvd.size(), shape, dtype, NAMES[op])
             want = reduced([x.numpy() for x in xs], NAMES[op])
             own = xs[hvd.rank()].clone()
-            got = hvd.allreduce(own, op=getattr(hvd, op))
-            assert (got.dtype, tuple(got.shape)) == (own.dtype, shape)
-            assert np.array_equal(got, want), (dtype, shape)
+            actual = hvd.allreduce(own, op=getattr(hvd, op))
+            assert (actual.dtype, tuple(actual.shape)) == (own.dtype, shape)
+            assert np.array_equal(actual, want), (dtype, shape)
             assert torch.equal(own, xs[hvd.rank()])
             assert hvd.allreduce_(own, op=getattr(hvd, op)) is own
             assert np.array_equal(own, want), (dtype, shape)
@@ -85,17 +85,17 @@ def test_factors_before_and_after(hvd, dtype, wide):
     want = (wide(3) * reduced(before, "sum").astype(wide)).astype(dtype)
     own = torch.from_numpy(xs[hvd.rank()])
     for grouped in ([own], [own, own.clone()]):
-        got = hvd.grouped_allreduce(grouped, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)
-        assert all(np.array_equal(x, want) for x in got)
+        actual = hvd.grouped_allreduce(grouped, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)
+        assert all(np.array_equal(x, want) for x in actual)
 
 
 def test_tensors_with_gaps(hvd):
     for in_place, matrix in enumerate(torch.arange(24.0).view(2, 4, 3)):
         own = (matrix + hvd.rank()).t()
         whole = own.t()
-        got = hvd.allreduce_(own, op=hvd.Sum) if in_place else hvd.allreduce(own, op=hvd.Sum)
+        actual = hvd.allreduce_(own, op=hvd.Sum) if in_place else hvd.allreduce(own, op=hvd.Sum)
         want = matrix * hvd.size() + sum(range(hvd.size()))
-        assert torch.equal(got, want.t())
+        assert torch.equal(actual, want.t())
         assert torch.equal(whole, want if in_place else matrix + hvd.rank())
 
 
@@ -104,16 +104,16 @@ def test_groups_of_several_dtypes(hvd):
         tensors(hvd.size(), shape, dtype) for shape, dtype in (((3,), "float32"), ((2, 2), "int64"), ((4,), "float32"))
     ]
     own = [each[hvd.rank()].clone() for each in xs]
-    for got in (hvd.grouped_allreduce(own, op=hvd.Sum), hvd.grouped_allreduce_(own, op=hvd.Sum)):
-        assert all(torch.equal(x, sum(each)) for x, each in zip(got, xs, strict=True))
+    for actual in (hvd.grouped_allreduce(own, op=hvd.Sum), hvd.grouped_allreduce_(own, op=hvd.Sum)):
+        assert all(torch.equal(x, sum(each)) for x, each in zip(actual, xs, strict=True))
     assert all(torch.equal(x, sum(each)) for x, each in zip(own, xs, strict=True))
 
 
 def test_compression_to_16_bits(hvd):
     xs = [x / 7 for x in tensors(hvd.size(), (100,))]
-    got = hvd.allreduce(xs[hvd.rank()], compression=hvd.Compression.fp16, op=hvd.Sum)
-    assert got.dtype == torch.float32
-    assert torch.equal(got, sum(x.half().float() for x in xs).half().float())
+    actual = hvd.allreduce(xs[hvd.rank()], compression=hvd.Compression.fp16, op=hvd.Sum)
+    assert actual.dtype == torch.float32
+    assert torch.equal(actual, sum(x.half().float() for x in xs).half().float())
     assert torch.equal(hvd.allreduce(torch.tensor([3]), compression=hvd.Compression.fp16), torch.tensor([3]))
 
 
@@ -122,9 +122,9 @@ def test_allgather(hvd):
         xs = [torch.full((rank, *shape), float(rank)) for rank in range(1, hvd.size() + 1)]
         assert torch.equal(hvd.allgather(xs[hvd.rank()]), torch.cat(xs))
     empty = [torch.full((rank, 2), rank) for rank in range(hvd.size())]  # the first has no rows
-    got = hvd.grouped_allgather([empty[hvd.rank()], xs[hvd.rank()].transpose(1, 2)])
-    assert torch.equal(got[0], torch.cat(empty))
-    assert torch.equal(got[1], torch.cat(xs).transpose(1, 2))
+    actual = hvd.grouped_allgather([empty[hvd.rank()], xs[hvd.rank()].transpose(1, 2)])
+    assert torch.equal(actual[0], torch.cat(empty))
+    assert torch.equal(actual[1], torch.cat(xs).transpose(1, 2))
 
 
 def test_broadcast(hvd):
@@ -143,12 +143,12 @@ def test_alltoall(hvd):
     equal = torch.arange(2 * size) + 100 * rank
     want = torch.cat([torch.arange(2 * rank, 2 * rank + 2) + 100 * r for r in range(size)])
     assert torch.equal(hvd.alltoall(equal), want)
-    rows = [[(s + d) % 3 for d in range(size)] for s in range(size)]  # of s for d
+    rows = [[(s + d) % 3 for d in range(size)] for s in range(size)]  # rows from s to d
     xs = [torch.arange(2.0 * sum(each)).view(-1, 2) + 100 * s for s, each in enumerate(rows)]
     want = torch.cat([x.split(each)[rank] for x, each in zip(xs, rows, strict=True)])
     for splits in (rows[rank], torch.tensor(rows[rank], dtype=torch.int32)):
-        got, received = hvd.alltoall(xs[rank], splits)
-        assert torch.equal(got, want)
+        actual, received = hvd.alltoall(xs[rank], splits)
+        assert torch.equal(actual, want)
         assert received.dtype == torch.int32
         assert received.tolist() == [each[rank] for each in rows]
 
@@ -159,15 +159,15 @@ def test_reducescatter(hvd, op):
         xs = tensors(hvd.size(), (num_rows, 3), op=NAMES[op])
         want = np.array_split(reduced([x.numpy() for x in xs], NAMES[op]), hvd.size())[hvd.rank()]
         own = xs[hvd.rank()].clone()
-        for got in hvd.grouped_reducescatter([own, own], op=getattr(hvd, op)):
-            assert np.array_equal(got, want)
+        for actual in hvd.grouped_reducescatter([own, own], op=getattr(hvd, op)):
+            assert np.array_equal(actual, want)
         scaled = hvd.reducescatter(own, op=getattr(hvd, op), prescale_factor=2.0, postscale_factor=0.5)
         assert op == "Product" or np.allclose(scaled, want)
         assert torch.equal(own, xs[hvd.rank()])
 
 
 def test_gradients(hvd):
-    """Of the sum of all ranks' losses, each the product of the result and the rank's weights; means are Horovod's."""
+    """The loss is the sum over ranks of the result times the rank's weights; averages follow Horovod."""
     size, rank = hvd.size(), hvd.rank()
     rows = 2 * size
 
@@ -209,7 +209,7 @@ def test_poll_waits_for_no_one(hvd, mpi_comm):
     if hvd.rank() == 0 and hvd.size() > 1:
         assert not hvd.poll(handle)
         assert not hvd.poll(handle)
-    mpi_comm.Barrier()  # where the others are until then
+    mpi_comm.Barrier()  # the other ranks wait here until then
     other = hvd.allreduce_async(torch.ones(1), op=hvd.Sum)
     while not hvd.poll(handle):
         pass
@@ -245,7 +245,7 @@ def test_the_same_name_twice_at_a_time(hvd):
 
 def test_ranks_that_have_joined_add_zeros(hvd):
     size, rank = hvd.size(), hvd.rank()
-    for step in range(rank + 1):  # the last rank has most data
+    for step in range(rank + 1):  # the last rank has the most data
         active = size - step
         assert hvd.allreduce(torch.ones(3), op=hvd.Sum).tolist() == [active] * 3
         means = hvd.grouped_allreduce([torch.ones(2), torch.ones(1, dtype=torch.float64)])
@@ -292,15 +292,15 @@ def test_parameters(hvd, form):
 def test_the_state_of_an_optimizer(hvd, kind):
     model = nn.Linear(3, 2)
     optimizer = kind(model.parameters(), lr=0.1 * (hvd.rank() + 1))
-    if hvd.rank() == 0:  # which resumes
+    if hvd.rank() == 0:  # rank 0 resumes
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
     want = hvd.broadcast_object(optimizer.state_dict())
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    got = optimizer.state_dict()
-    assert got["param_groups"] == want["param_groups"]
-    assert [*got["state"]] == [*want["state"]]
-    for number, state in got["state"].items():
+    actual = optimizer.state_dict()
+    assert actual["param_groups"] == want["param_groups"]
+    assert [*actual["state"]] == [*want["state"]]
+    for number, state in actual["state"].items():
         assert all(
             torch.equal(torch.as_tensor(x), torch.as_tensor(want["state"][number][key])) for key, x in state.items()
         )
@@ -445,7 +445,7 @@ def test_closures(hvd):
 
 
 def test_parameters_that_only_some_ranks_reach(hvd):
-    """Each rank's gradients appear in an order of its own; the rest of the mean is 0."""
+    """Each rank's gradients appear in an order of its own; missing ones count as 0 in the mean."""
     layers = nn.ModuleList([nn.Linear(2, 2, bias=False) for _ in range(hvd.size() + 1)])
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layers.parameters(), lr=1.0), layers.named_parameters())
     before = copy.deepcopy([*layers.parameters()])
@@ -491,7 +491,7 @@ def test_a_scheduler_made_before_the_optimizer_is_wrapped(hvd):
 
 
 def test_ranks_that_run_out_of_data(hvd):
-    """A rank of 1 + rank batches; gradients of those that have joined are 0."""
+    """Rank r has r + 1 batches; gradients of joined ranks are 0."""
     size = hvd.size()
     model, want = new_model(), new_model()
     optimizer = distributed(hvd, model)
@@ -523,10 +523,10 @@ def test_losses_are_those_of_ddp(hvd, mpi_comm):
 
     model = new_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    got = losses(model, hvd.DistributedOptimizer(optimizer, model.named_parameters()))
+    actual = losses(model, hvd.DistributedOptimizer(optimizer, model.named_parameters()))
     with world(mpi_comm, "gloo"):
         ddp = nn.parallel.DistributedDataParallel(new_model())
-        assert got == pytest.approx(losses(ddp, torch.optim.AdamW(ddp.parameters(), lr=0.01)), rel=1e-5)
+        assert actual == pytest.approx(losses(ddp, torch.optim.AdamW(ddp.parameters(), lr=0.01)), rel=1e-5)
 
 
 # --- Adasum ---
@@ -547,10 +547,10 @@ def test_adasum(hvd, dtype, rtol):
     xs = [np.random.default_rng(rank).normal(size=50) for rank in range(hvd.size())]
     xs[0][:] = 0 if hvd.size() == 2 else xs[0]
     want = adasum([x.astype(dtype).astype("float64") for x in xs])
-    got = hvd.grouped_allreduce([torch.tensor(xs[hvd.rank()]).to(getattr(torch, dtype))] * 2, op=hvd.Adasum)
-    assert np.allclose(got[0].double(), want, rtol=rtol, atol=rtol)
-    assert torch.equal(*got)
-    assert all(torch.equal(x, got[0]) for x in hvd.allgather(got[0]).chunk(hvd.size()))
+    actual = hvd.grouped_allreduce([torch.tensor(xs[hvd.rank()]).to(getattr(torch, dtype))] * 2, op=hvd.Adasum)
+    assert np.allclose(actual[0].double(), want, rtol=rtol, atol=rtol)
+    assert torch.equal(*actual)
+    assert all(torch.equal(x, actual[0]) for x in hvd.allgather(actual[0]).chunk(hvd.size()))
 
 
 @pytest.mark.sizes(1, 2, 4)
@@ -646,7 +646,7 @@ WRONG = {
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize("words", WRONG)
 def test_wrong_arguments(hvd, words):
-    assert refused(hvd, lambda: WRONG[words](hvd, torch.ones(3))) == words
+    assert refusal(hvd, lambda: WRONG[words](hvd, torch.ones(3))) == words
 
 
 @pytest.mark.sizes(2, 3)
@@ -656,7 +656,7 @@ def test_what_ranks_must_agree_in(hvd):
 
     def sides(begin, first, other, middle="calls", end="make the same call on every rank"):
         verb = "" if middle == "for" else "calls "
-        words = refused(hvd, begin)
+        words = refusal(hvd, begin)
         assert words == f"ranks disagree: rank 0 {verb or 'waits for '}{first}, rank {last} {middle} {other}; {end}"
 
     x, longer = "allreduce 'x' of float32 (3,) on cpu, op=avg", "allreduce 'x' of float32 (4,) on cpu, op=avg"
@@ -670,9 +670,9 @@ def test_what_ranks_must_agree_in(hvd):
     names = x.replace("'x'", "'a'"), x.replace("'x'", "'b'")
     end = "make both calls on all ranks"
     sides(lambda: hvd.allreduce(torch.ones(3), name="b" if is_last else "a"), *names, middle="for", end=end)
-    made = "DistributedOptimizer 'noname.1' of weight: float32 ({}, 2) on cpu, op=avg"
-    sides(lambda: distributed(hvd, nn.Linear(2, 2 + is_last)), made.format(2), made.format(3))
-    wrong = refused(hvd, lambda: hvd.allreduce([1] if is_last else torch.ones(3), name="x"))
+    description = "DistributedOptimizer 'noname.1' of weight: float32 ({}, 2) on cpu, op=avg"
+    sides(lambda: distributed(hvd, nn.Linear(2, 2 + is_last)), description.format(2), description.format(3))
+    wrong = refusal(hvd, lambda: hvd.allreduce([1] if is_last else torch.ones(3), name="x"))
     assert wrong == f"rank {last}: allreduce 'x': list: pass dense tensors"
 
 
@@ -692,9 +692,9 @@ def test_what_ranks_must_agree_in(hvd):
 def test_optimizers_that_cannot_be(hvd, settings, words):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters())
-    assert words in refused(hvd, lambda: hvd.DistributedOptimizer(optimizer, **settings))
+    assert words in refusal(hvd, lambda: hvd.DistributedOptimizer(optimizer, **settings))
     twice = [("same", param) for param in model.parameters()]
-    assert "has 'same' more than once" in refused(hvd, lambda: hvd.DistributedOptimizer(optimizer, twice))
+    assert "has 'same' more than once" in refusal(hvd, lambda: hvd.DistributedOptimizer(optimizer, twice))
 
 
 @pytest.mark.sizes(2)
@@ -741,7 +741,7 @@ def test_before_init(mpi_comm):
 @pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 2, 2)])
 def test_batches_are_normalized_together(hvd, shape, momentum):
-    """Losses, gradients and running statistics, of batches of different sizes, beside torch's on all of them."""
+    """Losses, gradients and running statistics of batches of different sizes equal torch's on the whole batch."""
     rank, rows = hvd.rank(), [2 + rank for rank in range(hvd.size())]
     dims = len(shape)
     norm = getattr(nn, f"BatchNorm{max(dims - 1, 1)}d")(3, momentum=momentum, dtype=torch.float64)

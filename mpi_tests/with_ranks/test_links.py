@@ -1,4 +1,4 @@
-"""Measured links: kept for a list of hosts, and used by `auto` there."""
+"""Measured links: cached for a list of hosts, and used by `auto` there."""
 
 import json
 import platform
@@ -14,7 +14,7 @@ from mpi_tests.helpers.networks import NETWORK_HERE
 @pytest.fixture
 def shared_folder(monkeypatch, tmp_path, mpi_comm):
     monkeypatch.setenv("COLLECTIVES_LINKS", str(mpi_comm.bcast(tmp_path)))
-    monkeypatch.setattr(links, "doubt", lambda network: "")  # of a machine that may be busy with other tests
+    monkeypatch.setattr(links, "doubt", lambda network: "")  # the machine may be busy with other tests
 
 
 @pytest.mark.sizes(1, 4)
@@ -31,13 +31,13 @@ def test_ranks_measure_the_same_and_auto_uses_it(mpi_comm, monkeypatch, shared_f
     assert len(set(mpi_comm.allgather(network))) == 1
     assert (network.between == NETWORK.between) == (len(comm.topology.nodes) == 1)
     assert (network.nic is not None) == (mpi_comm.size == 4 and nodes == 2)
-    mpi_comm.Barrier()  # rank 0 has kept it
+    mpi_comm.Barrier()  # rank 0 has saved it
     later = Communicator(mpi_comm)
     assert "with the speeds measured on these hosts" in later.explain("all_reduce", 1 << 20)
     part = later.split(0)
     assert "with the speeds measured on these hosts" in part.explain("all_reduce", 1 << 20)
-    for made in (comm, part, later):
-        made.free()
+    for each in (comm, part, later):
+        each.free()
 
 
 @pytest.mark.sizes(2)

@@ -1,4 +1,4 @@
-"""A Llama as train.py lays it out, in layouts drawn at random, against the plain model."""
+"""A Llama parallelized by train.py, in random layouts, compared with the plain model."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ TINY = {
 }  # fmt: skip
 
 
-def drawn(seed):
-    """Draw a layout of 8 ranks, of which at least two axes have several."""
+def draw_layout(seed):
+    """Draw a layout of 8 ranks in which at least two axes have several ranks."""
     draw = random.Random(seed)
     axes = {}
     while sum(size > 1 for size in axes.values()) < 2:
@@ -58,18 +58,18 @@ def drawn(seed):
     }
 
 
-LAYOUTS = [drawn(seed) for seed in range(12 if IS_PROOF else 4)]
+LAYOUTS = [draw_layout(seed) for seed in range(12 if IS_PROOF else 4)]
 
 
 def plain_results(config):
-    """Return the first step's loss and gradients: whole batches, torch alone."""
+    """Return the first step's loss and gradients on the whole batch in plain torch."""
     tokens = load_tokens([])
     windows = TokenWindows(split(tokens, config.val_fraction, config.block_size)[0], config.block_size, config.seed)
     sampler = DistributedSampler(len(windows), GLOBAL_BATCH, 0, 1, seed=config.seed)
     inputs, targets = map(torch.from_numpy, windows.batch(next(iter(sampler))))
     ends = (inputs == config.document_end).long()
     model = make(shape_of(config, tokens.vocab_size), config.seed).double()
-    _, loss = model(inputs, targets, documents=ends.cumsum(1) - ends)  # the end is its document's
+    _, loss = model(inputs, targets, documents=ends.cumsum(1) - ends)  # documents end at `ends`
     loss.backward()
     return loss, {name: p.grad for name, p in model.named_parameters()}
 
@@ -77,7 +77,7 @@ def plain_results(config):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: " ".join(f"{axis}{layout[axis]}" for axis in AXES))
 @pytest.mark.sizes(RANKS)
 def test_loss_and_every_gradient_are_the_plain_models(comm, layout):
-    """Gradients are what is subtracted from the weights where an optimizer would do more."""
+    """The test's step subtracts the gradients from the weights, so that the change of the weights shows them."""
     config = Config(**TINY, **layout)
     with TrainingRun(config, comm) as run, closing(run.inputs()) as inputs:
 
@@ -90,8 +90,8 @@ def test_loss_and_every_gradient_are_the_plain_models(comm, layout):
         loss = run.step(1, next(inputs)).metrics().loss
         after = dict(run.whole().named_parameters())
         before = dict(make_model(config, run.tokens.vocab_size).named_parameters())
-    wanted, gradients = plain_results(config)
-    assert loss == pytest.approx(wanted.item(), rel=1e-10)
+    expected, gradients = plain_results(config)
+    assert loss == pytest.approx(expected.item(), rel=1e-10)
     assert after.keys() == gradients.keys()
     for name, gradient in gradients.items():
         close(before[name] - after[name], gradient, rtol=1e-10)
@@ -105,7 +105,7 @@ def folder(mpi_comm):
 
 @pytest.mark.sizes(4)
 def test_a_run_goes_on_in_another_layout(comm, folder):
-    """The first one is the planner's."""
+    """The planner chooses the first layout."""
     llama = {"model": "llama-tiny", "n_kv_head": 1, "n_hidden": 64, "checkpoint_dir": str(folder)}
     alone = on_first(comm, num_micro_batches=2, **llama | {"checkpoint_dir": ""})
     check_same(on(comm, layout="auto", checkpoint_interval=2, **llama), alone)
@@ -139,7 +139,7 @@ def test_files_of_settings_train(comm, path):
     config = parse(Config, "", ["--config", str(path), *IN_SMALL.split()])
     assert train(config, comm).records[-1]["val_loss"] == pytest.approx(
         math.log(256), rel=0.02
-    )  # as of all tokens alike
+    )  # as if over all tokens
 
 
 @pytest.mark.sizes(1)

@@ -1,4 +1,4 @@
-"""mpi4py's calls on a communicator that uses ours, against the library's own results on one that does not."""
+"""mpi4py's calls on a communicator with our collectives, compared with the MPI library's results on another one."""
 
 import array
 import sys
@@ -10,12 +10,12 @@ from mpi4py import MPI
 from collectives.mpi4py.policy import CallPolicy, seconds_saved
 from collectives.mpi4py.start import communicators
 
-LENGTHS = (1, 7, 5000)  # of a block, in elements
+LENGTHS = (1, 7, 5000)  # elements per block
 
 
 @pytest.fixture
 def both(mpi_comm):
-    """Yield two duplicates: one whose calls are ours where possible, and one of the library's."""
+    """Yield two duplicates: one with our collectives for all supported calls, and one of the library's."""
     ours, library = mpi_comm.Dup(), mpi_comm.Dup()
     communicators().add(ours, CallPolicy("report,ours", has_threads=True))
     yield ours, library
@@ -40,7 +40,7 @@ def nothing(length, dtype="i4"):
 
 
 def strided(length):
-    """Return a datatype of every second of `length` integers, and the number of integers that it spans."""
+    """Return a datatype of `length` integers with stride 2, and its extent in integers."""
     return MPI.INT.Create_vector(length, 1, 2).Commit(), 2 * length
 
 
@@ -50,7 +50,7 @@ def bcast(comm, n, root):
 
 
 def bcast_of_other_types(comm, n, root):
-    """Broadcast from integers of another layout on the root: each rank packs and unpacks on its own."""
+    """Broadcast with another datatype on the root: each rank packs and unpacks on its own."""
     kind, span = strided(n)
     x = block(comm, span)
     yield "Bcast", ([x, 1, kind] if comm.rank == root else [x, n, MPI.INT], root), x
@@ -62,8 +62,8 @@ def allreduce(comm, n, root):
     yield "Allreduce", (x, out), out
     yield "Allreduce", (MPI.IN_PLACE, [x, MPI.INT], MPI.MAX), x
     yield "Allreduce", ([block(comm, n + 2, "f8"), (n, 2), MPI.DOUBLE], (real := nothing(n, "f8"))), real
-    given = array.array("l", range(n))
-    yield "Allreduce", (given, (gotten := array.array("l", [0] * n)), MPI.PROD), gotten
+    values = array.array("l", range(n))
+    yield "Allreduce", (values, (output := array.array("l", [0] * n)), MPI.PROD), output
 
 
 def reduce(comm, n, root):
@@ -98,7 +98,7 @@ def allgatherv(comm, n, root):
     counts = [n + r % 2 * (n - 1) for r in range(comm.size)]
     mine, room = block(comm, counts[comm.rank]), sum(counts) + 2 * comm.size
     yield "Allgatherv", (mine, [(out := nothing(sum(counts))), counts]), out
-    displs = [room - sum(counts[: r + 1]) - 2 * r for r in range(comm.size)]  # from the end, with gaps
+    displs = [room - sum(counts[: r + 1]) - 2 * r for r in range(comm.size)]  # in reverse order, with gaps
     yield "Allgatherv", (mine, [(out := nothing(room)), counts, displs, MPI.INT]), out
 
 
@@ -135,20 +135,20 @@ each_call = pytest.mark.parametrize("calls", CALLS, ids=lambda calls: calls.__na
 
 
 def check(both, calls, length, root, run):
-    """Have both communicators make calls, and compare what they leave, and that ours were ours."""
+    """Make calls on both communicators; compare the results, and check that ours served the calls of the first."""
     (ours, library), case = both, (calls.__name__, length, root)
     before = communicators().by_handle[ours.handle].policy.calls.total()
-    for (name, mine, got), (_, theirs, want) in zip(
+    for (name, mine, actual), (_, theirs, want) in zip(
         calls(ours, length, root), calls(library, length, root), strict=True
     ):
         run(ours, name, mine)
         getattr(library, name)(*theirs)
         if want is not None:
-            np.testing.assert_array_equal(np.asarray(got), np.asarray(want), err_msg=str((name, case)))
-    noted = communicators().by_handle[ours.handle].policy.calls
-    assert noted.total() > before
+            np.testing.assert_array_equal(np.asarray(actual), np.asarray(want), err_msg=str((name, case)))
+    counts = communicators().by_handle[ours.handle].policy.calls
+    assert counts.total() > before
     if ours.size > 1:
-        assert not [name for (name, is_ours) in noted if not is_ours]
+        assert not [name for (name, is_ours) in counts if not is_ours]
 
 
 @each_call
@@ -160,7 +160,7 @@ def test_results_are_the_librarys(both, calls):
 
 @each_call
 def test_started_calls(both, calls):
-    both[0].Barrier()  # a blocking call sets ours up
+    both[0].Barrier()  # a blocking call sets up our communicator
     for length in LENGTHS:
         check(both, calls, length, 0, lambda comm, name, words: getattr(comm, f"I{name.lower()}")(*words).Wait())
 
@@ -193,9 +193,9 @@ def test_requests_of_both_in_one_list(both):
     assert not any(requests)
     want = nothing(3000)
     library.Allreduce(x, want)
-    for got in sums:
-        np.testing.assert_array_equal(got, want)
-    assert [int(got[0]) for got in receivers] == list(range(n))
+    for actual in sums:
+        np.testing.assert_array_equal(actual, want)
+    assert [int(actual[0]) for actual in receivers] == list(range(n))
 
 
 def test_persistent_requests_started_together(both):
@@ -208,8 +208,8 @@ def test_persistent_requests_started_together(both):
         MPI.Request.Waitall(requests)
         want = nothing(3000, "f8")
         library.Allreduce(x, want)
-        for got in sums:
-            np.testing.assert_array_equal(got, want)
+        for actual in sums:
+            np.testing.assert_array_equal(actual, want)
     with pytest.raises(MPI.Exception):
         requests[0].Start() or requests[0].Start()
     requests[0].Wait()
@@ -218,7 +218,7 @@ def test_persistent_requests_started_together(both):
 
 
 def test_a_receive_that_waits_for_a_started_call_of_another_rank(both):
-    """Starting a call waits for no other rank, even if nothing is bound for it yet."""
+    """Starting a call waits for no other rank, even if no plan is bound yet."""
     ours, library = both
     ours.Barrier()
     x, out, token = block(ours, 777), nothing(777), np.zeros(1)
@@ -263,11 +263,11 @@ def test_what_is_not_ours_is_the_librarys(both):
     ours, _ = both
     pairs = np.zeros(4, "f8,i4")
     pairs["f0"], pairs["f1"] = ours.rank, ours.rank
-    found = np.empty_like(pairs)
+    maxima = np.empty_like(pairs)
     longest = MPI.Op.Create(lambda a, b, kind: np.frombuffer(b, "i4").__setitem__(0, 7), commute=True)
     out = nothing(4)
     for comm in both:
-        comm.Allreduce([pairs.view("u1"), 1, MPI.INT_INT], [found.view("u1"), 1, MPI.INT_INT], MPI.MAXLOC)
+        comm.Allreduce([pairs.view("u1"), 1, MPI.INT_INT], [maxima.view("u1"), 1, MPI.INT_INT], MPI.MAXLOC)
         comm.Allreduce(block(comm, 4), out, longest)
         assert out[0] == 7 or comm.size == 1
         assert comm.allreduce([comm.rank]) == list(range(comm.size))
@@ -285,13 +285,13 @@ def test_small_calls_and_messages_alone_are_the_librarys(mpi_comm, comm):
     ours.Free()
     saved_s = seconds_saved(comm, "all_reduce", 1 << 20, policy)
     assert saved_s is None or saved_s > 0
-    assert seconds_saved(comm, "reduce", 8, policy) is None  # of which the model thinks messages best
+    assert seconds_saved(comm, "reduce", 8, policy) is None  # messages are fastest by the cost model
 
 
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_request_that_is_complete_keeps_no_array(both, persistent):
-    """Else a thread would let go of them some time later, which an array's own code may see."""
+    """Otherwise a thread would release the arrays some time later, which an array's own code may observe."""
     comm, _ = both
     x, out = block(comm, 5000), nothing(5000)
     comm.Allreduce(x, out)
@@ -309,7 +309,7 @@ def test_a_request_that_is_complete_keeps_no_array(both, persistent):
 
 
 class Failing:
-    """An array whose own code fails once."""
+    """An array whose interface raises an error once."""
 
     def __init__(self, values):
         self.values, self.has_failed = values, False
@@ -326,7 +326,7 @@ class Failing:
 
 @pytest.mark.sizes(2)
 def test_an_error_of_an_arrays_own_code_is_raised(both):
-    """The library, asked again, would begin another call than the other ranks'."""
+    """A fall-back to the library would start a call that does not match those of the other ranks."""
     comm, _ = both
     with pytest.raises(RuntimeError, match="out of order"):
         comm.Allreduce(Failing(block(comm, 100)), nothing(100))
@@ -341,7 +341,7 @@ def test_wrapping_twice_is_wrapping_once(mpi_comm):
         communicators().add(comm, policy)
         comm.Allreduce(block(comm, 100), nothing(100))
     assert [policy.calls["Allreduce", True] for policy in policies] == [1, 1]
-    known = communicators().by_handle[comm.handle]
+    ours = communicators().by_handle[comm.handle]
     comm.Allreduce(block(comm, 100), nothing(100))
-    assert communicators().by_handle[comm.handle] is known
+    assert communicators().by_handle[comm.handle] is ours
     comm.Free()

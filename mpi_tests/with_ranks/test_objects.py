@@ -1,4 +1,4 @@
-"""What programs of mpi4py and torch have besides arrays: Python objects, MPI's ops, messages of unknown length."""
+"""Python objects, MPI's ops, and messages of unknown length, for programs that come from mpi4py and torch."""
 
 import re
 import weakref
@@ -12,7 +12,7 @@ from collectives import InputError
 
 
 class Exported:
-    """An array of another library, as far as DLPack shows it."""
+    """An array of another library, reduced to its DLPack interface."""
 
     def __init__(self, array, device=(1, 0)):
         self.array, self.device = array, device
@@ -66,17 +66,17 @@ def test_ranks_send_and_receive_at_once(comm, length):
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     x = np.full(length, comm.rank, np.int32)
     for out in (None, np.empty(length, np.int32)):
-        got = comm.sendrecv(x, right, out, left, tag=4)
-        assert (got is out) == (out is not None)
-        assert got.dtype == np.int32
-        assert len(got) == length
-        assert (got == left).all()
+        actual = comm.sendrecv(x, right, out, left, tag=4)
+        assert (actual is out) == (out is not None)
+        assert actual.dtype == np.int32
+        assert len(actual) == length
+        assert (actual == left).all()
 
 
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize("length", [3, 100_000])
 def test_messages_are_there_to_be_asked_for(comm, length):
-    """A rank learns whose message it is, and receives it into a new array."""
+    """A rank probes for a message, learns its source, and receives it into a new array."""
     if comm.rank == 0:
         assert comm.probe(1, 7, blocking=False) is None
         comm.barrier()
@@ -100,10 +100,10 @@ def test_messages_are_there_to_be_asked_for(comm, length):
 @pytest.mark.sizes(1)
 def test_a_new_array_goes_with_its_last_user(comm):
     request = comm.send(np.arange(5), 0, blocking=False)
-    got = comm.recv(None, 0)
+    actual = comm.recv(None, 0)
     request.wait()
-    last = weakref.ref(got)
-    del got
+    last = weakref.ref(actual)
+    del actual
     assert last() is None
 
 
@@ -126,8 +126,8 @@ def test_arrays_of_other_libraries_come_by_dlpack(comm):
     fixed.flags.writeable = False
     gathered = comm.all_gather(Exported(fixed))
     assert gathered.tolist() == [1.0] * (2 * comm.size)
-    held = torch.ones(2, requires_grad=True)
-    for lone in (Exported(held), Exported(torch.ones(2).bfloat16())):
+    tensor = torch.ones(2, requires_grad=True)
+    for lone in (Exported(tensor), Exported(torch.ones(2).bfloat16())):
         with pytest.raises(InputError, match=r"Exported cannot be read by DLPack \(.*\): pass a NumPy array"):
             comm.all_reduce(lone)
     with pytest.raises(InputError, match="Exported is on a device of DLPack's kind 8: pass one on the CPU or on CUDA"):

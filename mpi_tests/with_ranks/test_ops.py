@@ -1,4 +1,4 @@
-"""Ops beyond sums: of truths, of places, and of a program's own; in every algorithm that has them, against NumPy."""
+"""Logical ops, minloc and maxloc, and user-defined ops, in every algorithm that supports them, compared with NumPy."""
 
 from functools import reduce
 
@@ -14,7 +14,7 @@ REDUCING = ("all_reduce", "reduce_scatter", "reduce", "scan", "exscan")
 COUNTS = (1, 40, 3000)
 
 
-def wanted(collective, xs, rank, function):
+def reference(collective, xs, rank, function):
     """Return a rank's expected result where `function` reduces two arrays."""
     ranks = {"scan": rank + 1, "exscan": rank}.get(collective, len(xs))
     if ranks == 0 or (collective == "reduce" and rank):
@@ -57,7 +57,7 @@ PAIRS = (
 
 
 def pairs(size, count, dtype):
-    """Return every rank's pairs, of few values, so that some are equal."""
+    """Return every rank's pairs, with few different values, so that ties occur."""
     xs = [np.zeros(count, dtype) for _ in range(size)]
     for rank, x in enumerate(xs):
         rng = np.random.default_rng([rank, count])
@@ -67,7 +67,7 @@ def pairs(size, count, dtype):
 
 
 def located(xs, op):
-    """Return the pairs that Python's min finds, element by element."""
+    """Return the element-wise minima or maxima of pairs by Python's own `min`."""
     sign = 1 if op == "minloc" else -1
     rows = zip(*(x.tolist() for x in xs), strict=True)
     return np.array([min(row, key=lambda pair: (sign * pair[0], pair[1])) for row in rows], xs[0].dtype)
@@ -79,7 +79,7 @@ def test_where_the_least_and_the_greatest_are(comm, op, dtype):
     for count in COUNTS:
         xs = pairs(comm.size, count, dtype)
         for collective in REDUCING:
-            want = wanted(collective, xs, comm.rank, lambda a, b: located([a, b], op))
+            want = reference(collective, xs, comm.rank, lambda a, b: located([a, b], op))
             for algorithm in by_messages(collective, comm.size):
                 for name in (op, getattr(MPI, op.upper())):
                     x = xs[comm.rank].copy()
@@ -99,9 +99,9 @@ def test_a_nan_is_first(comm):
     x["index"] = comm.rank
     x["value"][0] = np.nan if comm.rank == comm.size - 1 else 1
     for op in ("minloc", "maxloc"):
-        got = comm.all_reduce(x.copy(), op=op)
-        assert np.isnan(got["value"][0])
-        assert got["index"].tolist() == [comm.size - 1, 0]
+        actual = comm.all_reduce(x.copy(), op=op)
+        assert np.isnan(actual["value"][0])
+        assert actual["index"].tolist() == [comm.size - 1, 0]
 
 
 @pytest.mark.parametrize("collective", ["broadcast", "all_gather", "all_to_all", "scatter", "gather"])
@@ -116,12 +116,12 @@ def test_pairs_are_moved_as_they_are(comm, collective):
 
 
 def farther(a, b):
-    """Keep what is farther from 0, the first of two that are as far."""
+    """Keep the element farther from 0; of two at the same distance, the first."""
     return np.where(abs(b) > abs(a), b, a)
 
 
 def after(a, b):
-    """Append the digit of b to those of a: associative, not commutative."""
+    """Append the digits of b to those of a, an associative op that is not commutative."""
     return np.where(b == 0, a, np.where(a == 0, b, a * 10 ** (np.floor(np.log10(np.maximum(b, 1))) + 1) + b))
 
 
@@ -131,7 +131,7 @@ def test_an_op_of_ones_own_in_every_algorithm(comm, collective, commutative):
     op = Op(np.fmax, commutative) if commutative else Op(after, commutative)
     for count in COUNTS:
         xs = [np.full(count, rank + 1.0) * (np.arange(count) % 3 != rank % 3) for rank in range(comm.size)]
-        want = wanted(collective, xs, comm.rank, op.function)
+        want = reference(collective, xs, comm.rank, op.function)
         for algorithm in by_messages(collective, comm.size, in_order=not commutative):
             for _ in range(2):
                 x = xs[comm.rank].copy()

@@ -1,4 +1,4 @@
-"""SGD and Muon in every layout against torch's own in one process: float64, so that nothing hides in rounding."""
+"""SGD and Muon in every layout, compared with torch's in one process, in float64, so that rounding hides no error."""
 
 import re
 
@@ -87,7 +87,7 @@ def test_a_llamas_gate_is_made_orthogonal_apart(comm):
     llama = {"model": "llama-tiny", "dtype": "float64", **MUON}
     check(on(comm, tp=2, zero_stage=1, **llama), on_first(comm, num_micro_batches=2, **llama))
     shape = PRESETS["llama-tiny"]
-    assert rows_of("transformer.h.0.mlp.c_fc.weight", shape) == (1, 1)  # the gate, and what it lets pass
+    assert rows_of("transformer.h.0.mlp.c_fc.weight", shape) == (1, 1)  # of the gate and of the gated projection
     assert rows_of("transformer.h.0.attn.c_attn.weight", shape) == (4, 4, 4)
     assert rows_of("transformer.h.0.mlp.c_fc.weight", PRESETS["gpt2-tiny"]) == (1,)
 
@@ -95,7 +95,7 @@ def test_a_llamas_gate_is_made_orthogonal_apart(comm):
 @pytest.mark.parametrize("optimizer", [MUON, SGD], ids=["muon", "sgd"])
 @pytest.mark.sizes(4)
 def test_a_checkpoint_has_the_optimizers_states(comm, folder, optimizer):
-    """In the same layout bit for bit, in another but for rounding; another optimizer is refused by its flag."""
+    """A resumed run is equal, bit for bit in the same layout, up to rounding in others; another optimizer raises."""
     layout = {"tp": 2, "zero_stage": 1, **optimizer}
     whole = on(comm, **layout, checkpoint_dir=str(folder), checkpoint_interval=HALF)
     (path,) = folder.glob(f"*-step-{HALF}")
@@ -110,7 +110,7 @@ def test_a_checkpoint_has_the_optimizers_states(comm, folder, optimizer):
 
 @pytest.mark.sizes(2)
 def test_steps_that_are_skipped_leave_muons_weights_and_states(comm, monkeypatch):
-    """The first steps overflow by a loss scale too large, which then falls; what follows is as without them."""
-    asked = {"dtype": "float16", "master_weights": True, "zero_stage": 1, "non_finite": "skip"}
-    outcome = on(comm, **MUON, **asked)
+    """The first steps overflow as the loss scale is too large; after it has decreased, training is as without them."""
+    settings = {"dtype": "float16", "master_weights": True, "zero_stage": 1, "non_finite": "skip"}
+    outcome = on(comm, **MUON, **settings)
     np.testing.assert_allclose(outcome.losses, by_torch(comm, plain_muon).losses, rtol=3e-3)

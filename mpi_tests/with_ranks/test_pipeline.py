@@ -1,4 +1,4 @@
-"""A pipeline against the plain model: loss and every gradient, of the whole batch in one."""
+"""Pipelines compared with the plain model on the whole batch: loss and every gradient."""
 
 import math
 import re
@@ -44,7 +44,7 @@ def together(batches):
 
 
 def plain_gradients(batches, dtype=torch.float64):
-    """Loss and gradients of the plain model on all of it."""
+    """Return the plain model's loss and gradients on the whole batch."""
     model, batch = GPT(CONFIG).to(dtype), together(batches)
     _, loss = model(batch.tokens, batch.targets)
     loss.backward()
@@ -53,7 +53,7 @@ def plain_gradients(batches, dtype=torch.float64):
 
 @cache
 def plain_results(count, dtype=torch.float64):
-    """Return the plain results of `count` micro-batches, which no test changes."""
+    """Return the plain results of `count` micro-batches, cached, as no test modifies them."""
     return plain_gradients(batches_of(count), dtype)
 
 
@@ -64,19 +64,19 @@ def check(model, want, tolerance=1e-10):
 
 @pytest.fixture
 def piped(comm):
-    """Yield a function that makes a model and its pipeline; free their communicators, of which an MPI may have few."""
-    made = []
+    """Yield a function that makes a model and its pipeline; free their communicators, as MPI may have few."""
+    pipelines = []
 
     def make(name, count, dtype=torch.float64, model=None, prepare=lambda batch: None, **axes):
         model = model or GPT(CONFIG).to(dtype)
         mesh = Mesh(comm, **(axes or {"pp": comm.size}))
         schedule = registry.make(name, mesh.pp.size, count)
         pp = PipelineParallel(model, gpt2_layers(model), schedule, mesh, prepare=prepare)
-        made.append((pp, mesh))
+        pipelines.append((pp, mesh))
         return model, pp
 
     yield make
-    for pp, mesh in made:
+    for pp, mesh in pipelines:
         pp.free()
         mesh.free()
 
@@ -88,7 +88,7 @@ def test_loss_and_gradients_of_the_plain_model(comm, piped, name):
         batches = batches_of(count)
         want_loss, want = plain_results(count)
         model, pp = piped(name, count)
-        for _ in range(2):  # the second step must find nothing of the first
+        for _ in range(2):  # no state of the first step may affect the second
             pp.zero_grad()
             loss = pp.step(batches).item()
             assert loss == (pytest.approx(want_loss, rel=1e-10) if pp.has_loss else 0)
@@ -118,12 +118,12 @@ def test_as_many_activations_are_alive_as_stated(comm, piped, name):
     for stage in stages:
         forward = stage.forward
 
-        def counted(*args, forward=forward):
+        def counting_forward(*args, forward=forward):
             result = forward(*args)
             alive.append(sum(stage.num_alive for stage in stages))
             return result
 
-        stage.forward = counted
+        stage.forward = counting_forward
     batches = batches_of(count)
     pp.pipeline.form(batches[0])
     alive.clear()
@@ -141,7 +141,7 @@ def test_as_many_activations_are_alive_as_stated(comm, piped, name):
 @pytest.mark.parametrize("name", ["1f1b", "zb_v"])
 @pytest.mark.sizes(4, proof=(8,))
 def test_data_parallel_ranks_beside(comm, piped, name):
-    """A dp rank has its own micro-batches, and all have the gradients of the whole batch."""
+    """Each dp rank has its own micro-batches, and all get the gradients of the whole batch."""
     batches = batches_of(comm.size)
     want_loss, want = plain_results(comm.size)
     model, pp = piped(name, 2, dp=comm.size // 2, pp=2)
@@ -154,7 +154,7 @@ def test_data_parallel_ranks_beside(comm, piped, name):
 
 @pytest.mark.sizes(2)
 def test_the_norm_counts_tied_gradients_once(comm, piped):
-    """Those of the embedding, which is the head, too: the first and the last stage have them."""
+    """The embedding's gradients, which are also the head's, exist on the first and on the last stage."""
     batches = batches_of(2)
     _, want = plain_gradients(batches)
     norms = {name: float(gradient.norm()) for name, gradient in want.items() if name != "lm_head.weight"}
@@ -170,7 +170,7 @@ def test_the_norm_counts_tied_gradients_once(comm, piped):
 
 @pytest.mark.sizes(4)
 def test_gradients_are_on_their_way_after_a_stages_last_backward_pass(comm, piped):
-    """Of a rank's two stages, the later one's while the earlier one still computes."""
+    """Of a rank's two stages, the later one's gradients are reduced while the earlier one still computes."""
     _, pp = piped("interleaved", 2, dp=2, pp=2)
     pipeline, started = pp.pipeline, []
     for bucket in pp.replica.buckets:
@@ -181,7 +181,7 @@ def test_gradients_are_on_their_way_after_a_stages_last_backward_pass(comm, pipe
     last = {a.stage: a for a in order}
     assert set(started) == set(last.values())
     first_ended = min(last.values(), key=order.index)
-    assert order.index(first_ended) < len(order) - 1  # there is more to compute after
+    assert order.index(first_ended) < len(order) - 1  # further actions follow it
 
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb_h1", "zb_v"])

@@ -1,4 +1,4 @@
-"""train.py where the model lives on a device: nothing of the host's memory may meet it there."""
+"""train.py with the model on an emulated device: no operation may mix device and host tensors."""
 
 from dataclasses import replace
 
@@ -39,14 +39,14 @@ def test_memories_do_not_meet(comm, monkeypatch):
 def test_training(comm, monkeypatch, tmp_path):
     for changes in ALONE:
         config = replace(SMALL, **changes)
-        monkeypatch.setattr("training.staged.fuse", lambda model: None)  # kernels of the host alone
+        monkeypatch.setattr("training.staged.fuse", lambda model: None)  # the host's kernels
         want = weights(train(config, comm).gpt)
         with pretending(monkeypatch) as placement:
             gpt = train(replace(config, device="cuda"), comm).gpt
             assert all(placement.has(p) for p in gpt.parameters())
-            got = [p.cpu() for p in gpt.parameters()]
+            actual = [p.cpu() for p in gpt.parameters()]
         monkeypatch.undo()
-        for a, b in zip(got, want, strict=True):  # attention with dropout has a kernel on the host alone
+        for a, b in zip(actual, want, strict=True):  # attention with dropout has a kernel only on the host
             torch.testing.assert_close(a, b, rtol=0, atol=1e-5 if config.dropout else 0, msg=str(changes))
 
 

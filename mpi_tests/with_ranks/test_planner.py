@@ -1,4 +1,4 @@
-"""The planner on ranks: all have the same layout, and a run with experts holds what it predicts."""
+"""The planner on ranks: all choose the same layout, and its predictions hold for the memory of runs."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -37,8 +37,8 @@ def test_ranks_that_no_layout_fits(comm):
         best_layout(comm, TrainingJob(SMALL, 3), {"dp": 2})
 
 
-def held(run, batches):
-    """Bytes that a rank holds in a step: parameters, gradients, the optimizer's states, activations, expert rows."""
+def bytes_in_step(run, batches):
+    """Return a rank's bytes in a step: parameters, gradients, optimizer states, activations, expert rows."""
     own = {p.untyped_storage().data_ptr() for p in run.gpt.parameters()}
     saved = {}
 
@@ -62,13 +62,13 @@ def held(run, batches):
     {"ep": 2}, {"ep": 4}, {"ep": 2, "zero_stage": 1}, {"ep": 2, "tp": 2}, {"ep": 2, "experts_per_token": 1},
 ], ids=str)  # fmt: skip
 def test_memory_with_experts_is_what_a_run_holds(comm, axes):
-    """Within a tenth, in the mean over ranks, of which some have more tokens for their experts than others."""
+    """The mean over ranks is within a tenth; some ranks' experts have more tokens than others'."""
     model = {"num_experts": 8, "experts_per_token": axes.get("experts_per_token", 2), "n_embd": 64, "block_size": 64}
     tp, ep = axes.get("tp", 1), axes["ep"]
     settings = config(comm.size // tp, **{**model, **axes, "micro_batch_size": 6})
     with TrainingRun(settings, comm) as run, closing(run.inputs()) as inputs:
         job = TrainingJob(shape_of(settings, run.tokens.vocab_size), run.sampler.batch_size)
-        measured = comm.all_reduce(held(run, next(inputs)), op="avg")
+        measured = comm.all_reduce(bytes_in_step(run, next(inputs)), op="avg")
     layout = ParallelLayout(comm.size // tp, tp=tp, ep=ep, zero_stage=axes.get("zero_stage", 0), micro_batch_size=6)
     machine = Machine(comm.topology.nodes, comm.network, 1e10, float("inf"))
     predicted = best(job, machine, layout._asdict()).memory
@@ -77,7 +77,7 @@ def test_memory_with_experts_is_what_a_run_holds(comm, axes):
 
 
 def predict(comm, settings, run):
-    """Return the memory that the planner predicts for a run's own layout."""
+    """Return the memory that the planner predicts for a run's layout."""
     layout = {name: getattr(settings, name) for name in ParallelLayout._fields if name not in ("dp", "virtual_stages")}
     layout |= {"dp": run.mesh.dp.size, "virtual_stages": 1}
     machine = Machine(comm.topology.nodes, comm.network, 1e10, float("inf"))
@@ -92,11 +92,11 @@ def predict(comm, settings, run):
     ({"model": "llama-tiny", "tied": True}, {"sp": 2, "zero_stage": 2}),
 ], ids=str)  # fmt: skip
 def test_memory_of_each_family_is_what_a_run_holds(comm, model, axes):
-    """Parameters to the byte, activations within a tenth."""
+    """Parameters are exact, activations within a tenth."""
     shape = {"n_layer": 3, "n_head": 4, "n_kv_head": None, "n_embd": 64, "n_hidden": None, "block_size": 64}
     settings = config(comm.size // axes.get("tp", 1) // axes.get("sp", 1), **{**shape, **model, **axes})
     with TrainingRun(settings, comm) as run, closing(run.inputs()) as inputs:
-        measured = held(run, next(inputs))
+        measured = bytes_in_step(run, next(inputs))
         params = sum(p.nbytes for p in run.gpt.parameters())
         predicted = predict(comm, settings, run)
     assert predicted.parameters == params
@@ -109,7 +109,7 @@ def test_memory_of_each_family_is_what_a_run_holds(comm, model, axes):
     ("muon", {"zero_stage": 3, "tp": 2}),
 ], ids=str)  # fmt: skip
 def test_states_are_what_the_optimizer_keeps(comm, optimizer, axes):
-    """To the byte where each rank has all of them, else in the mean over ranks; so is what Muon's ranks exchange."""
+    """States are exact if each rank has all of them, otherwise in the mean over ranks, as is Muon's communication."""
     experts = {"num_experts": 4} if "ep" in axes else {}
     settings = config(comm.size // axes.get("tp", 1), optimizer=optimizer, **experts, **axes)
     with TrainingRun(settings, comm) as run, closing(run.inputs()) as inputs:
@@ -119,9 +119,9 @@ def test_states_are_what_the_optimizer_keeps(comm, optimizer, axes):
         exchanges = [owners.collecting, owners.returning] if owners else []
         buffers = sum(each.sent.nbytes + each.received.nbytes for each in exchanges)
         own = np.array([sum(x.nbytes for x in states), buffers], float)
-        kept, exchanged = comm.all_reduce(own.copy(), op="avg").tolist()
+        state_bytes, exchanged = comm.all_reduce(own.copy(), op="avg").tolist()
         predicted = predict(comm, settings, run)
         plain = predict(comm, replace(settings, optimizer="sgd"), run)
-    assert kept == pytest.approx(predicted.optimizer, rel=0.02)
+    assert state_bytes == pytest.approx(predicted.optimizer, rel=0.02)
     assert axes.get("zero_stage") or own[0] == predicted.optimizer
     assert exchanged == pytest.approx(predicted.buffers - plain.buffers, rel=0.02)

@@ -1,4 +1,4 @@
-"""How exactly 16-bit floats are summed up, and float32 that travels as bfloat16."""
+"""Rounding of sums of 16-bit floats, and of float32 sent as bfloat16."""
 
 import numpy as np
 import pytest
@@ -23,14 +23,14 @@ def by_hand(collective, size):
 
 
 def exact_in_float32(size, count, dtype):
-    """Numbers that float32 adds up exactly in any order, but that 16 bits round at nearly every hop."""
+    """Return numbers whose float32 sums are exact in any order, but whose 16-bit sums round at nearly every hop."""
     rng = np.random.default_rng([size, count])
     shape = size, count
     return list((rng.integers(-255, 256, shape) * 2.0 ** rng.integers(0, 5, shape)).astype(dtype_of(dtype)))
 
 
 def ulp(x, dtype):
-    """Return the distance between the numbers of a 16-bit type about `x`."""
+    """Return the distance between neighbouring numbers of a 16-bit type around `x`."""
     return 2.0 ** (np.floor(np.log2(np.maximum(abs(x), 1e-4))) - MANTISSA_BITS[dtype])
 
 
@@ -41,8 +41,8 @@ def test_16_bit_sums_are_rounded_once(comm, collective, dtype):
         xs = exact_in_float32(comm.size, count, dtype)
         want = expected(collective, xs, comm.rank)
         for algorithm in by_hand(collective, comm.size):
-            got = getattr(comm, collective)(xs[comm.rank].copy(), algorithm=algorithm)
-            same(got, want, (algorithm, count))
+            actual = getattr(comm, collective)(xs[comm.rank].copy(), algorithm=algorithm)
+            same(actual, want, (algorithm, count))
 
 
 @each_half
@@ -56,8 +56,8 @@ def test_16_bit_averages_and_products(comm, dtype):
         ("prod", np.prod(wide, 0), np.prod(np.abs(wide), 0)),
     ):
         for algorithm in by_hand("all_reduce", comm.size):
-            got = comm.all_reduce(xs[comm.rank].copy(), op=op, algorithm=algorithm).astype(np.float64)
-            assert np.all(abs(got - exact) <= ulp(exact, dtype) + comm.size * 2.0**-24 * magnitude), (op, algorithm)
+            actual = comm.all_reduce(xs[comm.rank].copy(), op=op, algorithm=algorithm).astype(np.float64)
+            assert np.all(abs(actual - exact) <= ulp(exact, dtype) + comm.size * 2.0**-24 * magnitude), (op, algorithm)
 
 
 @each_half
@@ -71,14 +71,14 @@ def test_16_bit_sums_on_a_device(mpi_comm, cuda, dtype, mpi_reads):
     for collective in REDUCTIONS:
         xs = exact_in_float32(comm.size, 29, dtype)
         for algorithm in by_messages(collective, comm.size):
-            got = getattr(comm, collective)(cuda.put(xs[comm.rank]), algorithm=algorithm)
-            same(cuda.get(got), expected(collective, xs, comm.rank), (collective, algorithm))
+            actual = getattr(comm, collective)(cuda.put(xs[comm.rank]), algorithm=algorithm)
+            same(cuda.get(actual), expected(collective, xs, comm.rank), (collective, algorithm))
     comm.free()
 
 
 @pytest.mark.sizes(2, 4)
 def test_only_sums_and_products_travel_as_float32(comm):
-    """The largest of numbers needs no more bits than they have."""
+    """A maximum needs no more bits than its operands."""
     x = np.ones(8, np.float16)
     dtypes = {op: comm.plan("all_reduce", x, op=op, algorithm="ring").after for op in ("sum", "max")}
     assert [source.dtype for _, source in dtypes["sum"]] == [np.float32]
@@ -100,24 +100,24 @@ def test_float32_that_travels_as_bfloat16(comm, collective):
         wide = [x.astype(np.float64) for x in xs]
         exact, magnitude = (expected(collective, each, comm.rank) for each in (wide, [abs(x) for x in wide]))
         for algorithm in [*by_messages(collective, comm.size), "auto"]:
-            got = getattr(comm, collective)(xs[comm.rank].copy(), algorithm=algorithm, wire_dtype="bfloat16")
-            assert got.dtype == np.float32
+            actual = getattr(comm, collective)(xs[comm.rank].copy(), algorithm=algorithm, wire_dtype="bfloat16")
+            assert actual.dtype == np.float32
             if collective == "reduce" and comm.rank != 0:
-                same(got, xs[comm.rank], algorithm)
+                same(actual, xs[comm.rank], algorithm)
                 continue
-            assert np.all(abs(got - exact) <= comm.size * 2.0**-8 * 1.05 * magnitude), (algorithm, count)
-            assert is_bfloat16(got), algorithm
+            assert np.all(abs(actual - exact) <= comm.size * 2.0**-8 * 1.05 * magnitude), (algorithm, count)
+            assert is_bfloat16(actual), algorithm
             if collective == "all_reduce":
-                assert len(set(comm.mpi.allgather(got.tobytes()))) == 1, algorithm
+                assert len(set(comm.mpi.allgather(actual.tobytes()))) == 1, algorithm
 
 
 def test_the_error_grows_with_the_roundings_on_the_way(comm):
-    """Every addend of a tree goes through log2 p of them, and the result through one more."""
+    """In a tree, each addend is rounded log2 p times, and the result once more."""
     xs = uniform(comm.size, 10_000)
     exact, magnitude = np.sum(xs, 0, np.float64), np.sum(np.abs(xs), 0, np.float64)
-    got = comm.all_reduce(xs[comm.rank].copy(), algorithm="recursive_doubling", wire_dtype="bfloat16")
+    actual = comm.all_reduce(xs[comm.rank].copy(), algorithm="recursive_doubling", wire_dtype="bfloat16")
     power, extras = comm.size.bit_length() - 1, comm.size & (comm.size - 1) != 0
-    assert np.all(abs(got - exact) <= (power + 1 + extras) * 2.0**-8 * 1.02 * magnitude)
+    assert np.all(abs(actual - exact) <= (power + 1 + extras) * 2.0**-8 * 1.02 * magnitude)
 
 
 @pytest.mark.sizes(1, 2, 5)
@@ -126,15 +126,15 @@ def test_wire_dtypes_in_segments_and_out(mpi_comm, segment_bytes):
     from collectives import Communicator
 
     comm = Communicator(mpi_comm, segment_bytes=segment_bytes)
-    xs = inputs(comm.size, 7 * comm.size + 3)  # which bfloat16 rounds nowhere
+    xs = inputs(comm.size, 7 * comm.size + 3)  # exact in bfloat16
     for collective in REDUCTIONS:
         for op in ("sum", "max"):
             want = expected(collective, xs, comm.rank, op)
             for algorithm in by_messages(collective, comm.size):
                 x, out = xs[comm.rank].copy(), np.full_like(want, 99)
                 x.flags.writeable = False
-                asked = {"op": op, "algorithm": algorithm, "out": out, "wire_dtype": BFLOAT16}
-                same(getattr(comm, collective)(x, **asked), want, (collective, op, algorithm))
+                options = {"op": op, "algorithm": algorithm, "out": out, "wire_dtype": BFLOAT16}
+                same(getattr(comm, collective)(x, **options), want, (collective, op, algorithm))
     comm.free()
 
 
@@ -149,9 +149,9 @@ def test_wire_dtypes_on_a_device(mpi_comm, cuda, mpi_reads, segment_bytes):
     xs = uniform(comm.size, 29)
     for collective in REDUCTIONS:
         for algorithm in by_messages(collective, comm.size):
-            asked = {"op": "avg", "algorithm": algorithm, "wire_dtype": "bfloat16"}
-            got = getattr(comm, collective)(cuda.put(xs[comm.rank]), **asked)
-            same(cuda.get(got), getattr(host, collective)(xs[comm.rank].copy(), **asked), (collective, algorithm))
+            options = {"op": "avg", "algorithm": algorithm, "wire_dtype": "bfloat16"}
+            actual = getattr(comm, collective)(cuda.put(xs[comm.rank]), **options)
+            same(cuda.get(actual), getattr(host, collective)(xs[comm.rank].copy(), **options), (collective, algorithm))
     comm.free()
     host.free()
 
@@ -166,7 +166,7 @@ def test_half_the_bytes_travel(comm):
 
 
 def test_both_roundings_and_order_are_kept(comm):
-    """Reproducible: the same bits for an element of any chunk, though sums are rounded on their way."""
+    """Reproducible sums have the same bits for an element of any chunk, although they are rounded at each hop."""
     xs = uniform(comm.size, 1000)
     want = xs[0]
     for x in xs[1:]:
@@ -175,8 +175,8 @@ def test_both_roundings_and_order_are_kept(comm):
     for length in (1, comm.size + 1, 1000):
         for collective in REDUCTIONS:
             x = xs[comm.rank][:length].copy()
-            got = getattr(comm, collective)(x, wire_dtype="bfloat16", reproducible=True)
+            actual = getattr(comm, collective)(x, wire_dtype="bfloat16", reproducible=True)
             if collective == "reduce_scatter":
-                same(got, np.array_split(want[:length], comm.size)[comm.rank])
+                same(actual, np.array_split(want[:length], comm.size)[comm.rank])
             elif collective == "all_reduce" or comm.rank == 0:
-                same(got, want[:length])
+                same(actual, want[:length])

@@ -1,4 +1,4 @@
-"""Training in each precision against float32, and what becomes of gradients that overflow."""
+"""Training in each precision compared with float32, and the handling of gradients that overflow."""
 
 import math
 from itertools import pairwise
@@ -21,13 +21,13 @@ from parallelism.buffers.arena import Arena
 from parallelism.buffers.gradients import own_gradient
 from parallelism.numerics.master_weights import MasterWeights
 
-BOUNDS = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}  # on the loss, in nats
+BOUNDS = {"float32": 2e-5, "float16": 2e-3, "bfloat16": 1e-2}  # on the difference of losses, in nats
 each_mode = pytest.mark.parametrize("precision", MODES.values(), ids=MODES)
 
 
 @pytest.fixture(scope="module")
 def plain():
-    """Return the losses of one process in float32, by torch alone."""
+    """Return the losses of plain torch in one process in float32."""
     model, losses = GPT(CONFIG), []
     matrices = [p for p in model.parameters() if p.dim() > 1]
     rest = [p for p in model.parameters() if p.dim() == 1]
@@ -151,19 +151,19 @@ def test_a_loss_scale_that_is_too_high_falls_until_gradients_are_numbers(comm, p
 
 @pytest.mark.sizes(1)
 def test_masters_keep_updates_that_16_bits_lose(comm):
-    """1 + 1e-4 a hundred times; the next bfloat16 after 1 is 1 + 2^-7."""
-    lost = torch.ones(3, dtype=torch.bfloat16)
+    """The test adds 1e-4 to 1 a hundred times; the next bfloat16 after 1 is 1 + 2^-7."""
+    weights = torch.ones(3, dtype=torch.bfloat16)
     module = nn.ParameterList([torch.ones(3)])
     arena = Arena(module, comm, **MODES["bfloat16, gradients too"].arena_dtypes)
     masters = MasterWeights.of(module, arena)
     optimizer = torch.optim.SGD(masters.pieces.values(), lr=1e-4)
     for _ in range(100):
-        lost += 1e-4
+        weights += 1e-4
         arena.gradients[:] = -1
         masters.take_gradients()
         optimizer.step()
         masters.give_parameters()
-    assert lost.tolist() == [1, 1, 1]
+    assert weights.tolist() == [1, 1, 1]
     torch.testing.assert_close(masters.pieces["0"].detach(), torch.full((3,), 1.01), rtol=1e-5, atol=0)
     assert module[0].tolist() == torch.full((3,), 1.01).bfloat16().tolist() == [1 + 2**-7] * 3
 
@@ -183,12 +183,12 @@ def test_masters_begin_as_the_weights_before_they_were_rounded(comm):
     plain, model = GPT(CONFIG), GPT(CONFIG)
     arena = Arena(model, comm, **MODES["bfloat16"].arena_dtypes)
     masters = MasterWeights.of(model, arena)
-    for (name, param), wanted in zip(model.named_parameters(), plain.parameters(), strict=True):
-        assert torch.equal(masters.pieces[name], wanted)
-        assert torch.equal(param, wanted.bfloat16())
+    for (name, param), expected in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(masters.pieces[name], expected)
+        assert torch.equal(param, expected.bfloat16())
     with masters.exact(model):
-        for param, wanted in zip(model.parameters(), plain.parameters(), strict=True):
-            assert torch.equal(param, wanted)
+        for param, expected in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(param, expected)
     assert {param.dtype for param in model.parameters()} == {torch.bfloat16}
 
 
@@ -207,7 +207,7 @@ def test_float32_weights_are_their_own_masters(comm):
 
 
 def pieces_of(arena, own):
-    """Yield each parameter's part of an arena's slice: its name, values before rounding, and elements."""
+    """Yield each parameter's part of an arena slice: its name, its values before rounding, and its elements."""
     pieces, spans = {}, {}
     for name, place in arena.slices.items():
         start, stop = max(place.start, own.start), min(place.stop, own.stop)
@@ -221,9 +221,9 @@ def pieces_of(arena, own):
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16, gradients too"])
 @pytest.mark.sizes(2, 3)
 def test_masters_of_pieces_are_those_of_the_whole(comm, name):
-    """Each rank updates a part of the arena that begins and ends within parameters, and all get all parts.
+    """Each rank updates a part of the arena that begins and ends within parameters, and all ranks gather all parts.
 
-    Parts are of whole lines, as the fused optimizer rounds what doesn't fill a vector of the CPU otherwise.
+    Parts have whole cache lines, as the fused optimizer rounds differently in incomplete vectors of the CPU.
     """
     whole, parted = GPT(CONFIG), GPT(CONFIG)
     arenas = [Arena(model, comm, **MODES[name].arena_dtypes) for model in (whole, parted)]

@@ -1,4 +1,4 @@
-"""Activation recomputation: less is kept, blocks run twice, gradients stay the same; with everything that it meets."""
+"""Activation recomputation: fewer activations, blocks run twice, equal gradients; combined with all other features."""
 
 from functools import partial
 
@@ -38,5 +38,5 @@ def test_split_layers(comm, sequence, puts_off, mode):
         if later:
             later.add()
         results.append([p.grad for p in model.parameters()])
-    for wanted, got in zip(*results, strict=True):
-        close(got, wanted)
+    for expected, actual in zip(*results, strict=True):
+        close(actual, expected)

@@ -1,4 +1,4 @@
-"""What does not fit is refused by all ranks of a run together, before anything is computed or written."""
+"""Invalid settings: all ranks of a run raise together, before they compute or write anything."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ INSIDE_A_FILE = f"{__file__}/out"
 
 
 def refusal(comm, begin, **settings):
-    """Return the message of all ranks; check that the communicator works afterwards."""
+    """Return the error message that all ranks raise; check that the communicator works afterwards."""
     with pytest.raises(InputError) as caught:
         begin(Config(**{"out_dir": "", **SMALL, **settings}), comm)
     texts = comm.mpi.allgather(str(caught.value))
@@ -34,7 +34,7 @@ def folder(mpi_comm):
 
 
 def test_by_every_rank(comm, folder):
-    """without_ranks/test_refusals.py has all messages."""
+    """without_ranks/test_refusals.py tests all messages."""
     out_dir = str(folder / "out")
     words = refusal(comm, TrainingRun, tp=comm.size, out_dir=out_dir)
     assert words.startswith(f"n_head=1 is not divisible by tp={comm.size}: ")

@@ -1,4 +1,4 @@
-"""The same bits from every algorithm that sums in the order of the ranks, for every length and segment."""
+"""Reproducible sums: algorithms that sum in rank order give the same bits for every length and segment size."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from collectives.arrays.views import COMPLEX, HALVES, dtype_of
 from mpi_tests.helpers.cuda_arrays import each_mode
 from mpi_tests.helpers.reference import DTYPES, REDUCTIONS, UFUNCS, ops_of
 
-TEN_TO_THE = {"float16": 4, "float64": 200}  # how far magnitudes go; otherwise 30
+TEN_TO_THE = {"float16": 4, "float64": 200}  # exponent of the largest magnitude; 30 for other dtypes
 
 
 def in_order(collective, *, by_messages=False):
@@ -17,20 +17,20 @@ def in_order(collective, *, by_messages=False):
 
 
 def wild(size, count, dtype):
-    """Return numbers of all magnitudes with zeros of both signs, so that no two orders give the same sums."""
-    rng, known, shape = np.random.default_rng([size, count]), dtype_of(dtype), (size, count)
-    if known.kind == "b":
+    """Return numbers of all magnitudes with zeros of both signs, so that sums depend on the order."""
+    rng, element, shape = np.random.default_rng([size, count]), dtype_of(dtype), (size, count)
+    if element.kind == "b":
         return list(rng.random(shape) < 0.5)
-    if known.kind in "iu":
-        return list(np.frombuffer(rng.bytes(size * count * known.itemsize), known).reshape(shape))
+    if element.kind in "iu":
+        return list(np.frombuffer(rng.bytes(size * count * element.itemsize), element).reshape(shape))
     most = TEN_TO_THE.get(dtype, 30) / size
     real, imag = (rng.standard_normal(shape) * 10.0 ** rng.uniform(-most, most, shape) for _ in range(2))
     xs = np.where(rng.random(shape) < 0.1, rng.choice([0.0, -0.0], shape), real)
-    return list((xs + 1j * imag if known in COMPLEX else xs).astype(known))
+    return list((xs + 1j * imag if element in COMPLEX else xs).astype(element))
 
 
 def reduce(op, left, right):
-    if op == "prod" and left.dtype in COMPLEX:  # NumPy's own multiplies and adds in one rounding, or not
+    if op == "prod" and left.dtype in COMPLEX:  # NumPy's own may or may not fuse multiply and add
         real = left.real * right.real - left.imag * right.imag
         imag = left.real * right.imag + left.imag * right.real
         return np.stack([real, imag], -1).reshape(-1).view(left.dtype)
@@ -38,7 +38,7 @@ def reduce(op, left, right):
 
 
 def left_to_right(xs, op):
-    """Compute ((x0 + x1) + x2) + ..., rounded once."""
+    """Compute ((x0 + x1) + x2) + ..., rounded once at the end."""
     wide = [x.astype(np.float32) if x.dtype in HALVES else x for x in xs]
     total = wide[0]
     with np.errstate(all="ignore"):
@@ -59,9 +59,9 @@ def part_of(want, collective, comm, root=0):
 
 
 def check_bits(comm, collective, x, want, algorithm, where=(), **arguments):
-    got = getattr(comm, collective)(x.copy(), algorithm=algorithm, reproducible=True, **arguments)
+    actual = getattr(comm, collective)(x.copy(), algorithm=algorithm, reproducible=True, **arguments)
     want = part_of(want, collective, comm, arguments.get("root", 0))
-    assert want is None or got.tobytes() == want.tobytes(), (collective, algorithm, x.dtype, arguments, *where)
+    assert want is None or actual.tobytes() == want.tobytes(), (collective, algorithm, x.dtype, arguments, *where)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -76,7 +76,7 @@ def test_every_dtype_and_op(comm, dtype):
 
 
 def test_every_length(comm):
-    """What an element becomes does not depend on its neighbours, nor on the chunk that it is in."""
+    """An element's result depends neither on its neighbours nor on its chunk."""
     xs = wild(comm.size, 1000, "float32")
     want = left_to_right(xs, "sum")
     for length in (1, comm.size - 1, comm.size + 1, 100, 1000):
@@ -119,8 +119,8 @@ def test_every_root_and_uneven_counts(comm):
             check_bits(comm, "reduce", xs[comm.rank], want, algorithm, root=root)
     counts = [0] * (comm.size - 1) + [2 * comm.size + 1]
     for algorithm in in_order("reduce_scatter"):
-        got = comm.reduce_scatter(xs[comm.rank], counts=counts, algorithm=algorithm, reproducible=True)
-        assert got.tobytes() == (want if comm.rank == comm.size - 1 else want[:0]).tobytes(), algorithm
+        actual = comm.reduce_scatter(xs[comm.rank], counts=counts, algorithm=algorithm, reproducible=True)
+        assert actual.tobytes() == (want if comm.rank == comm.size - 1 else want[:0]).tobytes(), algorithm
 
 
 @pytest.mark.sizes(4, 8)
@@ -144,13 +144,13 @@ def test_several_nodes(mpi_comm, monkeypatch):
 def test_on_a_device(new_comm, cuda, mpi_reads):
     cuda.use(mpi_reads=mpi_reads)
     comm, xs = new_comm, wild(new_comm.size, 50, "float32")
-    got = comm.all_reduce(cuda.put(xs[comm.rank]), reproducible=True)
-    assert cuda.get(got).tobytes() == left_to_right(xs, "sum").tobytes()
+    actual = comm.all_reduce(cuda.put(xs[comm.rank]), reproducible=True)
+    assert cuda.get(actual).tobytes() == left_to_right(xs, "sum").tobytes()
 
 
 @pytest.mark.sizes(5)
 def test_orders_differ_without_it(comm):
-    """Or these tests would show nothing."""
+    """Without reproducible=True, orders differ; otherwise the other tests would prove nothing."""
     xs = wild(comm.size, 100, "float32")
-    got = comm.all_reduce(xs[comm.rank].copy(), algorithm="ring")
-    assert got.tobytes() != left_to_right(xs, "sum").tobytes()
+    actual = comm.all_reduce(xs[comm.rank].copy(), algorithm="ring")
+    assert actual.tobytes() != left_to_right(xs, "sum").tobytes()

@@ -1,4 +1,4 @@
-"""Layouts whose sums are taken in one order train the same weights, bit for bit, clipped: after 10 steps."""
+"""Layouts that sum in the same order train the same weights bit for bit, with clipping, over 10 steps."""
 
 from functools import cache
 
@@ -21,21 +21,21 @@ replicated = cache(lambda comm: on(comm, **STEPS))
 
 
 def check(outcome, expected):
-    assert outcome.losses == pytest.approx(expected.losses, rel=1e-12)  # a mean, whose own sums are in another order
+    assert outcome.losses == pytest.approx(expected.losses, rel=1e-12)  # the mean sums in another order
     check_bits(outcome.weights, expected.weights)
 
 
 @pytest.mark.parametrize("name", WHOLE_BACKWARD)
 @pytest.mark.sizes(2)
 def test_pipelines_beside_accumulation(comm, name):
-    """The embedding and the head, which are tied, are on two ranks, or on one that accumulates."""
+    """The tied embedding and head are on two ranks, or on one that accumulates gradients."""
     check(on(comm, pp=2, schedule=name, **STEPS, **MICRO_BATCHES), accumulated(comm))
 
 
 @pytest.mark.parametrize("name", WHOLE_BACKWARD)
 @pytest.mark.sizes(1)
 def test_schedules_of_one_rank_beside_accumulation(comm, name):
-    """One stage, or the embedding's and the head's beside each other."""
+    """The rank has one stage, or both the embedding's and the head's."""
     check(on(comm, schedule=name, **STEPS, **MICRO_BATCHES), accumulated(comm))
 
 

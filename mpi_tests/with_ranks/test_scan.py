@@ -1,4 +1,4 @@
-"""Scans: what ranks 0 to r, or those below r, have, reduced on rank r; by every algorithm, against NumPy."""
+"""Inclusive and exclusive scans with every algorithm, compared with NumPy."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from mpi_tests.helpers.reference import DTYPES, HALVES, SCANS, algorithms_of, ex
 
 
 def with_identity_aside(collective, comm, want, out):
-    """Return the expected `out`: on rank 0 of an exclusive scan, its initial value."""
+    """Return the expected `out`; on rank 0 of an exclusive scan, it keeps its initial value."""
     return np.full_like(out, 9) if collective == "exscan" and comm.rank == 0 else want
 
 
@@ -36,8 +36,8 @@ def test_every_dtype_and_op(comm, collective):
             for algorithm in algorithms_of(collective, comm.size):
                 if algorithm == "mpi" and dtype in HALVES:
                     continue
-                got = getattr(comm, collective)(xs[comm.rank].copy(), op=op, algorithm=algorithm)
-                same(got, expected(collective, xs, comm.rank, op), (dtype, op, algorithm))
+                actual = getattr(comm, collective)(xs[comm.rank].copy(), op=op, algorithm=algorithm)
+                same(actual, expected(collective, xs, comm.rank, op), (dtype, op, algorithm))
 
 
 @pytest.mark.parametrize("collective", SCANS)
@@ -62,13 +62,13 @@ def test_plans_and_started_calls(comm, collective):
 
 @pytest.mark.parametrize("collective", SCANS)
 def test_in_the_order_of_the_ranks(comm, collective):
-    """Sums of what floats round, bit for bit."""
+    """Float sums with rounding are equal bit for bit."""
     count = 2 * comm.size + 1
     xs = np.random.default_rng(count).standard_normal((comm.size, count)).astype(np.float32)
     below = xs[: comm.rank + (collective == "scan")]
     for algorithm in ("linear", "auto"):
-        got = getattr(comm, collective)(xs[comm.rank].copy(), algorithm=algorithm, reproducible=True)
-        same(got, sum(below[1:], below[0]) if len(below) else xs[comm.rank], algorithm)
+        actual = getattr(comm, collective)(xs[comm.rank].copy(), algorithm=algorithm, reproducible=True)
+        same(actual, sum(below[1:], below[0]) if len(below) else xs[comm.rank], algorithm)
 
 
 @pytest.mark.sizes(2, 3)

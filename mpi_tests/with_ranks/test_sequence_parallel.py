@@ -1,4 +1,4 @@
-"""Sequence parallelism against the plain GPT: loss and every gradient; mixes with tensor and data parallelism."""
+"""Sequence parallelism compared with the plain GPT: loss and every gradient; also with tensor and data parallelism."""
 
 import pytest
 import torch
@@ -27,14 +27,14 @@ CONFIGS = {"plain": GPTConfig(**SHAPE), "grouped heads": GPTConfig(**SHAPE, n_kv
 
 
 def documents_of(batch, length):
-    """Documents that end where chunks do, and elsewhere."""
+    """Return documents that end at chunk boundaries, and elsewhere."""
     ends = torch.tensor([[5, 6, 24], [1, 30, 47]])[:batch]
     return (torch.arange(length) >= ends[:, :, None]).sum(1)
 
 
 def batch_of(length=LENGTH):
     tokens, targets = random_tokens(BATCH, length), random_tokens(BATCH, length, seed=1)
-    targets[0, : length // 3] = -100  # unlike numbers of tokens that count on the ranks
+    targets[0, : length // 3] = -100  # ranks have different numbers of tokens with a target
     return tokens, targets
 
 
@@ -50,7 +50,7 @@ def plain_results(config, documents=None, dtype=torch.float64):
 
 
 def split_results(config, tp, sp, sequence=False, documents=None, place=None, dtype=torch.float64):
-    """Return the loss, and gradients averaged over the ranks that split the sequence."""
+    """Return the loss and the gradients averaged over the ranks that split the sequence."""
     model = randomized(config).to(dtype)
     parallelize(model, plan_of(config), tp, sp, sequence, place)
     tokens, targets = (sp.own(x) for x in batch_of())
@@ -71,9 +71,9 @@ def split_results(config, tp, sp, sequence=False, documents=None, place=None, dt
 @pytest.mark.parametrize("with_documents", [False, True], ids=["", "documents"])
 def test_loss_and_every_gradient_are_the_plain_models(comm, mode, config, with_documents):
     documents = documents_of(BATCH, LENGTH) if with_documents else None
-    wanted, gradients = plain_results(config, documents)
+    expected, gradients = plain_results(config, documents)
     loss, params = split_results(config, comm.split(comm.rank), SequenceParallel(comm, **mode), documents=documents)
-    close(loss, wanted)
+    close(loss, expected)
     for name, p in params.items():
         close(p.grad, gradients[name])
 
@@ -92,9 +92,9 @@ def test_loss_and_every_gradient_are_the_plain_models(comm, mode, config, with_d
 def test_mixes(comm, shape, mode, sequence):
     mesh = Mesh(comm, **shape)
     config = CONFIGS["plain"]
-    wanted, gradients = plain_results(config)
+    expected, gradients = plain_results(config)
     loss, params = split_results(config, mesh.tp, SequenceParallel(mesh.sp, mode), sequence)
-    close(loss, wanted)
+    close(loss, expected)
     for name, p in params.items():
         close(p.grad, part(p, gradients[name], mesh.tp))
 
@@ -103,7 +103,7 @@ def test_mixes(comm, shape, mode, sequence):
 @pytest.mark.parametrize("mode", ["ring", "ulysses", "hybrid"])
 @pytest.mark.parametrize("sequence", [False, True], ids=["", "sequence-parallel"])
 def test_float32_and_bfloat16(comm, mode, sequence):
-    """As far from float64 as the plain model in the same dtype, or nearly."""
+    """The error against float64 is about that of the plain model in the same dtype."""
     mesh = Mesh(comm, sp=2, tp=2)
     config = CONFIGS["plain"]
     exact, exact_gradients = plain_results(config)
@@ -115,11 +115,11 @@ def test_float32_and_bfloat16(comm, mode, sequence):
             close(loss.double(), exact, rtol)
         assert abs(loss - exact) <= 2 * abs(plain - exact) + 1e-3 * exact
         for name, p in params.items():
-            wanted = part(p, exact_gradients[name], mesh.tp)
+            expected = part(p, exact_gradients[name], mesh.tp)
             if rtol:
-                close(p.grad.double(), wanted, rtol)
-            own_error = (part(p, gradients[name], mesh.tp).double() - wanted).norm()
-            assert (p.grad.double() - wanted).norm() <= 2 * own_error + rtol_of(dtype) * wanted.norm()
+                close(p.grad.double(), expected, rtol)
+            own_error = (part(p, gradients[name], mesh.tp).double() - expected).norm()
+            assert (p.grad.double() - expected).norm() <= 2 * own_error + rtol_of(dtype) * expected.norm()
 
 
 def rtol_of(dtype):
@@ -129,7 +129,7 @@ def rtol_of(dtype):
 @pytest.mark.sizes(2, 4, proof=(8,))
 @pytest.mark.parametrize("mode", ["ring", "ulysses", "hybrid"])
 def test_dropout_is_the_same_on_any_layout(comm, mode):
-    """As on one rank: with tensor parallelism, in its sequence-parallel mode, and with sequence parallelism."""
+    """Results equal one rank's with tensor parallelism, in its sequence-parallel mode, and with split sequences."""
     config = GPTConfig(**SHAPE, dropout=0.3)
     alone = comm.split(comm.rank)
 
@@ -137,12 +137,12 @@ def test_dropout_is_the_same_on_any_layout(comm, mode):
         place = BatchPosition(seed=3, samples=torch.tensor(samples))
         return split_results(config, tp, SequenceParallel(sp, mode), sequence, place=place)
 
-    wanted, whole = results(alone, alone)
-    assert results(alone, alone, samples=(7, 9))[0] != wanted
+    expected, whole = results(alone, alone)
+    assert results(alone, alone, samples=(7, 9))[0] != expected
     layouts = [(comm, alone, False), (comm, alone, True), (alone, comm, False)]
     for tp, sp, sequence in layouts:
         loss, params = results(tp, sp, sequence)
-        close(loss, wanted)
+        close(loss, expected)
         for name, p in params.items():
             close(p.grad, part(p, whole[name].grad, tp))
 

@@ -1,6 +1,6 @@
-"""What a transformer layer sends, forwards and backwards, is what the papers say: collectives, messages and bytes.
+"""Communication of a transformer layer, forward and backward, as published: collectives, messages and bytes.
 
-Each rank plays a node of its own, so that all goes by messages, and the executor's requests are counted.
+Each rank simulates a node of its own, so that all data travel in messages; the tests count the executor's requests.
 
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., "Reducing Activation Recomputation in Large
 Transformer Models", 2022, section 4.2; Jacobs et al., "DeepSpeed Ulysses", 2023, section 3.2; Liu et al., "Ring
@@ -21,12 +21,12 @@ from training.gpt import gpt2_plan
 
 BATCH, SEQ, N_EMBD, N_HEAD, N_KV_HEAD = 2, 768, 192, 24, 8
 WIDTH_BYTES = 4 * N_EMBD
-WHOLE = BATCH * SEQ * WIDTH_BYTES  # bytes of b s h activations: long enough for algorithms that send the least
-ONE_MESSAGE = 1 << 30  # a segment as long as any move
+WHOLE = BATCH * SEQ * WIDTH_BYTES  # bytes of b s h activations: long enough to choose bandwidth-optimal algorithms
+ONE_MESSAGE = 1 << 30  # no move is longer than a segment
 
 
 class Done(NamedTuple):
-    """A collective that was begun: by how many ranks, and on how many bytes of each."""
+    """A started collective: its number of ranks, and the bytes of each rank's array."""
 
     collective: str
     size: int
@@ -34,7 +34,7 @@ class Done(NamedTuple):
 
 
 class Traffic:
-    """Counts what this rank begins: collectives of exchanges, and messages of the executor."""
+    """Counts of the collectives that this rank starts through exchanges, and of the executor's messages."""
 
     def __init__(self, monkeypatch):
         from collectives.runtime import messages
@@ -42,7 +42,7 @@ class Traffic:
 
         self.forget()
         bind, run = messages.RequestBinder.request, messages.BoundRound.run
-        lengths = {}  # bytes of each request that sends; the request, so that no other gets its id
+        lengths = {}  # by id, the bytes of each send request, and the request itself, so that its id stays unique
 
         def counted_bind(binder, move, tag, wire):
             request = bind(binder, move, tag, wire)
@@ -80,17 +80,17 @@ def traffic(monkeypatch):
 
 @pytest.fixture
 def far_comm(mpi_comm, monkeypatch, traffic):
-    """Yield a communicator with each rank on a node of its own, and all of its messages counted."""
+    """Yield a communicator with each rank on a node of its own, which sends each move as one message."""
     from collectives import Communicator
 
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", f"{mpi_comm.size}x1")
-    made = Communicator(mpi_comm, segment_bytes=ONE_MESSAGE)
-    yield made
-    made.free()
+    communicator = Communicator(mpi_comm, segment_bytes=ONE_MESSAGE)
+    yield communicator
+    communicator.free()
 
 
 def layer(tp, sp=None, sequence=False, n_kv_head=None):
-    """Make one transformer layer, split."""
+    """Make one parallelized transformer layer."""
     config = GPTConfig(vocab_size=8, block_size=SEQ, n_layer=1, n_head=N_HEAD, n_embd=N_EMBD, n_kv_head=n_kv_head)
     model = GPT(config)
     parallelize(model, gpt2_plan(config.vocab_size, N_HEAD, n_kv_head), tp, sp, sequence)
@@ -100,7 +100,7 @@ def layer(tp, sp=None, sequence=False, n_kv_head=None):
 def passes(traffic, block, seq):
     """Return the traffic of a forward and a backward pass through a layer on `seq` tokens."""
     x = torch.randn(BATCH, seq, N_EMBD, requires_grad=True)
-    block(x).sum().backward()  # binds the plans, which ranks agree on by messages, too
+    block(x).sum().backward()  # binds the plans, which also takes messages
     traffic.forget()
     y = block(x)
     forward = traffic.collectives, traffic.messages
@@ -109,25 +109,25 @@ def passes(traffic, block, seq):
     return forward, (traffic.collectives, traffic.messages)
 
 
-def least_bytes(done):
-    """Return the bytes that a rank must send at least, where all send as much."""
-    others = done.size - 1
-    match done.collective:
+def least_bytes(call):
+    """Return the minimum of bytes that a rank must send if all send equally many."""
+    others = call.size - 1
+    match call.collective:
         case "shift":
-            return done.nbytes
+            return call.nbytes
         case "all_gather":
-            return others * done.nbytes
+            return others * call.nbytes
         case "all_reduce":
-            return 2 * others * done.nbytes / done.size
+            return 2 * others * call.nbytes / call.size
         case _:
-            return others * done.nbytes / done.size
+            return others * call.nbytes / call.size
 
 
-def check(counted, wanted):
-    """Check that the collectives are the expected ones, and that messages carry no more bytes than these need."""
-    collectives, messages = counted
-    assert collectives == wanted
-    assert sum(messages) == sum(number * least_bytes(done) for done, number in wanted.items())
+def check(traffic, expected):
+    """Check that the collectives are the expected ones, and that messages carry the minimum of bytes."""
+    collectives, messages = traffic
+    assert collectives == expected
+    assert sum(messages) == sum(number * least_bytes(call) for call, number in expected.items())
 
 
 each_size = pytest.mark.sizes(2, 3, proof=(8,))
@@ -135,19 +135,19 @@ each_size = pytest.mark.sizes(2, 3, proof=(8,))
 
 @each_size
 def test_tensor_parallelism(far_comm, traffic):
-    """Two all-reduces of b s h forwards, two backwards."""
+    """A layer makes two all-reduces of b s h forward, and two backward."""
     p = far_comm.size
     forward, backward = passes(traffic, layer(far_comm), SEQ)
-    for counted in (forward, backward):
-        check(counted, {Done("all_reduce", p, WHOLE): 2})
-        assert sum(counted[1]) == 2 * 2 * (p - 1) / p * WHOLE
+    for each in (forward, backward):
+        check(each, {Done("all_reduce", p, WHOLE): 2})
+        assert sum(each[1]) == 2 * 2 * (p - 1) / p * WHOLE
 
 
 @each_size
 def test_sequence_parallel_mode(far_comm, traffic):
-    """All-gathers and reduce-scatters in their place; x is gathered again for the gradient of a column-split weight.
+    """All-gathers and reduce-scatters replace them; x is gathered again for the gradient of a column-split weight.
 
-    Norms see a part of the tokens, so that the gradients of their h weights are summed up.
+    As norms process a part of the tokens, the gradients of their h weights are summed over ranks.
     """
     p = far_comm.size
     gathering, scattering = Done("all_gather", p, WHOLE // p), Done("reduce_scatter", p, WHOLE)
@@ -162,19 +162,19 @@ def test_sequence_parallel_mode(far_comm, traffic):
 
 @each_size
 def test_head_exchange(far_comm, traffic):
-    """Four all-to-alls forwards, of q, k, v and the result, and four backwards: 4 b s h / p, less what a rank keeps."""
+    """Four all-to-alls forward, of q, k, v and the result, and four backward: 4 b s h / p, less a rank's own chunk."""
     p = far_comm.size
     block = layer(far_comm.split(far_comm.rank), SequenceParallel(far_comm, "ulysses", "contiguous"))
-    for counted in passes(traffic, block, SEQ // p):
-        check(counted, {Done("all_to_all", p, WHOLE // p): 4})
-        assert len(counted[1]) == 4 * (p - 1)
-        assert sum(counted[1]) == 4 * WHOLE / p * (p - 1) / p
+    for each in passes(traffic, block, SEQ // p):
+        check(each, {Done("all_to_all", p, WHOLE // p): 4})
+        assert len(each[1]) == 4 * (p - 1)
+        assert sum(each[1]) == 4 * WHOLE / p * (p - 1) / p
 
 
 @each_size
 @pytest.mark.parametrize("n_kv_head", [N_HEAD, N_KV_HEAD], ids=["", "grouped heads"])
 def test_ring(far_comm, traffic, n_kv_head):
-    """Keys and values go p - 1 steps; backwards again, and their gradients p steps, which is home."""
+    """Keys and values travel p - 1 steps, backward again, and their gradients p steps, back to their rank."""
     p = far_comm.size
     block = layer(far_comm.split(far_comm.rank), SequenceParallel(far_comm, "ring"), n_kv_head=n_kv_head)
     forward, backward = passes(traffic, block, SEQ // p)
@@ -187,7 +187,7 @@ def test_ring(far_comm, traffic, n_kv_head):
 
 @pytest.mark.sizes(4, 8)
 def test_hybrid(far_comm, traffic):
-    """Pairs of ranks exchange heads, and rings of p / 2 ranks carry the keys and values of half the heads."""
+    """Pairs of ranks exchange heads, and rings of p / 2 ranks pass on the keys and values of half the heads."""
     p = far_comm.size
     ring, kv_bytes = p // 2, 2 * WHOLE // p
     block = layer(far_comm.split(far_comm.rank), SequenceParallel(far_comm, "hybrid"))

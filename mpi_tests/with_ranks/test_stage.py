@@ -1,4 +1,4 @@
-"""Stages played in one process, by every schedule, against the plain model: loss and every gradient."""
+"""Stages simulated in one process with every schedule, compared with the plain model: loss and every gradient."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ from parallelism.sequence.sequence_parallel import SequenceParallel
 @each_mode
 @pytest.mark.parametrize("name", ["interleaved", "zb_h1", "zb_v"])
 def test_split_layers(comm, sequence, name):
-    """The ranks that share layers do the same actions in the same order."""
+    """Ranks that split the same layers run the same actions in the same order."""
 
     def make():
         return model_of(config, BatchPosition(), comm, sequence=sequence)
@@ -32,8 +32,8 @@ def test_split_layers(comm, sequence, name):
     config, batch = replace(CONFIG, n_layer=4, n_kv_head=4), batch_of(6, seq=8)
     players = Players(make, registry.make(name, 2, 3))
     loss, gradients = players.play(micro_batches(batch, 3)), players.gradients()
-    wanted, whole = whole_batch(randomized(config), batch)
-    assert loss == pytest.approx(wanted, rel=1e-10)
+    expected, whole = whole_batch(randomized(config), batch)
+    assert loss == pytest.approx(expected, rel=1e-10)
     shards = {name: shard_of(p, "tp") for name, p in make().named_parameters()}
     for name, gradient in whole.items():
         own = shards[name].local(gradient, comm.rank, comm.size) if shards[name] else gradient
@@ -42,7 +42,7 @@ def test_split_layers(comm, sequence, name):
 
 @pytest.mark.sizes(2)
 def test_split_sequences(comm):
-    """Targets that don't count are others in each rank's share of a sequence."""
+    """Each rank's part of a sequence has different ignored targets."""
     sp, batch = SequenceParallel(comm), batch_of(6, seq=8)
     own = [
         Batch(sp.own(one.tokens), sp.own(one.targets), sp.positions(8), sp.own(one.documents))
@@ -50,7 +50,7 @@ def test_split_sequences(comm):
     ]
     players = Players(lambda: model_of(CONFIG, BatchPosition(), comm.split(comm.rank), sp), registry.make("zb_v", 2, 3))
     loss, gradients = players.play(own, sp.all.all_reduce), players.gradients()
-    wanted, whole = whole_batch(randomized(CONFIG), batch)
-    assert loss == pytest.approx(wanted, rel=1e-10)
+    expected, whole = whole_batch(randomized(CONFIG), batch)
+    assert loss == pytest.approx(expected, rel=1e-10)
     for name, gradient in whole.items():
         close(comm.all_reduce(gradients[name], op="avg"), gradient, 1e-10)

@@ -1,4 +1,4 @@
-"""A training step reads no number of its device: the host would wait for all that the device has to do."""
+"""A training step reads no number from its device: the host would wait for all work queued there."""
 
 import math
 import time
@@ -34,7 +34,7 @@ SPLIT = {
 
 
 class Reads(TorchDispatchMode):
-    """Notes what this thread reads of tensors."""
+    """Records this thread's reads of tensors."""
 
     def __init__(self):
         super().__init__()
@@ -48,7 +48,7 @@ class Reads(TorchDispatchMode):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """Record reads of tensors, including lists made of them."""
+    """Record reads of tensors, including conversions to lists."""
     reads, tolist = Reads(), torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: reads.names.append("tolist") or tolist(tensor))
     return reads
@@ -81,7 +81,7 @@ def test_nothing_is_read_in_a_step_of_any_layout(comm, reads, changes):
 
 
 class LateReadback:
-    """Of a device: what is done is noted in order."""
+    """A readback of a device that records its actions in order."""
 
     is_late = True
 
@@ -97,7 +97,7 @@ class LateReadback:
 
 @pytest.fixture
 def events(monkeypatch):
-    """Record the reads of a run's numbers on a device, in order."""
+    """Record the actions of a run's readback on a device in order."""
     events = []
     monkeypatch.setattr("training.run.read_back", lambda x: LateReadback(x, events))
     return events
@@ -127,7 +127,7 @@ def test_numbers_of_a_step_are_read_when_the_next_one_has_been_begun(comm, event
 
 @pytest.mark.sizes(1)
 def test_steps_are_reported_before_what_comes_after_them(comm, events, monkeypatch, tmp_path):
-    """A validation, a checkpoint, the end of the run."""
+    """Later events are a validation, a checkpoint, and the end of the run."""
 
     def note(owner, name):
         method = getattr(owner, name)
@@ -145,7 +145,7 @@ def test_steps_are_reported_before_what_comes_after_them(comm, events, monkeypat
 
 @pytest.mark.sizes(2)
 def test_a_run_stops_for_a_step_that_is_read_late(comm, events):
-    """The weights are those of before it; on each rank the same error."""
+    """The weights are those before the step, and all ranks raise the same error."""
     with TrainingRun(config(comm.size, lr=1.0), comm) as run:
         inputs, steps = run.inputs(), LateReport(lambda metrics: None)
         steps.add(run.step(1, next(inputs)))

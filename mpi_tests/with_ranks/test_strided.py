@@ -1,4 +1,4 @@
-"""Arrays of several dimensions: results in rows like theirs; and those with gaps, packed and written back."""
+"""Arrays of several dimensions, whose results have the same row shape; strided arrays are packed and written back."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ from mpi_tests.helpers.reference import COLLECTIVES, IN_PLACE, expected, inputs,
 
 pytestmark = pytest.mark.sizes(2, 3, proof=(1, 5, 8))
 GAP = -77
-LAYOUTS = {  # views of as many elements as asked for, a multiple of 4, and the array in which they lie
+LAYOUTS = {  # views of a multiple of 4 elements, and the arrays that contain them
     "every second": lambda count, dtype: (lambda base: (base, base[1::2]))(np.full(2 * count, GAP, dtype)),
     "columns": lambda count, dtype: (lambda base: (base, base[:, 1:3]))(np.full((count // 2, 4), GAP, dtype)),
     "transposed": lambda count, dtype: (lambda base: (base, base.T))(np.full((count // 4, 4), GAP, dtype)),
@@ -22,7 +22,7 @@ LAYOUTS = {  # views of as many elements as asked for, a multiple of 4, and the 
 
 
 def filled(layout, values):
-    """Return an array of that layout with these values, and the one that contains it."""
+    """Return an array of this layout with these values, and the array that contains it."""
     base, view = LAYOUTS[layout](len(values), values.dtype)
     view[...] = values.reshape(view.shape)
     return base, view
@@ -42,10 +42,10 @@ def test_a_view_with_gaps_is_as_good_as_its_copy(comm, collective, layout, how):
         xs = [values + np.float32(turn) for values in inputs(comm.size, 4 * comm.size)]
         want = expected(collective, xs, comm.rank)
         base, x = filled(layout, xs[comm.rank])
-        got = run(comm, collective, x, how)
-        assert (got is x) == (collective in IN_PLACE)
-        same(None if got is None else np.ravel(got), want, turn)
-        same(base, filled(layout, want if got is x else xs[comm.rank])[0], "between the elements")
+        actual = run(comm, collective, x, how)
+        assert (actual is x) == (collective in IN_PLACE)
+        same(None if actual is None else np.ravel(actual), want, turn)
+        same(base, filled(layout, want if actual is x else xs[comm.rank])[0], "between the elements")
 
 
 @pytest.mark.parametrize("collective", [each for each in COLLECTIVES if each != "broadcast"])
@@ -59,9 +59,9 @@ def test_results_go_into_a_view_with_gaps(comm, collective, how):
         x = xs[comm.rank].copy()
         if has_result:
             base, out = filled(layout, np.zeros_like(want))
-        got = run(comm, collective, x, how, out=out)
+        actual = run(comm, collective, x, how, out=out)
         if has_result:
-            assert got is out
+            assert actual is out
             same(base, filled(layout, want)[0], layout)
         same(x, xs[comm.rank], layout)
 
@@ -101,7 +101,7 @@ def test_messages_of_views_with_gaps(comm):
             same(base, filled("every second", np.arange(count, dtype="float32"))[0])
 
 
-SHAPES = {  # of x on each rank, and of the result, for p ranks
+SHAPES = {  # shapes of each rank's x and of the result on p ranks
     "all_gather": [((), "p"), ((3,), "3 p"), ((2, 3), "2 p, 3"), ((1, 2, 3), "p, 2, 3"), ((2, 0), "0")],
     "gather": [((2, 3), "2 p, 3"), ((1, 2), "p, 2")],
     "reduce_scatter": [(("2 p", 3), "2, 3"), (("p", 2, 2), "1, 2, 2"), (("4 p",), "4"), ((1, "2 p"), "2")],
@@ -118,31 +118,31 @@ def lengths(shape, size):
 @pytest.mark.parametrize("collective", SHAPES)
 @pytest.mark.parametrize("make", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
 def test_results_have_rows_like_those_given(comm, collective, make):
-    for given, got in SHAPES[collective]:
-        shape = lengths(given, comm.size)
+    for source, actual in SHAPES[collective]:
+        shape = lengths(source, comm.size)
         xs = [values.reshape(shape) for values in inputs(comm.size, int(np.prod(shape)))]
         want = expected(collective, [x.ravel() for x in xs], comm.rank)
         if (collective, comm.size) in (("reduce_scatter", 1), ("all_to_all", 1)) and shape[0] == 1 and len(shape) == 2:
-            got = "1, 2"  # all of it, in whole rows
+            actual = "1, 2"  # all elements, in complete rows
         for how in ("call", "call", "started"):
             result = run(comm, collective, make(xs[comm.rank].copy()), how)
             assert (result is None) == (want is None)
             if want is not None:
-                same(np.asarray(result), want.reshape(lengths(got, comm.size)), (given, how))
+                same(np.asarray(result), want.reshape(lengths(actual, comm.size)), (source, how))
 
 
 def test_chunks_of_several_rows(comm):
     counts = [4 * rank for rank in range(comm.size)]
     x = np.full((comm.rank, 4), comm.rank)
     assert comm.all_gather(x, counts=counts).shape == (sum(range(comm.size)), 4)
-    counts = [2 * (rank + 1) for rank in range(comm.size)]  # not in whole rows
+    counts = [2 * (rank + 1) for rank in range(comm.size)]  # incomplete rows
     assert comm.reduce_scatter(np.ones((sum(counts) // 2, 2)), counts=counts).shape == (comm.rank + 1, 2)
     if comm.size > 1:
         assert comm.reduce_scatter(np.ones((1, sum(counts))), counts=counts).shape == (counts[comm.rank],)
 
 
 def all_reduced(comm, blocking, x):
-    """Run it to its end: a started call may raise where it is waited for."""
+    """Run an all-reduce to its end: a started call may raise in its wait."""
     return comm.all_reduce(x) if blocking else comm.all_reduce(x, blocking=False).wait()
 
 
@@ -158,7 +158,7 @@ def test_one_rank_with_a_view_that_cannot_be_written(comm):
     ):
         for blocking in (True, False):
             run = partial(all_reduced, comm, blocking)
-            run(np.ones(6))  # the others' next call is one again, that asks nobody
+            run(np.ones(6))  # the other ranks' next call is again one without agreement
             x = make() if comm.rank == comm.size - 1 else np.ones(6)
             with pytest.raises(InputError, match=words):
                 run(x)

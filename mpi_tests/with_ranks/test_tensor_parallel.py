@@ -1,4 +1,4 @@
-"""Tensor parallelism against the plain GPT: loss, logits and every gradient."""
+"""Tensor parallelism compared with the plain GPT: loss, logits and every gradient."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
 
 def models(config, comm, sequence, seed_targets=1):
-    """Make a plain model and a split one of the same weights."""
+    """Make a plain model and a parallelized one with the same weights."""
     plain, split = randomized(config), randomized(config)
     plan = gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head)
     parallelize(split, plan, comm, sequence=sequence)
@@ -35,11 +35,11 @@ def test_loss_and_every_gradient_are_the_plain_models(comm, config, sequence):
     plain, split = models(config, comm, sequence)
     tokens, targets = random_tokens(BATCH, SEQ), random_tokens(BATCH, SEQ, seed=1)
     targets[0, 3:5] = -100
-    _, wanted = plain(tokens, targets)
+    _, expected = plain(tokens, targets)
     logits, loss = split(tokens, targets)
     assert logits.shape[-1] == -(-config.vocab_size // comm.size)
-    close(loss, wanted)
-    wanted.backward()
+    close(loss, expected)
+    expected.backward()
     loss.backward()
     gradients = {name: p.grad for name, p in plain.named_parameters()}
     assert dict(split.named_parameters()).keys() == gradients.keys()
@@ -54,8 +54,8 @@ def test_evaluation_and_generation(comm, config, sequence):
     plain, split = models(config, comm, sequence)
     plain.eval(), split.eval()
     tokens = random_tokens(BATCH, SEQ)
-    for got, wanted in zip(split(tokens, tokens), plain(tokens, tokens), strict=True):
-        close(got, wanted)
+    for actual, expected in zip(split(tokens, tokens), plain(tokens, tokens), strict=True):
+        close(actual, expected)
 
 
 @WIDTHS
@@ -86,7 +86,7 @@ def test_linear_layers_by_themselves(comm):
 def test_what_cannot_be_split(comm):
     from collectives import InputError
 
-    def refused(match, plan=None, **changes):
+    def check_refusal(match, plan=None, **changes):
         model = GPT(
             GPTConfig(**({"vocab_size": 29, "block_size": 8, "n_layer": 1, "n_head": 6, "n_embd": 24} | changes))
         )
@@ -94,12 +94,12 @@ def test_what_cannot_be_split(comm):
         with pytest.raises(InputError, match=match):
             parallelize(model, plan or gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head), comm)
 
-    refused(r"^n_head=6 is not divisible by tp=4: use a tp of 1, 2, 3, 6, or n_head=8$")
-    refused(r"^n_kv_head=2 is not divisible by tp=4: use a tp of 1, 2, or n_kv_head=4$", n_head=8, n_kv_head=2)
+    check_refusal(r"^n_head=6 is not divisible by tp=4: use a tp of 1, 2, 3, 6, or n_head=8$")
+    check_refusal(r"^n_kv_head=2 is not divisible by tp=4: use a tp of 1, 2, or n_kv_head=4$", n_head=8, n_kv_head=2)
     own = {"lm_head": ColumnParallel(pieces=(6,))}
-    refused(r"^lm_head: out_features=6 is not divisible by tp=4: use a tp of 1, 2, 3, 6, or out_features=8$", own)
-    refused(r"transformer\.wte: 3 tokens can't be split over tp=4: use fewer ranks", n_head=8, vocab_size=3)
-    refused(
+    check_refusal(r"^lm_head: out_features=6 is not divisible by tp=4: use a tp of 1, 2, 3, 6, or out_features=8$", own)
+    check_refusal(r"transformer\.wte: 3 tokens can't be split over tp=4: use fewer ranks", n_head=8, vocab_size=3)
+    check_refusal(
         r"the plan names 'h\.\*\.mlp', but the model has transformer, transformer\.wte", {"h.*.mlp": ColumnParallel()}
     )
 
@@ -107,7 +107,7 @@ def test_what_cannot_be_split(comm):
 @pytest.mark.sizes(2)
 def test_modules_without_a_plan_are_named(comm, capsys):
     models(CONFIGS["plain"], comm, sequence=False)
-    assert capsys.readouterr().out == ""  # as that plan leaves nothing out
+    assert capsys.readouterr().out == ""  # that plan covers all modules
     model = GPT(CONFIGS["plain"])
     parallelize(
         model, {"transformer.h.*.mlp.c_fc": ColumnParallel(), "transformer.h.*.mlp.c_proj": RowParallel()}, comm

@@ -34,9 +34,9 @@ def test_results_are_tensors(comm, dtype):
     xs = tensors(comm.size, 2 * comm.size, dtype)
     arrays = [x.double().numpy() for x in xs]
     for collective in ("reduce_scatter", "all_gather", "all_to_all"):
-        got = getattr(comm, collective)(xs[comm.rank])
-        assert got.dtype == xs[0].dtype
-        assert np.array_equal(got.double().numpy(), expected(collective, arrays, comm.rank))
+        actual = getattr(comm, collective)(xs[comm.rank])
+        assert actual.dtype == xs[0].dtype
+        assert np.array_equal(actual.double().numpy(), expected(collective, arrays, comm.rank))
 
 
 def test_out(comm):
@@ -78,9 +78,9 @@ def test_send_and_recv(comm):
     if comm.rank == 0:
         comm.send(x, 1)
     else:
-        got = torch.zeros_like(x)
-        assert comm.recv(got, 0) is got
-        assert torch.equal(got, x)
+        actual = torch.zeros_like(x)
+        assert comm.recv(actual, 0) is actual
+        assert torch.equal(actual, x)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""torch.distributed over the collectives: each call against what torch says it does."""
+"""torch.distributed over the collectives: each call does what torch's documentation specifies."""
 
 import functools
 import re
@@ -15,16 +15,16 @@ pytestmark = [
     pytest.mark.sizes(1, 2, 4),
     pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning"),  # names that 2.13 changed
     pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning"),  # of 2.6
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),  # said by 2.9's own checkpoints
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),  # of 2.9's checkpoints
 ]
-SIZES = (0, 1, 5, 1 << 17)  # the last is long enough not to be copied
+SIZES = (0, 1, 5, 1 << 17)  # the last is too long to be copied
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @pytest.fixture(scope="module")
 def size(mpi_comm):
-    """Yield the size of the default group, which all tests of this file share, as it is slow to make."""
+    """Yield the size of the default group, shared by all tests of this file, as its creation is slow."""
     with world(mpi_comm):
         yield mpi_comm.size
 
@@ -41,7 +41,7 @@ def test_tensors_that_lie_elsewhere_each_time(size):
     rank = dist.get_rank()
     xs = [of(rank, 1 << 17) for _ in range(3)]
     for turn in range(9):
-        mine = xs[(turn * (rank + 1)) % 3]  # ranks go round theirs at different paces
+        mine = xs[(turn * (rank + 1)) % 3]  # ranks cycle through their tensors at different paces
         mine.copy_(of(rank, 1 << 17))
         dist.all_reduce(mine)
         assert torch.equal(mine, sum(of(r, 1 << 17) for r in range(size)))
@@ -49,7 +49,7 @@ def test_tensors_that_lie_elsewhere_each_time(size):
 
 @pytest.mark.sizes(2, 4)
 def test_ranks_that_sum_different_tensors_of_those_bound(size):
-    """Each rank has bound both where they lie, and now gives the one that it gave last: not the same on all."""
+    """Each rank has bound both tensors, and passes its last one again, which differs between ranks."""
     rank = dist.get_rank()
     tensors = [torch.empty(1 << 17), torch.empty(1 << 17)]
     for number in [0] * 4 + [1] * 4 + [rank % 2] * 3 + [0] * 3:
@@ -90,7 +90,7 @@ def test_bits(size, op):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_sums_of_products(size, dtype):
-    """Each rank has a factor of its own, a number or a tensor."""
+    """Each rank has its own factor, a number or a tensor."""
     rank = dist.get_rank()
     expected = sum(of(r, 6).double() * (r + 0.5) for r in range(size)).to(dtype)
     for factor in (rank + 0.5, torch.tensor([rank + 0.5])):
@@ -142,7 +142,7 @@ def test_non_contiguous(size):
     x.fill_(dist.get_rank())
     dist.all_reduce(x)
     assert (x == sum(range(size))).all()
-    assert whole.sum() == x.sum()  # the gaps stay
+    assert whole.sum() == x.sum()  # the gaps are unchanged
     y = torch.full((6, 6), float(dist.get_rank())).t()[::2]
     dist.broadcast(y, size - 1)
     assert (y == size - 1).all()
@@ -253,7 +253,7 @@ def test_an_asynchronous_call_does_not_wait_for_the_others(size):
 
 
 def test_asynchronous_calls_that_have_been_made_before(size):
-    """Short ones begin in the caller's thread; their results may be asked for in any order."""
+    """Short calls start in the caller's thread; their results may be awaited in any order."""
     for run in range(3):
         xs = [of(dist.get_rank() + number, 100) for number in range(4)]
         works = [dist.all_reduce(x, async_op=True) for x in xs]
@@ -283,7 +283,7 @@ def test_asynchronous_calls_of_which_ranks_have_made_others(size):
 
 @pytest.mark.sizes(2, 4)
 def test_threads_that_share_a_group(size):
-    """Whichever of their calls comes first, the others' is the same."""
+    """Whichever thread's call comes first, the other ranks' matching call is the same."""
 
     def reduce(number):
         xs = [torch.ones(8) for _ in range(50)]
@@ -329,9 +329,9 @@ def test_objects(size):
     every = [None] * size
     dist.all_gather_object(every, {"rank": rank, "long": "x" * rank})
     assert every == [{"rank": r, "long": "x" * r} for r in range(size)]
-    told = [["root", None]] if rank == 0 else [None]
-    dist.broadcast_object_list(told)
-    assert told == [["root", None]]
+    objects = [["root", None]] if rank == 0 else [None]
+    dist.broadcast_object_list(objects)
+    assert objects == [["root", None]]
 
 
 @pytest.mark.sizes(2, 4)
@@ -356,7 +356,7 @@ def test_ranks_that_disagree(size):
         dist.all_reduce(x if rank else x.to_sparse())
     with pytest.raises(dist.DistBackendError, match=r"sparse \(3,\).*sparse \(4,\)"):
         dist.all_reduce(torch.ones(3 + (rank > 0)).to_sparse())
-    dist.all_reduce(x)  # and go on
+    dist.all_reduce(x)  # the group still works
     assert (x == size).all()
 
 

@@ -1,4 +1,4 @@
-"""Groups of torch.distributed over the collectives, with their store and time limits; and programs against gloo."""
+"""Groups of torch.distributed over the collectives, their store and time limits, and programs compared with gloo."""
 
 from datetime import timedelta
 
@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.sizes(1, 2, 4),
     pytest.mark.filterwarnings("ignore:`torch.distributed:FutureWarning"),  # names that 2.13 changed
     pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning"),  # of 2.6
-    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),  # said by 2.9's own checkpoints
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),  # of 2.9's checkpoints
 ]
 
 
@@ -41,9 +41,9 @@ def test_groups_within(size):
 
 @pytest.fixture
 def bind_device(size, monkeypatch):
-    """Return a function that binds a device_id as init_process_group does, where the CPU is an accelerator."""
+    """Return a function that binds a device_id like init_process_group, with the CPU as accelerator."""
     if not hasattr(dist.ProcessGroup, "split_group"):
-        pytest.skip(f"torch {torch.__version__} splits NCCL's groups only")
+        pytest.skip(f"torch {torch.__version__} splits only NCCL's groups")
     for module in torch.accelerator, torch.cuda:
         monkeypatch.setattr(module, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
@@ -51,7 +51,7 @@ def bind_device(size, monkeypatch):
 
 
 def alike(group, other):
-    """Return whether groups have the same ranks and sums, and the first one's ranks are in torch's order."""
+    """Return whether groups have equal ranks and sums, and the first one's ranks are in torch's order."""
     ranks = dist.get_process_group_ranks(group)
     assert ranks[group.rank()] == dist.get_rank()
     xs = [of(dist.get_rank()) for _ in range(2)]
@@ -76,16 +76,16 @@ def test_split_group(size, bind_device):
 
 @pytest.mark.sizes(4)
 def test_a_mesh_splits_groups(size, bind_device, monkeypatch):
-    split, made = dist.split_group, []
+    split, groups = dist.split_group, []
 
-    def noted(**arguments):
-        made.append(split(**arguments))
-        return made[-1]
+    def recording_split(**arguments):
+        groups.append(split(**arguments))
+        return groups[-1]
 
-    monkeypatch.setattr(dist.device_mesh, "split_group", noted)
+    monkeypatch.setattr(dist.device_mesh, "split_group", recording_split)
     bind_device()
     mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-    assert [mesh[name].get_group().group_name for name in "ab"] == [group.group_name for group in made]
+    assert [mesh[name].get_group().group_name for name in "ab"] == [group.group_name for group in groups]
     rank = dist.get_rank()
     x = torch.tensor([rank])
     dist.all_reduce(x, group=mesh["b"].get_group())
@@ -93,7 +93,7 @@ def test_a_mesh_splits_groups(size, bind_device, monkeypatch):
 
 
 def test_store(mpi_comm):
-    """Every rank reaches what the others have set."""
+    """Every rank can read the other ranks' entries."""
     from collectives.torch_backend import create_store
 
     store = create_store(mpi_comm)
@@ -105,7 +105,7 @@ def test_store(mpi_comm):
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize("by_future", [False, True])
 def test_asynchronous_calls_that_others_do_not_make(mpi_comm, by_future):
-    """It has been bound, so that it begins at once; who waits for it is told that its time is over."""
+    """The call was bound before, so it starts at once; its wait raises a timeout."""
     with world(mpi_comm):
         group = dist.new_group(timeout=timedelta(seconds=0.3))
         x = torch.ones(3)
@@ -147,7 +147,7 @@ def test_programs_as_over_gloo(mpi_comm, program):
 
 @pytest.mark.sizes(2)
 def test_works_are_held_until_they_are_asked(mpi_comm, monkeypatch):
-    """As before torch 2.7, whose C++ finds no methods of Python's in a work that nobody there has."""
+    """This emulates torch before 2.7, whose C++ cannot call methods of a Python work without a Python reference."""
     monkeypatch.setattr(runner, "CPP_HOLDS_WORKS", False)
     with world(mpi_comm):
         works = [dist.all_reduce(x := torch.ones(3), async_op=True) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Timelines of steps: gathered over clocks that differ, written as traces, drawn beside the plan."""
+"""Timelines of steps: gathered from different clocks, written as traces, drawn beside the plan."""
 
 import time
 
@@ -12,7 +12,7 @@ AHEAD_S = 1000.0
 
 @pytest.mark.sizes(1, 2, 3)
 def test_spans_are_gathered_by_one_clock(comm, monkeypatch):
-    """Each rank on a host of its own, whose clock is far ahead of the one before."""
+    """Each rank is on a host of its own, whose clock is far ahead of the previous one's."""
     clock = time.perf_counter
     monkeypatch.setattr(comm, "host_names", lambda: [f"host {rank}" for rank in range(comm.size)])
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + AHEAD_S * comm.rank)
@@ -32,7 +32,7 @@ def test_spans_are_gathered_by_one_clock(comm, monkeypatch):
 
 @pytest.mark.sizes(3)
 def test_ranks_of_a_host_have_one_clock(comm, monkeypatch):
-    """The one host's clock, which its first rank tells, is ahead; the second's is never asked for."""
+    """The clock of the first rank stands for its host and is ahead; the second rank's clock is not read."""
     clock = time.perf_counter
     monkeypatch.setattr(comm, "host_names", lambda: ["a", "b", "b"])
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + AHEAD_S * (0, 1, 5)[comm.rank])

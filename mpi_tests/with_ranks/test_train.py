@@ -1,6 +1,6 @@
-"""Training in every layout against a plain torch loop: losses, validations and weights.
+"""Training in every layout compared with a plain torch loop: losses, validations and weights.
 
-systems/test_end_to_end.py starts train.py as its user does.
+systems/test_end_to_end.py starts train.py as a user does.
 """
 
 import errno
@@ -123,8 +123,8 @@ def test_micro_batches_are_gradient_accumulation(comm):
 @pytest.mark.sizes(4)
 def test_the_planner_may_choose_the_layout(comm, capsys):
     check_same(on(comm, layout="auto"), by_torch(comm))
-    said = re.findall(r"^layout .* is the best for 4 ranks$", capsys.readouterr().out, re.MULTILINE)
-    assert len(said) == (comm.rank == 0)
+    lines = re.findall(r"^layout .* is the best for 4 ranks$", capsys.readouterr().out, re.MULTILINE)
+    assert len(lines) == (comm.rank == 0)
 
 
 @pytest.mark.sizes(4)
@@ -132,7 +132,7 @@ def test_documents_do_not_depend_on_the_layout(comm):
     lines = {"document_end": ord("\n")}
     alone = on_first(comm, num_micro_batches=2, **lines)
     check_same(on(comm, sp=2, **lines), alone)
-    assert not np.allclose(alone.losses, by_torch(comm).losses, rtol=1e-5)  # as lines attend to themselves only
+    assert not np.allclose(alone.losses, by_torch(comm).losses, rtol=1e-5)  # each document attends only to itself
 
 
 @pytest.mark.sizes(8)
@@ -145,26 +145,26 @@ def test_dropout_does_not_depend_on_the_layout(comm):
 
 @pytest.mark.sizes(3)
 def test_the_same_layout_gives_the_same_bits_and_leaves_nothing_behind(comm, folder, capsys):
-    """But for memory that the communicator keeps to give out again."""
+    """The exception is memory that the communicator caches."""
     saving = {"checkpoint_dir": str(folder)}
     first, text = on(comm, **saving), capsys.readouterr().out
-    before = left(comm)
+    before = process_state(comm)
     second = on(comm, **saving)
-    assert left(comm) == before
+    assert process_state(comm) == before
     assert (first.losses, first.validations) == (second.losses, second.validations)
     check_bits(second.weights, first.weights)
     if comm.rank > 0:  # the first may have a progress bar
-        shown = [line.split("|")[0].strip() for line in text.splitlines() if "grad norm" in line]
-        assert shown == [f"iter {i}/{LAST}" for i in range(1, LAST + 1)]
+        iterations = [line.split("|")[0].strip() for line in text.splitlines() if "grad norm" in line]
+        assert iterations == [f"iter {i}/{LAST}" for i in range(1, LAST + 1)]
         assert text.count("val loss") == len(VALIDATED)
     fields = {"iter", "loss", "grad_norm", "lr", "tokens_per_s", "flops_per_s", "compute_ms", "comm_ms"}
     assert fields < first.records[0].keys()
 
 
-def left(comm):
-    """Return what a run could leave in the process: communicators, shared memory, threads, signals, settings.
+def process_state(comm):
+    """Return state that a run could leave in the process: communicators, shared memory, threads, signals, settings.
 
-    What the communicator needs for its first call is not the run's, nor its thread.
+    The communicator's thread, and its state after a first call, do not count.
     """
     comm.barrier()
     gc.collect()
@@ -193,7 +193,7 @@ GOING_ON = {
 
 @pytest.fixture(scope="module")
 def saved(mpi_comm):
-    """Checkpoints of steps 2 and 4 of a run over tp and pp, and its weights."""
+    """Yield the folder with checkpoints of steps 2 and 4 of a run over tp and pp, and the final weights."""
     comm = Communicator(mpi_comm)
     with shared_folder(mpi_comm) as folder:
         saving = {"checkpoint_dir": str(folder), "checkpoint_interval": HALF}
@@ -219,7 +219,7 @@ def of_step(folder, step):
 @pytest.mark.parametrize("case", GOING_ON)
 @pytest.mark.sizes(4)
 def test_a_checkpoint_goes_on_in_any_layout(comm, saved, copied, case):
-    """From the middle on, as the run that was not stopped; in the same layout, bit for bit."""
+    """A resumed run equals the uninterrupted one; in the same layout, bit for bit."""
     size, layout = GOING_ON[case]
     saving = {"checkpoint_dir": str(copied), "resume": of_step(copied, HALF), "checkpoints_kept": 1}
     outcome = on_first(comm, size, **layout, **saving)
@@ -235,7 +235,7 @@ TOKENS = torch.randint(256, (3, SMALL.block_size), generator=torch.Generator().m
 
 
 def exported(comm, checkpoints):
-    """Have one process resume the last checkpoint, with no step left to do, and export it; returns the logits."""
+    """Export the last checkpoint from one process that resumes it without further steps; return the logits."""
     alone = comm.split(0 if comm.rank == 0 else None)
     if not alone:
         return None
@@ -272,11 +272,11 @@ def test_a_checkpoint_of_tp_pp_and_zero_becomes_a_gpt2_in_transformers(comm, cop
 
 @pytest.mark.sizes(2)
 def test_a_run_that_goes_on_has_the_loss_scale_and_all_ranks_weights(comm, folder):
-    """The scale has been good for all steps when both end."""
-    asked = {"zero_stage": 1, "dtype": "float16", "dropout": 0.1}
+    """At the end of both runs, the scale has been stable for all steps."""
+    settings = {"zero_stage": 1, "dtype": "float16", "dropout": 0.1}
     saving = {"checkpoint_dir": str(folder), "checkpoint_interval": HALF}
-    whole = on(comm, **asked, **saving)
-    resumed = on(comm, **asked, **saving, resume=of_step(folder, HALF))
+    whole = on(comm, **settings, **saving)
+    resumed = on(comm, **settings, **saving, resume=of_step(folder, HALF))
     check_bits(resumed.weights, whole.weights)
     comm.barrier()
     last = [json.loads((path / "index.json").read_text()) for path in folder.glob(f"*-step-{LAST}")]
@@ -286,7 +286,7 @@ def test_a_run_that_goes_on_has_the_loss_scale_and_all_ranks_weights(comm, folde
 @pytest.mark.sizes(1, 2)
 def test_what_a_run_cannot_go_on_from(comm, folder):
     on(comm, checkpoint_dir=str(folder), max_iters=1)
-    before = left(comm)
+    before = process_state(comm)
     for changes, words in (
         ({"seed": 8}, "seed was 7, but is 8: resume with the same"),
         ({"n_embd": 16}, "n_embd was 32, but is 16: resume with the same"),
@@ -295,15 +295,15 @@ def test_what_a_run_cannot_go_on_from(comm, folder):
     ):
         with pytest.raises(InputError, match=re.escape(words)):
             on(comm, **{"checkpoint_dir": str(folder), "resume": "auto", **changes})
-    assert left(comm) == before
+    assert process_state(comm) == before
     with pytest.raises(InputError, match="loss_scale=None is none: resume from another checkpoint"):
         on(comm, checkpoint_dir=str(folder), resume=forged(comm, folder))
     assert (folder / "lock").read_text() == ""
-    assert left(comm) == before
+    assert process_state(comm) == before
 
 
 def forged(comm, folder):
-    """Return a run's checkpoint without a part that is needed, with a valid checksum."""
+    """Return a checkpoint that lacks a required part, with a valid checksum."""
     (path,) = folder.glob("*/index.json")
     if comm.rank == 0:
         values = json.loads(path.read_text())["index"]
@@ -315,7 +315,7 @@ def forged(comm, folder):
 
 @pytest.mark.sizes(1, 2)
 def test_a_full_disk_of_out_dir_stops_no_checkpoint(comm, folder, monkeypatch, capsys):
-    """The last one is whole before the loss is drawn, and the run's end is one line."""
+    """The last checkpoint is complete before the loss is drawn, and the run ends with one error line."""
     finished, whole = folder / "saved" / "00001-step-1", []
 
     def full(*arguments, **more):
@@ -344,8 +344,8 @@ HALVES = {
 @pytest.mark.sizes(2)
 def test_parameters_may_be_of_16_bits(comm, dtype, layout):
     wide = by_torch(comm).losses
-    asked = {"dtype": dtype, "master_weights": True, "grad_dtype": dtype, "non_finite": "skip"}
-    outcome = on(comm, **asked, **layout, recompute="selective")
+    settings = {"dtype": dtype, "master_weights": True, "grad_dtype": dtype, "non_finite": "skip"}
+    outcome = on(comm, **settings, **layout, recompute="selective")
     np.testing.assert_allclose(outcome.losses, wide, rtol=2e-3)
     assert not np.allclose(outcome.losses, wide, rtol=1e-5)
     assert all(weight.dtype == np.float32 for weight in outcome.weights.values())
@@ -353,14 +353,14 @@ def test_parameters_may_be_of_16_bits(comm, dtype, layout):
 
 @pytest.mark.sizes(2)
 def test_a_checkpoint_of_master_weights_goes_on_in_any_precision(comm, folder):
-    """Bit for bit in the same layout; float32 weights alone go on from them, too."""
+    """In the same layout, equal bit for bit; training with float32 weights can resume from them, too."""
     half = {"dtype": "float16", "master_weights": True, "grad_dtype": "float16", "num_micro_batches": 2}
     saving = {"checkpoint_dir": str(folder / "whole"), "checkpoint_interval": HALF}
     whole = on(comm, **half, **saving, zero_stage=3)
     resume = of_step(folder / "whole", HALF)
     stages = {"pp": 2, "zero_stage": 1, "num_micro_batches": 2}
-    for name, asked in (("same", half | {"zero_stage": 3}), ("float32", stages)):
-        outcome = on(comm, **asked, checkpoint_dir=str(folder / name), resume=resume)
+    for name, settings in (("same", half | {"zero_stage": 3}), ("float32", stages)):
+        outcome = on(comm, **settings, checkpoint_dir=str(folder / name), resume=resume)
         assert [record["iter"] for record in outcome.records if "loss" in record] == [*range(HALF + 1, LAST + 1)]
         if name == "same":
             check_bits(outcome.weights, whole.weights)
@@ -370,16 +370,16 @@ def test_a_checkpoint_of_master_weights_goes_on_in_any_precision(comm, folder):
 
 @pytest.mark.sizes(2)
 def test_a_loss_that_is_not_finite_stops_the_run(comm, monkeypatch):
-    """By a learning rate that no setting takes."""
+    """The learning rate is higher than settings allow."""
     monkeypatch.setattr("training.run.learning_rate_of", lambda *arguments: 1e30)
-    before = left(comm)
+    before = process_state(comm)
     words = r"^step \d: rank 0 has a (loss of nan|gradient of .* that is not finite): lower"
     with pytest.raises(InputError, match=words):
         on(comm)
-    assert left(comm) == before
+    assert process_state(comm) == before
 
 
-# --- what else train.py is asked for ---
+# --- other settings of train.py ---
 
 
 @pytest.mark.sizes(2)
@@ -396,13 +396,13 @@ def test_a_run_may_begin_with_an_exported_models_weights(comm, folder):
 
 @pytest.mark.sizes(2)
 def test_schedules_are_searched_from_measured_times_and_steps_traced(comm, folder, monkeypatch, capsys):
-    """Rank 0 searches, for all."""
+    """Rank 0 searches for all ranks."""
     trace, searches = folder / "trace.json", []
     monkeypatch.setattr("training.staged.search", lambda *args: searches.append(args) or search(*args))
-    asked = {"schedule": "search", "virtual_stages": 2, "max_alive": 3, "balance": "measured", "trace": str(trace)}
+    settings = {"schedule": "search", "virtual_stages": 2, "max_alive": 3, "balance": "measured", "trace": str(trace)}
     shape = {"n_layer": 4, "max_iters": 4, "num_micro_batches": 4}
     alone = on_first(comm, **shape)
-    check_same(on(comm, pp=2, **shape, **asked), alone)
+    check_same(on(comm, pp=2, **shape, **settings), alone)
     assert len(searches) == (comm.rank == 0)
     assert ("searching a schedule of 4 stages\n" in capsys.readouterr().out) == (comm.rank == 0)
     comm.barrier()
@@ -433,7 +433,7 @@ def test_bin_tokens_config_file_and_dtypes(comm, folder, capsys):
         assert "MFU" in text
         assert "vocabulary 50257" in text
         if comm.rank == 0:
-            assert len(text.splitlines()[-1].split()) == 16 + 5  # tokens, of the prompt and of the sample
+            assert len(text.splitlines()[-1].split()) == 16 + 5  # tokens of the prompt, and of the sample
 
 
 FUSED = {"gpt2-tiny": {FusedGELU}, "llama-tiny": {FusedGate, FusedRotaryHeads}}

@@ -1,4 +1,4 @@
-"""Runs that write a report: its points are the run's records, and the time of a step is all in its kinds."""
+"""Reports of runs: their points are the run's records, and the kinds of a step's time add up to the whole."""
 
 from pathlib import Path
 
@@ -34,14 +34,14 @@ def page_in(folder):
 @pytest.fixture
 def profilers(monkeypatch):
     """Record the profilers of a test's runs."""
-    kept, close = [], TrainingRun.close
+    instances, close = [], TrainingRun.close
 
     def keeping(run):
-        kept.append(run.profiler)
+        instances.append(run.profiler)
         close(run)
 
     monkeypatch.setattr(TrainingRun, "close", keeping)
-    return kept
+    return instances
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -56,12 +56,12 @@ def test_the_kinds_of_a_step_are_all_of_it(comm, folder, profilers, layout):
     for step in steps:
         assert set(step.seconds) == {*KINDS}
         assert sum(step.seconds.values()) == pytest.approx(step.step_s)
-        assert min(step.seconds.values()) > -1e-6, step  # nothing is counted twice
+        assert min(step.seconds.values()) > -1e-6, step  # no time counts twice
         assert step.seconds["computing"] > 0
         assert step.seconds["optimizer"] > 0
-        used = {axis for axis in AXES if layout.get(axis, 1) > 1} | ({"ep"} if "ep" in layout else set())
-        assert all(step.seconds[axis] > 0 for axis in used - {"pp", "dp"})
-        assert all(step.seconds[axis] == 0 for axis in {"tp", "ep"} - used)
+        axes = {axis for axis in AXES if layout.get(axis, 1) > 1} | ({"ep"} if "ep" in layout else set())
+        assert all(step.seconds[axis] > 0 for axis in axes - {"pp", "dp"})
+        assert all(step.seconds[axis] == 0 for axis in {"tp", "ep"} - axes)
         assert (step.seconds["bubble"] > 0) == ("pp" in layout)
     page = page_in(folder)
     check_charts(page)
@@ -77,5 +77,5 @@ def test_a_report_changes_no_result_and_a_pipeline_s_has_all_actions(comm, folde
         rows = page_in(folder).tables["pipeline"]
         for timeline in ("predicted", "happened"):
             own = [row for row in rows if row["timeline"] == timeline and row["kind"] != "wait"]
-            done = [(row["rank"], row["what"]) for row in own]
-            assert sorted(done) == sorted((rank, f"{kind}{i}") for rank in (0, 1) for kind in "FB" for i in range(3))
+            actions = [(row["rank"], row["what"]) for row in own]
+            assert sorted(actions) == sorted((rank, f"{kind}{i}") for rank in (0, 1) for kind in "FB" for i in range(3))

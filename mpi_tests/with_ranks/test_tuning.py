@@ -1,4 +1,4 @@
-"""The tuning file: what is in it, who follows it, and what is said of a bad one."""
+"""The tuning file: its content, its effect on `auto`, and the messages for an invalid one."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def write(path: Path, text: str) -> str:
 
 @pytest.mark.sizes(1, 4)
 def test_auto_follows_the_file_of_rank_0(comm, monkeypatch, tmp_path):
-    """Launchers pass on few variables, and a file may be on one machine only: rank 0's are all ranks'."""
+    """All ranks use rank 0's file, as launchers export few variables, and a file may exist on one machine only."""
     from collectives import Communicator
 
     other = write(tmp_path / "other.json", "not even JSON")

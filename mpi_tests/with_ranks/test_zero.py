@@ -1,4 +1,4 @@
-"""ZeRO's stages against plain data parallelism, step by step; and what a rank holds of it all."""
+"""ZeRO's stages compared with plain data parallelism, step by step, and the memory of each rank."""
 
 from contextlib import nullcontext
 
@@ -28,10 +28,10 @@ from parallelism.zero.units import ShardGroups
 from training.gpt import gpt2_layers, gpt2_plan
 
 NUM_STEPS = 50 if IS_PROOF else 8
-SAMPLES = 24  # 1, 2, 3, 4 and 8 ranks can share them
+SAMPLES = 24  # divisible by 1, 2, 3, 4 and 8 ranks
 STAGES = (1, 2, 3)
 LAYERS = ["blocks.0", "blocks.1", "blocks.2"]
-SMALL_BUCKETS = 2e-3  # MiB: a few
+SMALL_BUCKETS = 2e-3  # MiB: several buckets
 GPT_CONFIG = GPTConfig(vocab_size=32, block_size=8, n_layer=4, n_head=2, n_embd=16)
 FLOAT32, MIXED = Precision(), Precision("bfloat16", master_weights=True, grad_dtype="bfloat16")
 
@@ -39,7 +39,7 @@ each_stage = pytest.mark.parametrize("zero_stage", STAGES)
 
 
 class Block(nn.Module):
-    """With parameters of fewer elements than there are ranks, and frozen ones."""
+    """A block with parameters that have fewer elements than there are ranks, and with frozen ones."""
 
     def __init__(self):
         super().__init__()
@@ -53,7 +53,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Some parameters are used only on request; and there is a buffer."""
+    """A model with parameters used only on request, and a buffer."""
 
     def __init__(self, seed: int = 0):
         super().__init__()
@@ -88,7 +88,7 @@ def sgd(params):
 
 
 class Run:
-    """A model that is trained with a stage of ZeRO, or without (0)."""
+    """Training of a model with a ZeRO stage, or without ZeRO (0)."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Run:
         **reduction,
     ):
         self.comm, self.mesh = comm, mesh or Mesh(comm)
-        self.plain = model or Model(seed=comm.rank if zero_stage else 0)  # those of rank 0 are taken
+        self.plain = model or Model(seed=comm.rank if zero_stage else 0)  # rank 0's parameters are broadcast
         self.whole, self.shard = nullcontext, None
         if zero_stage == 0:
             options = {"bucket_mb": SMALL_BUCKETS, **reduction, **precision.arena_dtypes}
@@ -153,10 +153,10 @@ class Run:
             return {name: p.detach().clone() for name, p in self.plain.named_parameters()}
 
 
-def close(got, want, tolerance=1e-6):
-    assert got.keys() == want.keys()
+def close(actual, want, tolerance=1e-6):
+    assert actual.keys() == want.keys()
     for name, p in want.items():
-        torch.testing.assert_close(got[name], p, rtol=0, atol=tolerance * float(p.abs().max()), msg=name)
+        torch.testing.assert_close(actual[name], p, rtol=0, atol=tolerance * float(p.abs().max()), msg=name)
 
 
 def check_stages(comm, num_steps, make=adamw, stages=STAGES, group="all", **options):
@@ -168,9 +168,9 @@ def check_stages(comm, num_steps, make=adamw, stages=STAGES, group="all", **opti
         close(run.parameters(), plain.parameters())
 
 
-def equal(got, want):
-    assert got.keys() == want.keys()
-    assert [name for name in want if not torch.equal(got[name], want[name])] == []
+def equal(actual, want):
+    assert actual.keys() == want.keys()
+    assert [name for name in want if not torch.equal(actual[name], want[name])] == []
 
 
 @pytest.mark.sizes(1, 3, 8, proof=(2, 4))
@@ -202,7 +202,7 @@ def test_the_same_order_of_sums_gives_the_same_bits(comm):
 @pytest.mark.parametrize(("dtype", "grad_dtype"), [("bfloat16", "float32"), ("float16", "float16")])
 @pytest.mark.sizes(3, proof=(1, 8))
 def test_master_weights_are_those_of_plain_data_parallelism(comm, dtype, grad_dtype):
-    """They begin as rank 0's, before they are rounded; frozen parameters are rounded and have none."""
+    """Master weights start as rank 0's weights before rounding; frozen parameters are rounded and have none."""
     check_bits(comm, 6, Precision(dtype, master_weights=True, grad_dtype=grad_dtype))
 
 
@@ -230,13 +230,13 @@ def test_nodes_are_groups(mpi_comm, monkeypatch):
 @each_stage
 @pytest.mark.sizes(1, 2, 3)
 def test_parameters_that_a_pass_does_not_reach_count_as_zero(comm, zero_stage):
-    """On all ranks; and on all but one."""
+    """The pass misses the parameters on all ranks, or on all but one."""
     plain, run = Run(comm, 0), Run(comm, zero_stage)
     for everywhere in (False, True, False):
         x, use_extra = share(comm, batch(1)), everywhere or comm.rank == 0
-        for asked in (False, use_extra):
-            plain.step(x, use_extra=asked)
-            run.step(x, use_extra=asked)
+        for flag in (False, use_extra):
+            plain.step(x, use_extra=flag)
+            run.step(x, use_extra=flag)
     close(run.parameters(), plain.parameters())
 
 
@@ -304,17 +304,17 @@ def storage_bytes(module):
 @pytest.mark.sizes(1, 2)
 def test_two_layers_are_gathered_at_a_time_and_the_last_two_once_for_both_passes(comm):
     run = Run(comm, 3)
-    seen, coming, layers = [], [], [run.zero.layers[number] for number in range(len(LAYERS))]
+    resident, coming, layers = [], [], [run.zero.layers[number] for number in range(len(LAYERS))]
 
     def look(*_):
-        seen.append([i for i, block in enumerate(run.plain.blocks) if max(storage_bytes(block)) > 4])
+        resident.append([i for i, block in enumerate(run.plain.blocks) if max(storage_bytes(block)) > 4])
         coming.append([i for i, layer in enumerate(layers) if layer.slot.layer is layer])
 
     for block in run.plain.blocks:
         block.wide.register_forward_hook(look)
         block.wide.register_full_backward_hook(look)
     run.train(1)
-    assert seen == [[0], [1], [1, 2], [1, 2], [1], [0, 1]]
+    assert resident == [[0], [1], [1, 2], [1, 2], [1], [0, 1]]
     assert coming == [[0, 1], [1, 2], [1, 2], [1, 2], [0, 1], [0, 1]]
     assert set(storage_bytes(run.plain)) == {4}
     assert all(p.isnan().all() for p in run.plain.parameters())
@@ -334,7 +334,7 @@ def test_losses_without_gradients_are_those_of_the_updated_parameters(comm):
 
 @pytest.mark.sizes(1, 2)
 def test_what_was_gathered_before_an_update_is_gathered_anew(comm):
-    """A loss without gradients, between the backward pass and the update, gathers the parameters of before."""
+    """Computing a loss without gradients between the backward pass and the update gathers the old parameters."""
     plain, run = Run(comm, 0), Run(comm, 3)
     for one in (plain, run):
         for _ in range(2):
@@ -349,8 +349,8 @@ def test_what_was_gathered_before_an_update_is_gathered_anew(comm):
 
 
 def tokens(comm, seed):
-    drawn = torch.randint(0, GPT_CONFIG.vocab_size, (SAMPLES, 9), generator=torch.Generator().manual_seed(seed))
-    mine = share(comm, drawn)
+    ids = torch.randint(0, GPT_CONFIG.vocab_size, (SAMPLES, 9), generator=torch.Generator().manual_seed(seed))
+    mine = share(comm, ids)
     return mine[:, :-1].contiguous(), mine[:, 1:].contiguous()
 
 
@@ -369,7 +369,7 @@ def gpt_run(mesh, zero_stage, recomputed):
 @each_stage
 @pytest.mark.sizes(4)
 def test_clipped_steps_are_those_of_plain_data_parallelism_bit_for_bit(comm, zero_stage):
-    """Norms too, though ranks add up the squares of pieces of their own; a parameter is cut at odd places of it."""
+    """Norms are equal, too, although each rank sums the squares of its own shards, cut at any place of a parameter."""
     config = GPTConfig(vocab_size=61, block_size=8, n_layer=2, n_head=3, n_embd=30, bias=True)
     layers, each = gpt_layers(config), {"reproducible": True}
     plain = Run(comm, 0, model=GPT(config), **each)
@@ -405,7 +405,7 @@ def piped(comm, mesh, zero_stage, group="all"):
 @pytest.mark.parametrize("group", ["all", 1])
 @pytest.mark.sizes(4, proof=(2, 8))
 def test_pipelines_share_states(comm, group):
-    """The embedding and the head are tied, over two ranks of the pipeline."""
+    """The embedding and the head, on two ranks of the pipeline, are tied."""
     mesh = Mesh(comm, pp=2)
     plain_model, plain = piped(comm, mesh, 0)
     model, pp = piped(comm, mesh, 1, group)
@@ -434,7 +434,7 @@ def test_pipelines_share_states(comm, group):
 @pytest.mark.parametrize(("precision", "each"), [(FLOAT32, (4, 4, 8)), (MIXED, (2, 2, 12))], ids=["float32", "mixed"])
 @pytest.mark.sizes(4, proof=(8,))
 def test_bytes_are_those_of_the_formulas(comm, zero_stage, precision, each):
-    """In mixed precision, (2 + 2 + K) Psi with K = 12."""
+    """In mixed precision, the memory is (2 + 2 + K) Psi bytes with K = 12."""
     config = GPTConfig(vocab_size=64, block_size=8, n_layer=4, n_head=2, n_embd=64)
     model = GPT(config)
     num_params = sum(p.numel() for p in model.parameters())
@@ -443,8 +443,8 @@ def test_bytes_are_those_of_the_formulas(comm, zero_stage, precision, each):
         counter.nbytes = 0
     run.step(*tokens(comm, 0))
     measured = held(*run.zero.arrays, run.zero.optimizer, run.zero.masters)
-    for got, want in zip(measured, held_by_formula(zero_stage, num_params, comm.size, *each), strict=True):
-        assert got == pytest.approx(want, rel=0.05)
+    for actual, want in zip(measured, held_by_formula(zero_stage, num_params, comm.size, *each), strict=True):
+        assert actual == pytest.approx(want, rel=0.05)
     sent = comm.all_reduce(np.array([sum(counter.nbytes for counter in run.counters)]))[0] / comm.size
     last_two = each[0] * sum(p.numel() for p in model.transformer.h[-2:].parameters())
     assert sent == pytest.approx(sent_by_formula(zero_stage, each[0] * num_params, comm.size, last_two), rel=0.02)

@@ -1,4 +1,4 @@
-"""ZeRO in pipelines: trained over stages and replicas, a model is the plain one's, trained in one process."""
+"""ZeRO in pipelines: training over stages and replicas equals training of the plain model in one process."""
 
 from functools import cache
 from itertools import pairwise, product
@@ -31,7 +31,7 @@ from parallelism.zero.units import ShardGroups
 from training.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=8, n_head=2, n_embd=8, bias=True)
-STEPS, COUNT, SAMPLES = 2, 4, 2  # micro-batches a rank computes, and samples of each
+STEPS, COUNT, SAMPLES = 2, 4, 2  # steps, micro-batches per rank, samples per micro-batch
 CLIP = 0.3
 TIED = [("transformer.wte.weight", "lm_head.weight")]
 FROZEN = {
@@ -64,13 +64,13 @@ def make_model(dtype, frozen, seed=0):
 
 def tokens(step, count):
     """Return the tokens of `count` samples."""
-    drawn = torch.Generator().manual_seed(step)
-    ids = torch.randint(CONFIG.vocab_size, (count, CONFIG.block_size + 1), generator=drawn)
+    generator = torch.Generator().manual_seed(step)
+    ids = torch.randint(CONFIG.vocab_size, (count, CONFIG.block_size + 1), generator=generator)
     return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
 
 def plain_training(num_replicas, dtype, frozen, make):
-    """Losses, norms and parameters of the plain model, whole batches and torch alone."""
+    """Return the plain model's losses, norms and parameters, trained on whole batches with plain torch."""
     model = make_model(dtype, frozen)
     optimizer = make(p for p in model.parameters() if p.requires_grad)
     losses, norms = [], []
@@ -92,16 +92,16 @@ def schedule_of(name):
 
 
 class Run:
-    """A model in stages, whose replicas share by ZeRO."""
+    """Training of a model in pipeline stages, whose replicas are sharded by ZeRO."""
 
     def __init__(self, mesh, zero_stage, schedule, dtype, frozen, group, make, recomputed):
         self.mesh, self.dtype, self.frozen, self.make = mesh, dtype, frozen, make
-        self.model = make_model(dtype, frozen, seed=mesh.dp.rank)  # those of dp rank 0 are taken
+        self.model = make_model(dtype, frozen, seed=mesh.dp.rank)  # dp rank 0's parameters are broadcast
         parallelize(self.model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head), mesh.tp)
         for block in self.model.transformer.h if recomputed else ():
             recompute(block, BatchPosition())
-        given = self.model, gpt2_layers(self.model), schedule_of(schedule), mesh
-        self.pp = PipelineParallel(*given, make_optimizer=make, zero_group=group, zero_stage=zero_stage)
+        arguments = self.model, gpt2_layers(self.model), schedule_of(schedule), mesh
+        self.pp = PipelineParallel(*arguments, make_optimizer=make, zero_group=group, zero_stage=zero_stage)
         self.zero = self.pp.replica
 
     def batches(self, step):
@@ -124,7 +124,7 @@ class Run:
         return self.mesh.along("dp", "pp").all_reduce(losses), norms
 
     def state(self):
-        """Yield the shards that a checkpoint saves of it."""
+        """Yield the shards for a checkpoint of this run."""
         parts = model_parts(self.model, self.mesh, TIED)
         masters = self.zero.masters
         for name, piece in masters.pieces.items():
@@ -179,7 +179,7 @@ if IS_PROOF:
 @pytest.mark.parametrize(("schedule", "zero_stage"), SPLIT)
 @pytest.mark.sizes(8)
 def test_layers_are_split_and_recomputed(started, schedule, zero_stage):
-    """2 x 2 x 2: pp, dp and tp."""
+    """The mesh is 2 x 2 x 2: pp, dp and tp."""
     check(started(zero_stage, schedule, tp=2, recomputed=True))
 
 
@@ -203,7 +203,7 @@ def test_frozen_parameters_stay(started, frozen, schedule, zero_stage):
 @each_stage
 @pytest.mark.sizes(8)
 def test_groups_share_and_replicate_across(started, zero_stage):
-    """Four replicas in two groups; in float32."""
+    """Four replicas form two groups; in float32."""
     check(started(zero_stage, "zb_h1", torch.float32, group=2, make=sgd), tolerance=1e-6)
 
 
@@ -211,7 +211,7 @@ def test_groups_share_and_replicate_across(started, zero_stage):
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
 @pytest.mark.sizes(4)
 def test_a_rank_never_has_more_than_it_needs(started, schedule, zero_stage):
-    """Of gradients a layer's, and those of embeddings and norms; of parameters two layers', and what is tied."""
+    """Limits are one layer's gradients, and the embedding's and norm's; two layers' parameters, and tied ones."""
     run = started(zero_stage, schedule)
     params = list(run.model.parameters())
     layer = sum(p.numel() for p in GPT(CONFIG).transformer.h[0].parameters())
@@ -262,15 +262,15 @@ def gathered(run):
 @each_stage
 @pytest.mark.sizes(4)
 def test_bytes_are_sent_for_each_micro_batch(started, monkeypatch, zero_stage):
-    """m Psi of gradients, and of parameters Psi in stage 2, 2 m Psi in stage 3, but for layers that are still there."""
+    """Gradients take m Psi, parameters Psi in stage 2 and 2 m Psi in stage 3, less layers that are still gathered."""
     counters = []
 
-    def counted(*groups):
+    def counting_groups(*groups):
         ranks, more = counting(ShardGroups.of(*groups))
         counters.extend(more)
         return ranks
 
-    monkeypatch.setattr("parallelism.pipeline.pipeline_parallel.ShardGroups", SimpleNamespace(of=counted))
+    monkeypatch.setattr("parallelism.pipeline.pipeline_parallel.ShardGroups", SimpleNamespace(of=counting_groups))
     run = started(zero_stage, "gpipe")
     run.train()
     (counter,) = counters
@@ -287,25 +287,25 @@ def test_bytes_are_sent_for_each_micro_batch(started, monkeypatch, zero_stage):
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_v"])
 @pytest.mark.sizes(4)
 def test_the_planner_counts_what_a_rank_holds(started, schedule, zero_stage):
-    """Of the rank that holds most; of working memory too much, as it may be that layers' parts come one by one."""
+    """The prediction is of the rank with the most; that of working memory is an upper bound."""
     run = started(zero_stage, schedule)
     layout = ParallelLayout(dp=2, pp=2, schedule=schedule, virtual_stages=len(run.pp.parts), zero_stage=zero_stage)
     layout = layout._replace(num_micro_batches=COUNT, micro_batch_size=SAMPLES)
     job = TrainingJob(CONFIG, run.num_samples, dtype="float64")
-    counted = memory(job, layout, model_shards(job, layout), owners=2)
+    prediction = memory(job, layout, model_shards(job, layout), owners=2)
     working = sum(tensor.nbytes for _, tensor in run.zero.gradients.working)
     if zero_stage == 3:
         slots = {layer.slot for layer in run.zero.layers.values()}
         working += sum(slot.tensor.nbytes for slot in slots)
-    held = np.array([array.nbytes for array in run.zero.arrays] + [working], float)
-    held = run.mesh.comm.all_reduce(held, op="max")
-    np.testing.assert_allclose(held[:2], [counted.parameters, counted.gradients], rtol=0.1)
-    assert counted.buffers / 2.5 < held[2] <= counted.buffers
+    bytes_in_use = np.array([array.nbytes for array in run.zero.arrays] + [working], float)
+    bytes_in_use = run.mesh.comm.all_reduce(bytes_in_use, op="max")
+    np.testing.assert_allclose(bytes_in_use[:2], [prediction.parameters, prediction.gradients], rtol=0.1)
+    assert prediction.buffers / 2.5 < bytes_in_use[2] <= prediction.buffers
 
 
 @pytest.mark.sizes(4)
 def test_a_checkpoint_goes_on_in_another_layout(comm, started):
-    """From stage 3 over 2 x 2 ranks, pp and dp, to stage 2 in another schedule, and to 2 x 2 of pp and tp."""
+    """It goes from stage 3 on 2 x 2 ranks of pp and dp to stage 2 with another schedule, and to 2 x 2 of pp and tp."""
     first = started(3, "1f1b")
     first.train()
     with TemporaryDirectory() as own:
@@ -334,13 +334,13 @@ def test_a_checkpoint_goes_on_in_another_layout(comm, started):
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_h1"])
 @pytest.mark.sizes(4)
 def test_the_next_layer_is_on_its_way(started, schedule):
-    """In an action, and from one to the next, unless it goes where the one that computes is; so in weights' parts."""
+    """It is gathered ahead within an action and across actions, unless it uses the buffer of the computing layer."""
     run = started(3, schedule)
-    layers, seen = {number: layer for number, layer in run.zero.layers.items() if number != SHARED}, []
+    layers, events = {number: layer for number, layer in run.zero.layers.items() if number != SHARED}, []
 
     def watched(number, layer, gather):
         def gathered():
-            seen.append((number, layer.slot.layer is layer))
+            events.append((number, layer.slot.layer is layer))
             gather()
 
         layer.gather = gathered
@@ -353,6 +353,6 @@ def test_the_next_layer_is_on_its_way(started, schedule):
         (i, list(run.pp.parts[stage])[:: 1 if kind == "F" else -1]) for i, (stage, kind, _) in order if kind != "W"
     ]
     uses = [(i, number) for i, part in parts for number in part]
-    assert [number for number, _ in seen] == [number for _, number in uses]
+    assert [number for number, _ in events] == [number for _, number in uses]
     free = [a == b or layers[a].slot is not layers[b].slot or j > i + 1 for (i, a), (j, b) in pairwise(uses)]
-    assert [ahead for _, ahead in seen] == [False, *free]
+    assert [ahead for _, ahead in events] == [False, *free]

@@ -86,9 +86,9 @@ def test_reduce_and_divide(dtype):
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("divisor", [2, 3, 7, 200])
 def test_integers_are_divided_toward_zero(dtype, divisor):
-    """On the host, and in compiled programs; as Python's own integers, whose size has no end."""
-    known = np.iinfo(dtype)
-    numbers = [known.min, known.min + 1, -8 % 256 if known.min == 0 else -8, 0, 1, 100, known.max - 1, known.max]
+    """The host's and the compiled programs' quotients equal those of Python's unbounded integers."""
+    limits = np.iinfo(dtype)
+    numbers = [limits.min, limits.min + 1, -8 % 256 if limits.min == 0 else -8, 0, 1, 100, limits.max - 1, limits.max]
     want = [abs(x) // divisor * (1 if x >= 0 else -1) for x in numbers]
     for divide in (views.host().divide, kernels.divide):
         x = np.array(numbers, dtype)

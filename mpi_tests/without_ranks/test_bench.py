@@ -42,19 +42,19 @@ PLACES = [(collective, in_place) for collective in EVERY for in_place in places(
 def test_numbers_are_exact_in_any_order(dtype):
     for op in ops_of(dtype):
         for size in (1, 2, 3, 8, 64):
-            given = [numbers.operand(30, dtype_of(dtype), rank, size, op) for rank in range(size)]
-            same(numbers.reduction(30, dtype_of(dtype), size, op), of_parts(given, op), (op, size))
+            operands = [numbers.operand(30, dtype_of(dtype), rank, size, op) for rank in range(size)]
+            same(numbers.reduction(30, dtype_of(dtype), size, op), of_parts(operands, op), (op, size))
             partial = np.prod if op == "prod" else np.sum
-            largest = partial([np.abs(widened(x).real) for x in given], axis=0).max()
+            largest = partial([np.abs(widened(x).real) for x in operands], axis=0).max()
             assert largest <= 64 or op in ("min", "max", *BITS, *TRUTHS)
             assert numbers.NEVER not in numbers.reduction(30, dtype_of(dtype), size, op)
-            assert size == 1 or len({x.tobytes() for x in given}) > 1
-            whole = dtype in INTEGERS and op == "avg" and size > numbers.GIVERS  # all of it rounds to 0
+            assert size == 1 or len({x.tobytes() for x in operands}) > 1
+            whole = dtype in INTEGERS and op == "avg" and size > numbers.GIVERS  # all elements round to 0
             assert dtype == "bool" or whole or len(np.unique(numbers.reduction(30, dtype_of(dtype), size, op))) > 1
 
 
 def of_parts(arrays: list[np.ndarray], op: str) -> np.ndarray:
-    """Reduce exactly; NumPy divides complex numbers with a rounding more than needed."""
+    """Reduce exactly, which includes complex averages, whose quotients NumPy rounds twice."""
     if arrays[0].dtype.kind != "c" or op == "prod":
         return reduced(arrays, op)
     return (reduced([x.real for x in arrays], op) + 1j * reduced([x.imag for x in arrays], op)).astype(arrays[0].dtype)
@@ -79,12 +79,12 @@ def test_what_a_trial_wants_is_what_the_collective_does(collective, in_place, me
     ):
         op = "sum" if collective in SCANS and op == "avg" else op
         ranks = trials(Workload(collective, memory, "cpu", dtype_of(dtype), op, root), size, in_place)
-        given = [ranks[root].input() if trial.x is None else trial.input() for trial in ranks]
+        inputs = [ranks[root].input() if trial.x is None else trial.input() for trial in ranks]
         for trial in ranks:
             trial.fill()
             assert trial.x is None or np.array_equal(trial.x, trial.input())
             assert ("root" in trial.arguments) == (collective in ROOTED)
-            want = expected(collective, given, trial.rank, op, root)
+            want = expected(collective, inputs, trial.rank, op, root)
             same(trial.expected(), want)
             if want is None:
                 assert trial.num_wrong() == 0
@@ -280,7 +280,7 @@ def test_the_command_lines_of_nccl_tests_are_taken(monkeypatch):
 @pytest.mark.parametrize(("blocking", "shape"), [("1", (5, 2)), ("0", (1, 2))])
 @pytest.mark.parametrize("agg_iters", ["1", "4"])
 def test_the_time_is_of_one_call(monkeypatch, blocking, shape, agg_iters):
-    """On a clock that each call moves on by a second."""
+    """Each call advances the test's clock by a second."""
     calls = []
 
     def samples(comm, actions, repeats, warmups, rank_time=""):
@@ -307,10 +307,10 @@ def test_sizes_beyond_memory_are_refused_with_what_would_fit(monkeypatch):
     flags = parsed(monkeypatch, "all_reduce", "-e", "8G", "-A", "ring", "mpi")
     with pytest.raises(ValueError, match=r"^--end 8G: 10 vectors .* 4 ranks don't fit .*: use --end 1048576K at most$"):
         run.refuse_too_large(comm, flags)
-    flags.end = 1 << 30  # as the message says
+    flags.end = 1 << 30  # as the error message suggests
     run.refuse_too_large(comm, flags)
 
 
 def test_examples_of_the_command_line():
-    """pytest's own look at doctests leaves out what is called __main__."""
+    """pytest does not collect the doctests of a __main__ module."""
     assert doctest.testmod(bench) == (0, 3)

@@ -1,4 +1,4 @@
-"""The benchmark's results as a page: its numbers, crossovers, and what it is given wrongly."""
+"""The page of the benchmark's results: its numbers, crossovers, and errors for invalid files."""
 
 import json
 from argparse import Namespace
@@ -20,7 +20,7 @@ SIZES = tuple(8 * 4**i for i in range(12))
 
 
 def row(name="ring", nbytes=1024, seed=0, number=20, **more):
-    """Return a row as bench --json writes it."""
+    """Return a row in the format of bench --json."""
     samples = np.random.default_rng(seed).lognormal(3, 0.2, number).round(3) + nbytes * 1e-4
     median = float(np.median(samples))
     times = {"min_us": samples.min(), "median_us": median, "p99_us": np.percentile(samples, 99)}
@@ -47,17 +47,17 @@ ROWS = [row(name, size, seed) for seed, size in enumerate(SIZES) for name in ("r
 def test_the_table_has_the_numbers_measured():
     page = Page(html.report({"a": document(ROWS)}))
     check_charts(page)
-    shown = page.tables["t0"]
-    assert [(each["size"], each["name"]) for each in shown] == [(each["bytes"], each["name"]) for each in ROWS]
-    for each, given in zip(shown, ROWS, strict=True):
-        ordered = sorted(given["samples_us"])
+    table = page.tables["t0"]
+    assert [(each["size"], each["name"]) for each in table] == [(each["bytes"], each["name"]) for each in ROWS]
+    for each, row in zip(table, ROWS, strict=True):
+        ordered = sorted(row["samples_us"])
         quartiles = [ordered[i] + 0.25 * f * (ordered[i + 1] - ordered[i]) for i, f in ((4, 3), (14, 1))]  # of 20
-        expected = [ordered[0], quartiles[0], (ordered[9] + ordered[10]) / 2, quartiles[1], given["p99_us"]]
+        expected = [ordered[0], quartiles[0], (ordered[9] + ordered[10]) / 2, quartiles[1], row["p99_us"]]
         names = ("min", "quartile 1", "median", "quartile 3", "p99")
         assert [each[f"{name}, µs"] for name in names] == pytest.approx(expected, rel=1e-5)
-        assert each["limit, µs"] == pytest.approx(given["median_us"] / 2, rel=1e-5)
-        assert each["busbw, GB/s"] == pytest.approx(given["busbw_gbps"], rel=1e-5)
-        assert each["model, µs"] == (given["model_us"] and pytest.approx(given["model_us"], rel=1e-5))
+        assert each["limit, µs"] == pytest.approx(row["median_us"] / 2, rel=1e-5)
+        assert each["busbw, GB/s"] == pytest.approx(row["busbw_gbps"], rel=1e-5)
+        assert each["model, µs"] == (row["model_us"] and pytest.approx(row["model_us"], rel=1e-5))
 
 
 def test_bandwidth_and_time_are_drawn_with_the_model_and_the_limit():

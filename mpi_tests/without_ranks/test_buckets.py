@@ -1,4 +1,4 @@
-"""Buckets of gradients: in which order their reductions begin and end."""
+"""Buckets of gradients: the order in which their reductions start and end."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from parallelism.data.buckets import Bucket, BucketQueue
 
 
 class PlayedPlan:
-    """Writes down when it begins and when it is waited for; it has ended once `ends` is set."""
+    """A plan that records its start and its wait; it is complete once `ends` is set."""
 
     def __init__(self, name, events):
         self.name, self.events, self.ends = name, events, False
@@ -28,7 +28,7 @@ class PlayedPlan:
 
 @pytest.fixture
 def played():
-    """Return a queue of three buckets, the second without a replica's plan; their plans; and the recorded events."""
+    """Return a queue of three buckets, the second without a plan across replicas; their plans; recorded events."""
     events = []
     plans = {name: PlayedPlan(name, events) for name in ("a", "b", "c", "a across", "c across")}
     queue = BucketQueue([Bucket(plans[name], [name], plans.get(f"{name} across")) for name in "abc"])
@@ -42,7 +42,7 @@ def test_what_is_reduced_goes_across_while_others_are_reduced(played):
     assert events == ["start a", "start b", "start c"]
     plans["c"].ends = True
     queue.advance()
-    assert len(events) == 3, "the first one is not reduced yet"
+    assert len(events) == 3, "the first bucket is not reduced yet"
     plans["a"].ends = True
     queue.advance()
     assert events[3:] == ["start a across"]
@@ -56,7 +56,7 @@ def test_what_is_reduced_goes_across_while_others_are_reduced(played):
 def test_at_the_end_all_are_waited_for(played):
     queue, _, events = played
     queue.ready("b")
-    assert events == [], "as the first one comes first"
+    assert events == [], "bucket a must come first"
     queue.flush()
     queue.wait()
     assert events == [

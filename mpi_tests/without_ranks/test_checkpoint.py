@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks: a GPT saved in one layout and loaded in another, and what cannot be written or read."""
+"""Checkpoints of several ranks: a GPT saved in one layout and loaded in another; failures to write or read."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Checkpoints without ranks: what is written in one layout is read in another, bit for bit, and damage is named."""
+"""Checkpoints without ranks: one layout reads another one's checkpoint bit for bit; errors name any damage."""
 
 import contextlib
 import errno
@@ -42,7 +42,7 @@ from parallelism.checkpoint.lock import Lock
 from parallelism.checkpoint.shards import ShardReader, write_shard
 from parallelism.placement import Shard
 
-# Shapes in the whole model, and how tensor-parallel ranks split them.
+# Shapes in the whole model, and their split over tensor-parallel ranks.
 MODEL = {
     "wte.weight": ((29, 6), Shard(0, 29, padded=True)),
     "h.0.qkv.weight": ((32, 6), Shard(0, 32, pieces=(4, 2, 2))),
@@ -53,8 +53,8 @@ MODEL = {
     "h.1.norm.weight": ((7,), None),
     "h.1.table": ((3, 5, 2), Shard(1, 5, padded=True)),
 }
-STAGES = {1: [[*MODEL]], 2: [[*MODEL][:5], ["wte.weight", *[*MODEL][5:]]]}  # the last stage has a copy of the first's
-GAP = 3  # between parameters in an arena
+STAGES = {1: [[*MODEL]], 2: [[*MODEL][:5], ["wte.weight", *[*MODEL][5:]]]}  # the last stage copies the first's
+GAP = 3  # elements between parameters in an arena
 
 
 class Layout(NamedTuple):
@@ -80,7 +80,7 @@ def shard_of(name, kind, rank, size):
 
 
 def arena_parts(parts, slices, kind, flat, begin):
-    """Yield each parameter's part of `flat`, the elements from `begin` on of an arena of these slices."""
+    """Yield each parameter's part of `flat`, which has an arena's elements from `begin` on, for these slices."""
     for name, place in slices.items():
         low, high = max(place.start, begin), min(place.stop, begin + flat.numel())
         if low < high:
@@ -89,11 +89,11 @@ def arena_parts(parts, slices, kind, flat, begin):
 
 
 class Rank:
-    """What one rank has: a range of the arena of its stage's parameters, or parts of them, and a step of each."""
+    """One rank's state: a range of the arena with its stage's parameters, or parts of them, and a step of each."""
 
     def __init__(self, layout, tp_rank, stage, zero_rank, fill):
         parts, slices, end = {}, {}, 0
-        self.copies = {"wte.weight"} if stage else set()  # runs shard what is tied alike on all stages: one writes it
+        self.copies = {"wte.weight"} if stage else set()  # all stages shard tied parameters alike: only one writes them
         for name in STAGES[layout.pp][stage]:
             local = shard_of(name, "parameter", tp_rank, layout.tp)
             shards = (LocalShard(MODEL[name][1], tp_rank, layout.tp),) if layout.tp > 1 and MODEL[name][1] else ()
@@ -124,7 +124,7 @@ def ranks_of(layout, fill=True):
 
 
 def save(directory, ranks, number=1, step=10):
-    """Save for all ranks, as `Checkpoints.save`."""
+    """Save for all ranks like `Checkpoints.save`."""
     offers = [{identity(part): part for part in rank.parts if part.name not in rank.copies} for rank in ranks]
     sizes = [{key: part.tensor.nbytes for key, part in offer.items()} for offer in offers]
     folder = directory / f"{number:05}-step-{step}{UNFINISHED}"
@@ -138,7 +138,7 @@ def save(directory, ranks, number=1, step=10):
 
 @pytest.fixture(autouse=True)
 def synced(monkeypatch):
-    """Small blocks, and no waiting for the disk: the names of what should have been waited for."""
+    """Use small blocks, and replace fsync; return the names of the files that would be synced."""
     monkeypatch.setattr(shards, "BLOCK_BYTES", 64)
     synced = []
     monkeypatch.setattr(os, "fsync", lambda opened: synced.append(os.readlink(f"/proc/self/fd/{opened}")))
@@ -184,7 +184,7 @@ def test_copies_are_written_by_all_who_have_them(tmp_path):
 
 
 def test_a_rank_reads_what_it_needs(tmp_path, monkeypatch):
-    """Blocks that its parts lie in, and no others."""
+    """A rank reads only the blocks that contain its parts."""
     checkpoint = Checkpoint(save(tmp_path, ranks_of(Layout(1, 1, 1))))
     read = []
     get_block = ShardReader.block
@@ -221,7 +221,7 @@ def test_runs_are_where_the_elements_are():
     [
         [(Shard(0, 6), 3), (Shard(1, 8, pieces=(2, 1, 1)), 2)],  # experts, and within each its columns
         [(Shard(2, 5, padded=True), 2), (Shard(0, 6, pieces=(2, 1)), 2)],
-        [(Shard(1, 8, pieces=(1, 1)), 2), (Shard(1, 4), 2)],  # of one dim, the second of what the first leaves
+        [(Shard(1, 8, pieces=(1, 1)), 2), (Shard(1, 4), 2)],  # of one dim, the second within the first's shards
         [(Shard(1, 8), 2), (Shard(1, 4, padded=True), 3), (Shard(2, 5, padded=True), 4)],
     ],
 )
@@ -231,8 +231,8 @@ def test_runs_of_shards_along_several_axes(shards):
         local = numbers
         for (shard, size), rank in zip(shards, coords, strict=True):
             local = shard.local(local, rank, size)
-        held = tuple(LocalShard(shard, rank, size) for (shard, size), rank in zip(shards, coords, strict=True))
-        extent = Extent((6, 8, 5), 3, local.numel() - 5, held)
+        owned = tuple(LocalShard(shard, rank, size) for (shard, size), rank in zip(shards, coords, strict=True))
+        extent = Extent((6, 8, 5), 3, local.numel() - 5, owned)
         places = {here + i: there + i for here, there, n in extent.runs().tolist() for i in range(n)}
         assert places == {i: int(n) - 1 for i, n in enumerate(local.flatten()[3:-2]) if n}
 
@@ -354,11 +354,11 @@ class TestDamage:
 
 
 def test_the_newest_whole_one(tmp_path, capsys):
-    """Of several, three of them broken, each of which is passed over with a line."""
+    """Of several checkpoints, three are broken; each of them is skipped with a message."""
     ranks = ranks_of(Layout(1, 1, 2))
     paths = [save(tmp_path, ranks, number, step) for number, step in enumerate((10, 30, 20, 25, 40), 8)]
     (tmp_path / "00014-step-50.unfinished").mkdir()
-    assert complete_checkpoints(tmp_path) == paths  # the last one written, not that of the highest step
+    assert complete_checkpoints(tmp_path) == paths  # the newest is the last one written, not that of the highest step
     (paths[4] / "index.json").unlink()
     (paths[3] / "rank-0.safetensors").unlink()
     os.truncate(paths[2] / "rank-1.safetensors", 100)
@@ -377,7 +377,7 @@ class CrashError(Exception):
 
 
 class Disk:
-    """A disk that takes some changes, and then no more."""
+    """A disk that fails after a number of changes."""
 
     CALLS = ((os, "fsync"), (os, "replace"), (os, "unlink"), (os, "rmdir"), (Path, "write_text"), (shards, "save_file"))
 
@@ -397,7 +397,7 @@ class Disk:
 
 
 def test_a_crash_at_any_moment_leaves_a_whole_one(tmp_path, monkeypatch):
-    """After any number of the changes that a checkpoint makes on the disk, the one before or it itself is whole."""
+    """After a crash at any change on the disk, the previous checkpoint or the new one is complete."""
     ranks, step = ranks_of(Layout(1, 1, 2)), 1
     save(tmp_path, ranks, step=step)
     for changes in itertools.count():
@@ -425,7 +425,7 @@ def test_several_are_kept(tmp_path):
 
 
 def test_broken_ones_do_not_count_among_those_kept(tmp_path):
-    """Four ways to be broken, one of which only reading tells, as a run that goes on has."""
+    """There are four kinds of damage; only reading detects one of them, as a resumed run has done."""
     paths = [save(tmp_path, ranks_of(Layout(1, 1, 1)), number, 10 * number) for number in range(8)]
     (paths[3] / "index.json").unlink()
     (paths[4] / "rank-0.safetensors").unlink()
@@ -473,7 +473,7 @@ FORGERIES = [
 
 @pytest.mark.parametrize("forge", FORGERIES)
 def test_a_forged_index_is_refused_in_a_line(tmp_path, forge):
-    """Its checksum is right, its content is no run's."""
+    """The index has a valid checksum, but no run wrote its content."""
     path = save(tmp_path, ranks_of(Layout(1, 1, 1))) / "index.json"
     values = json.loads(path.read_text())["index"]
     forge(values)

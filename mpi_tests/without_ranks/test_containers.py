@@ -1,4 +1,4 @@
-"""The recipes of containers/ do the same steps, and need what pyproject.toml says."""
+"""The recipes in containers/ run the same steps, and have the dependencies of pyproject.toml."""
 
 import re
 import runpy
@@ -34,7 +34,7 @@ def directive(declared):
 
 @pytest.fixture
 def recipe(monkeypatch):
-    """Return what the recipe for Spack declares, by the name of the directive, as a stand-in for Spack records it."""
+    """Return the arguments of the Spack recipe's directives by their names, as recorded by a stand-in for Spack."""
     declared = {}
     spack, systems = ModuleType("spack.package"), ModuleType("spack_repo.builtin.build_systems.python")
     systems.PythonPackage = object
@@ -52,13 +52,13 @@ def recipe(monkeypatch):
 
 def test_spack_s_recipe_needs_what_the_project_does(recipe):
     project = PROJECT["project"]
-    needed = {(text, None) for text in [*project["dependencies"], *PROJECT["build-system"]["requires"]]}
-    needed |= {(text, when) for extra, when in EXTRAS.items() for text in project["optional-dependencies"][extra]}
-    matches = [(REQUIREMENT.match(text), when) for text, when in needed]
-    wanted = {(f"py-{match[1].replace('_', '-')}@{match[2]}:", when) for match, when in matches if match}
-    written = {(name, more.get("when")) for name, more in recipe["depends_on"] if name.startswith("py-")}
-    assert len(wanted) == 9
-    assert written == wanted
+    requirements = {(text, None) for text in [*project["dependencies"], *PROJECT["build-system"]["requires"]]}
+    requirements |= {(text, when) for extra, when in EXTRAS.items() for text in project["optional-dependencies"][extra]}
+    matches = [(REQUIREMENT.match(text), when) for text, when in requirements]
+    expected = {(f"py-{match[1].replace('_', '-')}@{match[2]}:", when) for match, when in matches if match}
+    dependencies = {(name, more.get("when")) for name, more in recipe["depends_on"] if name.startswith("py-")}
+    assert len(expected) == 9
+    assert dependencies == expected
     assert (f"python@{project['requires-python'].removeprefix('>=')}:", None) in {
         (name, more.get("when")) for name, more in recipe["depends_on"]
     }

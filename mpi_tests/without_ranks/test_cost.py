@@ -1,4 +1,4 @@
-"""What the cost model makes of schedules: their cost lines to the last digit, where a node's cores suffice."""
+"""The cost model of schedules: it equals their cost lines if a node has enough cores."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from collectives.schedule.spec import COLLECTIVES
 from mpi_tests.helpers.algorithm_costs import COSTS, count, each_algorithm, nodes_of, sizes, tally
 
 ALPHA, BETA, GAMMA, COPY, MEET = 3e-6, 7e-10, 4e-10, 5e-10, 2e-6
-FAR = 10  # times as slow between nodes
+FAR = 10  # factor of times between nodes
 NETWORK = Network(Link(ALPHA, BETA), Link(FAR * ALPHA, FAR * BETA), GAMMA, COPY, MEET)
 
 
@@ -22,7 +22,7 @@ def same(seconds: float):
 
 
 def seconds(name: str, nbytes: int, *lengths: int, collective: str = "all_reduce", root: int = 0, **changes) -> float:
-    """Return the predicted seconds of a row of the registry on nodes of so many ranks."""
+    """Return the predicted seconds of a row of the registry on nodes of the given sizes."""
     nodes = nodes_of(*lengths)
     return predict(find(collective, name), nbytes, sum(lengths), nodes, root, NETWORK._replace(**changes))
 
@@ -32,20 +32,20 @@ def test_in_a_node_the_time_is_the_cost_line(row):
     row = row._replace(apart=False, segmented=False)
     a, b, network = (MEET, COPY, NETWORK) if row.access else (ALPHA, BETA, NETWORK._replace(copy_s_per_byte=0.0))
     for size in sizes(row):
-        if (size, row.name) == (1, "leaders"):  # which meets no one, and copies all the same
+        if (size, row.name) == (1, "leaders"):  # no barriers, but a copy
             continue
         alpha, beta, gamma = COSTS[row.collective, row.name](size)
         for nbytes in (0, 1, 1000, 1 << 20):
             line = alpha * a + nbytes / size * (beta * b + gamma * GAMMA)
             predicted = predict(row, nbytes, size, nodes_of(size), network=network)
-            if row.schedule in (tree.double_all_reduce, chain.all_reduce):  # two messages of a rank in a round
+            if row.schedule in (tree.double_all_reduce, chain.all_reduce):  # a rank sends two messages in a round
                 assert alpha * ALPHA <= predicted <= line + alpha * ALPHA + nbytes / size * BETA
             else:
                 assert predicted == same(line), (size, nbytes)
 
 
 def test_of_segments_that_follow_each_other_the_slowest_rank_counts():
-    """The root copies all to its staging buffer while the others read what it copied before."""
+    """The root copies each segment to its staging buffer while the others read the previous one."""
     for num_segments in (1, 4, 100):
         nbytes = num_segments * 4 * STAGED_BYTES
         copy, first = nbytes * COPY, nbytes / num_segments * COPY
@@ -63,13 +63,13 @@ def test_the_ring(p):
 def test_ranks_of_a_node_share_its_cores():
     assert seconds("ring", 1000, 8, cores=2) == same(4 * seconds("ring", 1000, 8))
     alone = seconds("binomial", 1000, 8, collective="broadcast")
-    crowded = seconds("binomial", 1000, 8, collective="broadcast", cores=2)
-    assert crowded == same((1 + 2 + 4) / 3 * alone)  # in its three rounds, 2, 4 and 8 ranks are at work
+    oversubscribed = seconds("binomial", 1000, 8, collective="broadcast", cores=2)
+    assert oversubscribed == same((1 + 2 + 4) / 3 * alone)  # 2, 4 and 8 ranks are active in its three rounds
     assert seconds("ring", 1000, 2, 2, 2, cores=2) == seconds("ring", 1000, 2, 2, 2)
 
 
 def test_a_node_shares_its_way_out():
-    """Recursive doubling on two nodes of 4: all ranks of a node send to the other one at once in the last round."""
+    """With recursive doubling on two nodes of 4, all ranks of a node send to the other node in the last round."""
     n = 4000
     near, far = ALPHA + n * BETA, FAR * (ALPHA + 4 * n * BETA)
     assert seconds("recursive_doubling", n, 4, 4) == same(2 * near + far + 3 * n * GAMMA)
@@ -81,7 +81,7 @@ def test_a_hierarchy_wins_where_nodes_are_far_apart():
 
 
 def test_a_root_may_be_anywhere():
-    """From rank 0, a scatter's first round goes to the other node; from rank 4, alone there, all three do."""
+    """A scatter from rank 0 leaves its node in the first round; from rank 4, alone on its node, in all three."""
     near, far = (
         seconds("binomial", 0, 4, 1, collective="scatter"),
         seconds("binomial", 0, 4, 1, collective="scatter", root=4),
@@ -89,13 +89,13 @@ def test_a_root_may_be_anywhere():
     assert near == same((FAR + 1 + 1) * ALPHA)
     assert far == same((FAR + FAR + FAR) * ALPHA)
     for row in algorithms.REGISTRY:
-        if COLLECTIVES[row.collective].rooted and row.schedule != chain.reduce:  # a round less to the last rank
+        if COLLECTIVES[row.collective].rooted and row.schedule != chain.reduce:  # one round less to rank p-1
             costs = {predict(row, 1 << 20, 8, nodes_of(8), root, NETWORK) for root in range(8)}
             assert max(costs) == same(min(costs))
 
 
 def shared(rank: int, size: int) -> Iterator[Round]:
-    """Return a round of every move of shared memory, and of a copy."""
+    """Return a round with each shared-memory move, and a copy."""
     everyone = tuple(range(size))
     yield (Barrier(everyone),)
     yield (GetReduce(everyone, range(rank, rank + 1), range(rank, rank + 1)),)
@@ -114,9 +114,9 @@ def test_moves_of_shared_memory():
     row, n = Algorithm("all_reduce", "shared", shared), 4000
     assert count(profile(row, 4, nodes_of(4))) == (0, 0, 4, 2 + 2 + 3, 2)
     assert predict(row, n, 4, nodes_of(4), network=NETWORK) == same(2 * MEET + n * GAMMA + n / 4 * 7 * COPY)
-    crowded = predict(row, n, 4, nodes_of(4), network=NETWORK._replace(cores=2))
-    pull, push, copy = 2, 2 * 2, 3  # chunks; of these rounds, only in the pushing are more ranks than cores at work
-    assert crowded == same(2 * (2 * MEET + n * GAMMA) + n / 4 * (pull + push + copy) * COPY)
+    oversubscribed = predict(row, n, 4, nodes_of(4), network=NETWORK._replace(cores=2))
+    pull, push, copy = 2, 2 * 2, 3  # chunks; only in the round of the push are more ranks active than there are cores
+    assert oversubscribed == same(2 * (2 * MEET + n * GAMMA) + n / 4 * (pull + push + copy) * COPY)
 
 
 def test_runs_for_one_peer_are_one_message_and_two_peers_wait_for_each_other():
@@ -148,13 +148,13 @@ def test_some_ranks_stand_for_all(row, lengths):
 
 @pytest.mark.parametrize("name", ["ring", "rabenseifner", "two_shot", "hierarchical_direct"])
 def test_of_many_ranks_only_some_are_counted(name):
-    """So that a price takes no longer on 4,096 ranks than seconds; benchmarks say how long."""
-    row, counted = find("all_reduce", name), set()
+    """A prediction for 4,096 ranks then takes seconds; benchmarks measure it."""
+    row, ranks = find("all_reduce", name), set()
 
     def schedule(rank, *words, **more):
-        counted.add(rank)
+        ranks.add(rank)
         return row.schedule(rank, *words, **more)
 
     size = 1024
     assert predict(row._replace(schedule=schedule), 1 << 20, size, nodes_of(*[8] * 128), network=NETWORK) > 0
-    assert len(counted) < size / 2
+    assert len(ranks) < size / 2

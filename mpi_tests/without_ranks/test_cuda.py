@@ -1,4 +1,4 @@
-"""What Cuda asks of CUDA, and in which order, where that shows in what arrays hold."""
+"""The order of Cuda's calls to CUDA, as visible in the contents of arrays."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ def device(cuda):
 
 
 def late(cuda, stream, value):
-    """Return an array that a busy stream fills late."""
+    """Return an array that a busy stream will fill later."""
     with cuda.cupy.cuda.Device(cuda.index):
         x = cuda.cupy.empty(1000, np.float32)
         cuda.cupy.cuda.Device().synchronize()
@@ -31,7 +31,7 @@ def late(cuda, stream, value):
 
 @pytest.mark.parametrize("library", ["cupy", "torch"])
 def test_the_library_of_an_array_says_whose_stream_is_followed(cuda, device, library, monkeypatch):
-    """After its current stream on the array's device, and before what follows there; device 0 is current."""
+    """A call is ordered between earlier and later work on its stream of the array's device; device 0 is current."""
     with cuda.cupy.cuda.Device(1):
         torchs = cuda.cupy.cuda.Stream(non_blocking=True)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream={1: torchs.ptr}[index]))
@@ -67,7 +67,7 @@ def test_what_is_read_on_the_host_is_there_after_an_event(cuda, device):
 
 
 def test_collectives_go_first_and_leave_room(device):
-    """Their stream has the highest priority, waits for no default stream, and their kernels take few blocks."""
+    """The stream has the highest priority, ignores default streams, and kernels use few blocks."""
     assert device.stream.priority == -5
     assert device.xp.cuda.runtime.streamGetFlags(device.stream.ptr) == device.xp.cuda.runtime.streamNonBlocking
     assert cuda_kernels.num_blocks(1 << 30, 1) == 4 * device.xp.cuda.Device(1).attributes["MultiProcessorCount"]

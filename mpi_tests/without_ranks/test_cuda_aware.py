@@ -1,4 +1,4 @@
-"""Whether MPI is given device memory: settings, what a library answers, and the doctor's trial."""
+"""The decision whether MPI receives device memory: settings, the library's answer, and the doctor's trial."""
 
 import ctypes
 import json
@@ -31,9 +31,9 @@ def folder(monkeypatch, tmp_path):
 
 @pytest.fixture
 def build(tmp_path):
-    """Return a function that compiles a library of C, and returns its path."""
+    """Return a function that compiles a C library and returns its path."""
     if shutil.which("cc") is None:
-        pytest.skip("there is no C compiler")
+        pytest.skip("needs a C compiler")
 
     def library(source):
         path = tmp_path / f"libmpi-{len(list(tmp_path.iterdir()))}.so"
@@ -45,7 +45,7 @@ def build(tmp_path):
 
 @pytest.fixture
 def answers(monkeypatch, build):
-    """Return a function that makes a library of the given source the loaded one."""
+    """Return a function that makes a library with the given source the loaded MPI library."""
 
     def use(source):
         path = build(source)
@@ -72,7 +72,7 @@ def test_what_a_library_answers(build, source, answer):
 
 
 def test_the_library_that_is_loaded():
-    """The one that mpi4py has loaded; none of the wheels is built for CUDA."""
+    """It is the one loaded by mpi4py; no wheel is built with CUDA."""
     path = cuda_aware.loaded_library()
     assert path.is_file()
     assert str(path) in Path("/proc/self/maps").read_text()
@@ -152,7 +152,7 @@ def test_nothing_is_kept_where_that_is_said(monkeypatch, folder):
 
 @pytest.fixture
 def doctor(monkeypatch):
-    """Return a function that has the child end so, and returns how often one was started."""
+    """Replace child processes of the doctor: `ended` is their outcome, `started` lists their launchers' arguments."""
     started = []
 
     def run_child(program, limit_s, launcher=()):
@@ -167,7 +167,7 @@ def doctor(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("ended", "verdict", "failure"),
+    ("result", "verdict", "failure"),
     [
         (Ended("", "size 2\nsize 2\n", ""), "ok", ""),
         (Ended("", "size 1\nsize 1\n", ""), "note", "its ranks do not see each other"),
@@ -175,9 +175,9 @@ def doctor(monkeypatch):
         (Ended("not finished after 30 s", "", ""), "note", "not finished after 30 s"),
     ],
 )
-def test_the_doctor_tries_and_keeps_the_result(answers, doctor, ended, verdict, failure):
+def test_the_doctor_tries_and_keeps_the_result(answers, doctor, result, verdict, failure):
     answers(OPEN_MPI.format(1))
-    doctor.ended = ended
+    doctor.ended = result
     (finding,) = examine(checks.device_memory_by_mpi)
     assert (finding.verdict, finding.topic) == (verdict, "device memory by mpi")
     assert doctor.started == [["-n", "2"]]
@@ -205,7 +205,7 @@ def test_a_rank_starts_no_job(answers, doctor, monkeypatch):
 
 
 def test_two_ranks_exchange_memory_of_devices(answers, cuda, monkeypatch):
-    """The trial itself, on the stand-in, whose devices' memory any MPI reads."""
+    """The trial runs on the stand-in, whose device memory any MPI can read."""
     answers(OPEN_MPI.format(1))
     monkeypatch.delenv("COLLECTIVES_CUDA_AWARE")
     monkeypatch.setenv("PYTHONPATH", f"{SITE}:{ROOT}")

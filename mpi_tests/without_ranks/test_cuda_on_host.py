@@ -1,4 +1,4 @@
-"""The stand-in for CUDA is as asynchronous, as strict and as exact as a test needs it."""
+"""The stand-in for CUDA is as asynchronous, strict and exact as tests need."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ def new_stream(cuda, **options):
 
 
 def fill_late(cuda, x, value, stream):
-    """Have a stream fill an array, when somebody waits for that or it has time."""
+    """Let a stream fill an array after a lag, which ends when a caller waits for it."""
     cuda.lag(LATE_US)
     x.set(np.full(x.shape, value, x.dtype), stream)
 
@@ -54,14 +54,14 @@ def test_who_does_not_wait_is_too_early(cuda):
 def test_an_event_is_what_it_was_when_the_wait_was_called(cuda):
     x, first, second = cuda.put(np.zeros(1000)), new_stream(cuda), new_stream(cuda)
     event = cuda.cupy.cuda.Event(disable_timing=True)
-    second.wait_event(event)  # never recorded: nothing to wait for
+    second.wait_event(event)  # never recorded: there is nothing to wait for
     second.synchronize()
     gate = threading.Event()
     event.record(first)
     second.wait_event(event)
     first.launch_host_func(lambda _: gate.wait(60), None)
     event.record(first)
-    second.synchronize()  # not for the second recording
+    second.synchronize()  # not for the work before the second recording
     assert not event.done
     gate.set()
     for value in range(1, 5):
@@ -132,7 +132,7 @@ def test_priorities(cuda):
 
 
 def elsewhere(cuda):
-    """Return a stream of another device than the current one."""
+    """Return a stream of a device other than the current one."""
     return cuda.streams[1]
 
 
@@ -182,11 +182,11 @@ def test_new_and_freed_memory_holds_no_number(cuda, runtime):
         x[:] = 1
         address = memory.ptr
         del x, memory
-    assert cuda.cupy.cuda.Memory(4000).ptr == address  # and is used again at once
+    assert cuda.cupy.cuda.Memory(4000).ptr == address  # and reused at once
 
 
 def run(program, **more):
-    """Run a program in a process of its own, which finds the stand-in."""
+    """Run a program in a new process with the stand-in."""
     paths = {"PYTHONPATH": f"{SITE}:{ROOT}"}
     command = [sys.executable, "-c", program]
     return subprocess.run(command, env=environment() | paths | more, capture_output=True, text=True, timeout=120)
@@ -206,7 +206,7 @@ sys.stdin.readline()
 
 
 def test_memory_of_another_process(cuda, runtime, capfd):
-    """It has the owner's numbers; and the owner is told if it frees what is open."""
+    """The memory has the owner's contents; the owner gets a report if it frees memory that others have open."""
     paths = {"PYTHONPATH": f"{SITE}:{ROOT}"}
     for closes in (True, False):
         address = runtime.malloc(1 << 21)
@@ -254,7 +254,7 @@ def test_memory_has_an_end(cuda):
 def test_a_wheel_that_is_not_known_is_refused(cuda):
     program = (
         "from mpi_tests.helpers.cuda_on_host import load\n"
-        "load.KNOWN = {7: 'CUDA 7'}\n"
+        "load.FUNCTION_COUNTS = {7: 'CUDA 7'}\n"
         "try: load.load()\n"
         "except load.CannotLoadError as error: print(error)"
     )

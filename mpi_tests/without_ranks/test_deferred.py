@@ -1,4 +1,4 @@
-"""Weight gradients that are put off: none before, all afterwards, those of the plain model; what is kept meanwhile."""
+"""Deferred weight gradients: none before the flush, those of the plain model after it; the memory kept meanwhile."""
 
 from dataclasses import replace
 
@@ -20,15 +20,15 @@ from parallelism.pipeline.deferred import WeightGradients, deferring
 
 
 def linear_parameters(model):
-    """Weights that `F.linear` takes, and biases; but not the embedding that is tied to one."""
+    """Return the weights and biases of `F.linear`, except the weight tied to the embedding."""
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     return {p for module in linear for p in module.parameters()} - {model.transformer.wte.weight}
 
 
 @pytest.mark.parametrize("before", [None, 1.0], ids=["", "in-place"])
 def test_weights_get_their_gradients_later(before):
-    """New ones, or added to what is there."""
-    model, later, wanted = randomized(CONFIG), WeightGradients(), plain_gradients()
+    """The flush sets gradients, or adds to existing ones."""
+    model, later, expected = randomized(CONFIG), WeightGradients(), plain_gradients()
     for p in model.parameters():
         p.grad = None if before is None else torch.full_like(p, before)
     places = {name: p.grad for name, p in model.named_parameters()}
@@ -41,23 +41,23 @@ def test_weights_get_their_gradients_later(before):
         if p in put_off:
             assert p.grad is None if before is None else (p.grad == before).all()
         elif name != "transformer.wte.weight":
-            close(p.grad - (before or 0), wanted[name])
+            close(p.grad - (before or 0), expected[name])
     later.add()
     for name, p in model.named_parameters():
-        close(p.grad - (before or 0), wanted[name])
+        close(p.grad - (before or 0), expected[name])
         assert before is None or p.grad is places[name]
-    later.add()  # there is nothing left to add
-    close(model.lm_head.weight.grad - (before or 0), wanted["transformer.wte.weight"])
+    later.add()  # no gradient is left to add
+    close(model.lm_head.weight.grad - (before or 0), expected["transformer.wte.weight"])
 
 
 def test_at_once():
-    model, later, wanted = randomized(CONFIG), WeightGradients(), plain_gradients()
+    model, later, expected = randomized(CONFIG), WeightGradients(), plain_gradients()
     with deferring(later):
         _, loss = model(TOKENS, TARGETS)
     later.at_once = True
     loss.backward()
     for name, p in model.named_parameters():
-        close(p.grad, wanted[name])
+        close(p.grad, expected[name])
 
 
 def test_inputs_and_gradients_of_linear_layers_are_all_that_is_kept():
@@ -71,15 +71,15 @@ def test_inputs_and_gradients_of_linear_layers_are_all_that_is_kept():
     before = tensors_alive()
     with deferring(later):
         model(TOKENS, TARGETS)[1].backward()
-    kept = {begin: size for begin, size in tensors_alive().items() if begin not in before}
+    new = {begin: size for begin, size in tensors_alive().items() if begin not in before}
     assert len(sizes) == 9
-    assert sum(kept.values()) == sum(sizes)
+    assert sum(new.values()) == sum(sizes)
     later.add()
     assert tensors_alive().keys() == before.keys()
 
 
 def test_bfloat16():
-    """Weights are float32, and computed with in bfloat16: as without putting off, rounded nowhere else."""
+    """Float32 weights compute in bfloat16; gradients are rounded as without deferral."""
     results = []
     for later in (None, WeightGradients()):
         model = randomized(CONFIG).float()
@@ -91,13 +91,13 @@ def test_bfloat16():
             later.add()
         results.append((loss, [p.grad for p in model.parameters()]))
     assert torch.equal(results[0][0], results[1][0])
-    for wanted, got in zip(results[0][1], results[1][1], strict=True):
-        assert got.dtype == torch.float32
-        close(got, wanted, rtol=2**-7)
+    for expected, actual in zip(results[0][1], results[1][1], strict=True):
+        assert actual.dtype == torch.float32
+        close(actual, expected, rtol=2**-7)
 
 
 def test_other_calls_of_linear():
-    """By name, with one vector, of frozen weights and of computed ones."""
+    """F.linear is called by keyword, with a single vector, and with frozen and computed weights."""
     later, x = WeightGradients(), torch.randn(6, dtype=torch.float64)
     weight, bias, frozen = (torch.randn(shape, dtype=torch.float64) for shape in ((3, 6), (3,), (3, 6)))
     weight.requires_grad_(), bias.requires_grad_()
@@ -106,7 +106,7 @@ def test_other_calls_of_linear():
         computed = F.linear(x, 2 * weight)
         frozen_out = F.linear(y[:3].repeat(2), frozen)
     computed.sum().backward()
-    torch.testing.assert_close(weight.grad, 2 * x.expand(3, 6))  # at once, as it is none of a parameter
+    torch.testing.assert_close(weight.grad, 2 * x.expand(3, 6))  # at once, as the weight is not a parameter
     weight.grad = None
     frozen_out.sum().backward()
     assert weight.grad is None

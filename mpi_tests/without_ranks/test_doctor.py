@@ -1,4 +1,4 @@
-"""The doctor's checks where things are missing or broken."""
+"""The doctor's checks on systems with missing or broken parts."""
 
 import os
 import sys
@@ -30,8 +30,8 @@ def test_a_check_that_raises_is_a_finding_beside_those_it_had():
         "could not be examined (OSError: gone)",
     )
     assert failed.remedy
-    (gone,) = examine(quits)
-    assert gone.text == "could not be examined (SystemExit: no more)"
+    (finding,) = examine(quits)
+    assert finding.text == "could not be examined (SystemExit: no more)"
 
 
 def test_a_finding_is_one_line():
@@ -43,8 +43,8 @@ def test_a_finding_is_one_line():
 
 
 def test_a_child_that_ends_well():
-    ended = doctor.run_child("import sys; print('out'); print('why', file=sys.stderr)", 20)
-    assert ended == Ended("", "out\n", "why\n")
+    result = doctor.run_child("import sys; print('out'); print('why', file=sys.stderr)", 20)
+    assert result == Ended("", "out\n", "why\n")
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_a_child_that_ends_well():
     ],
 )
 def test_a_child_that_fails_has_still_said_what_it_said(last, how):
-    ended = doctor.run_child(f"import os, signal\nprint('so far', flush=True)\n{last}", 20)
-    assert (ended.how, ended.output) == (how, "so far\n")
-    assert str(ended) == (f"{how} (KeyError: 4)" if "Key" in last else how)
+    result = doctor.run_child(f"import os, signal\nprint('so far', flush=True)\n{last}", 20)
+    assert (result.how, result.output) == (how, "so far\n")
+    assert str(result) == (f"{how} (KeyError: 4)" if "Key" in last else how)
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
@@ -66,10 +66,10 @@ def test_a_child_that_hangs_is_ended(monkeypatch, stubborn):
     monkeypatch.setattr(doctor, "TERMINATION_S", 0.5)
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" * stubborn
     body = f"import os, signal, time\n{deaf}\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
-    ended = doctor.run_child(body, 1.5)
-    assert ended.how == "not finished after 1.5 s"
+    result = doctor.run_child(body, 1.5)
+    assert result.how == "not finished after 1.5 s"
     with pytest.raises(ProcessLookupError):
-        os.kill(int(ended.output), 0)
+        os.kill(int(result.output), 0)
 
 
 def test_a_grandchild_that_stays_keeps_nobody_waiting():
@@ -80,15 +80,15 @@ def test_a_grandchild_that_stays_keeps_nobody_waiting():
 
 
 def test_a_child_that_cannot_be_started():
-    ended = doctor.run_child("", 1, launcher=["/no/such/program"])
-    assert ended.how == "could not be started: [Errno 2] No such file or directory: '/no/such/program'"
+    result = doctor.run_child("", 1, launcher=["/no/such/program"])
+    assert result.how == "could not be started: [Errno 2] No such file or directory: '/no/such/program'"
 
 
 # --- a host ---
 
 
-def ends(monkeypatch, ended):
-    monkeypatch.setattr(doctor, "run_child", lambda *args: ended)
+def ends(monkeypatch, result):
+    monkeypatch.setattr(doctor, "run_child", lambda *args: result)
 
 
 def test_no_mpirun(monkeypatch, tmp_path):
@@ -100,7 +100,7 @@ def test_no_mpirun(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ended", "text", "remedy"),
+    ("result", "text", "remedy"),
     [
         (
             Ended("ended with status 1", "", "prterun has detected an attempt to run as root.\n\nWe\n"),
@@ -121,9 +121,9 @@ def test_no_mpirun(monkeypatch, tmp_path):
         (Ended("", "size 1\nsize 1\n", ""), "its ranks do not see each other", "mpirun -n 2 hostname"),
     ],
 )
-def test_a_trial_that_fails(monkeypatch, ended, text, remedy):
+def test_a_trial_that_fails(monkeypatch, result, text, remedy):
     monkeypatch.setattr(doctor.shutil, "which", lambda name: "mpirun")
-    ends(monkeypatch, ended)
+    ends(monkeypatch, result)
     (finding,) = examine(doctor.launching)
     assert (finding.verdict, finding.text) == ("problem", f"mpirun -n 2 does not work: {text}")
     assert remedy in finding.remedy
@@ -181,7 +181,7 @@ GPU = "device 0: Fake GPU"
 
 
 @pytest.mark.parametrize(
-    ("ended", "has_gpu", "expected"),
+    ("result", "has_gpu", "expected"),
     [
         (Ended("", f"{GPU}\n", ""), True, [("ok", GPU)]),
         (
@@ -199,13 +199,13 @@ GPU = "device 0: Fake GPU"
         (Ended("ended with status 1", "", "cudaErrorInsufficientDriver"), True, [("problem", "InsufficientDriver")]),
     ],
 )
-def test_devices(monkeypatch, tmp_path, ended, has_gpu, expected):
+def test_devices(monkeypatch, tmp_path, result, has_gpu, expected):
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
     monkeypatch.setattr(doctor, "find_spec", lambda name: True)
     if has_gpu:
         (tmp_path / "dev").mkdir()
         (tmp_path / "dev/nvidia0").touch()
-    ends(monkeypatch, ended)
+    ends(monkeypatch, result)
     findings = examine(doctor.cuda)
     assert verdicts(findings) == [verdict for verdict, _ in expected]
     assert all(words in finding.text for finding, (_, words) in zip(findings, expected, strict=True))

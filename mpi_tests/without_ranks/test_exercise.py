@@ -1,4 +1,4 @@
-"""Exercises: what is right, with its price beside the textbook's, what can't be judged, and the command."""
+"""Exercises: correct solutions and their cost next to the textbook's, files that cannot be judged, and the command."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ from parallelism.zero import exercise as zero
 EXERCISES = {exercise.name: exercise for exercise in (*ON_COLLECTIVES, pipeline.EXERCISE, zero.EXERCISE)}
 MOVES = "from collectives.schedule.moves import Copy, Recv, RecvReduce, Send, chunk\n"
 
-# name: a file that is right, and the row of algorithm_costs.py that its cost must be
+# name: a correct solution, and the row of algorithm_costs.py that its cost must equal
 RIGHT = {
     "ring": ("from collectives.algorithms.ring import all_gather", ("all_gather", "ring")),
     "ring_reduce_scatter": ("from collectives.algorithms.ring import reduce_scatter", ("reduce_scatter", "ring")),
@@ -56,14 +56,14 @@ def zero3(rank, size, num_blocks):
 
 @pytest.fixture
 def judge(tmp_path, monkeypatch, capsys):
-    """Return a function: the exit status of the command for an exercise and a file of this text, and what it prints."""
+    """Return a function that judges a file with this text; it returns the command's exit status and output."""
     monkeypatch.chdir(tmp_path)
 
     def run_command(name, text):
         (tmp_path / "my.py").write_text(text)
         status = main([name, "my.py"], list(EXERCISES.values()))
-        printed = capsys.readouterr()
-        return status, printed.out + printed.err
+        captured = capsys.readouterr()
+        return status, captured.out + captured.err
 
     return run_command
 
@@ -126,7 +126,7 @@ def test_other_packages_bring_exercises_by_entry_points():
     assert loaded == {"1f1b": pipeline.EXERCISE, "zero3": zero.EXERCISE}
 
 
-# --- what is right, but dear ---
+# --- correct, but expensive ---
 
 DEAR = {
     "everything goes through rank 0": (
@@ -224,7 +224,7 @@ def reduce(rank, size, root):
     assert judge("reduce", MOVES + code)[1].startswith("right on 1 to 16 ranks\n")
 
 
-# --- what can't be judged ---
+# --- files that cannot be judged ---
 
 REFUSED = {
     "no function": ("x = 1\n", "my.py has no function all_gather(rank, size); --stub writes a file to begin with"),
@@ -305,7 +305,7 @@ REFUSED = {
 @pytest.mark.parametrize(("code", "why"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_judged_is_refused_in_a_line(judge, monkeypatch, code, why):
     monkeypatch.setattr(student, "LIMIT_S", 0.2)
-    status, text = judge("ring", code if "syntax" in why else code + MOVES)  # behind it, so that lines count from 1
+    status, text = judge("ring", code if "syntax" in why else code + MOVES)  # appended, so that line numbers start at 1
     assert (status, text.count("\n")) == (2, 1)
     assert text == f"error: {why}\n"
 
@@ -332,20 +332,20 @@ def all_gather(rank, size):
     ids=["waits", "computes", "ends", "crashes", "slow"],
 )
 def test_code_is_judged_apart(code, why, tmp_path):
-    """Whatever it does, there is a line, and the status of what can't be judged."""
+    """Whatever the code does, the judge prints a line, and exits with the status of files that cannot be judged."""
     (tmp_path / "my.py").write_text(code)
     call_s, judge_s = (10, 1) if code == SLOW else (0.1, 30)
     limits = f"student.LIMIT_S, student.END_S, apart.JUDGE_S = {call_s}, 0.3, {judge_s}"
     program = f"import sys; from collectives.exercise import __main__, apart, student; {limits}"
     program += "; sys.exit(__main__.main(['ring', 'my.py']))"
     words = [sys.executable, "-c", program]
-    ended = subprocess.run(words, cwd=tmp_path, env=environment(), timeout=60, text=True, capture_output=True)
-    assert ended.returncode == 2
-    assert ended.stderr.splitlines()[-1].startswith(f"error: my.py {why}")
+    result = subprocess.run(words, cwd=tmp_path, env=environment(), timeout=60, text=True, capture_output=True)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith(f"error: my.py {why}")
 
 
 def test_a_file_is_a_module_with_a_folder(judge, tmp_path):
-    """It may have dataclasses, neighbours, and ranks of NumPy's integers."""
+    """It may have dataclasses, import neighbouring files, and use NumPy integers as ranks."""
     (tmp_path / "neighbour.py").write_text("from collectives.schedule.moves import Recv, Send, chunk\n")
     code = """from __future__ import annotations
 import dataclasses

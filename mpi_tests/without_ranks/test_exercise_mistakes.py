@@ -1,4 +1,4 @@
-"""Mistakes that students make: the judge names where, by rank, round and chunk, why, and the line of the file."""
+"""Typical mistakes of students: the judge names rank, round, chunk, reason, and the line of the file."""
 
 import random
 import re
@@ -19,7 +19,7 @@ from parallelism.zero import exercise as zero
 EXERCISES = {exercise.name: exercise for exercise in (*ON_COLLECTIVES, pipeline.EXERCISE, zero.EXERCISE)}
 MOVES = "from collectives.schedule.moves import Copy, Recv, RecvReduce, Send, chunk"
 
-# the mistake: the exercise, the function, the line of it that is named, and what is said to be wrong on what
+# mistake: the exercise, the function, its line named by the judge, and the reported position and error
 MISTAKES = {
     "never passes on what came": (
         "ring",
@@ -630,7 +630,7 @@ def zero3(rank, size, num_blocks):
 @pytest.mark.parametrize(("name", "code", "line", "why"), MISTAKES.values(), ids=MISTAKES)
 def test_the_mistake_is_named(name, code, line, why, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my.py").write_text(MOVES + code)  # which begins with the end of that line
+    (tmp_path / "my.py").write_text(MOVES + code)  # the code begins with the end of that line
     assert main([name, "my.py"], list(EXERCISES.values())) == 1
     assert capsys.readouterr().out.splitlines()[0] == f"my.py:{line + 1}: wrong on {why}"
 
@@ -644,7 +644,7 @@ def test_the_picture_follows(tmp_path, capsys):
 
 
 def mutated(programs, draws):
-    """Change one message's end: what it moves, or whether it is added."""
+    """Change one end of a message: its chunks, or whether it reduces."""
     programs = [[list(moves) for moves in rounds] for rounds in programs]
     places = [
         (rank, index, at)
@@ -664,7 +664,7 @@ def mutated(programs, draws):
 
 
 def simulated(programs):
-    """Return what ranks hold at the end, as counts of ranks: an all-reduce of one vector of names, chunk by chunk."""
+    """Simulate an all-reduce; return for each rank and chunk how often it contains each rank's contribution."""
     size = len(programs)
     vectors = [[(chunk, Counter([rank])) for chunk in range(size)] for rank in range(size)]
     for rounds in zip(*programs, strict=True):
@@ -686,7 +686,7 @@ def simulated(programs):
 HOLDS = re.compile(r"rank (\d+)'s chunk (\d+) holds the contributions? of ranks? (.*?)(?: to chunk (\d+))?; it should")
 
 
-def counted(words):
+def read_counts(words):
     """Read "0 (twice), 1 and 3 (4 times)"."""
     counts = re.findall(r"(\d+)(?: \((twice|\d+ times)\))?", words)
     return Counter({int(rank): 2 if n == "twice" else int(n.split()[0]) if n else 1 for rank, n in counts})
@@ -703,7 +703,7 @@ def mistake_in(exercise, instance, schedules):
 @pytest.mark.parametrize("name", [exercise.name for exercise in ON_COLLECTIVES if not exercise.nodes])
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_what_is_named_is_what_a_simulation_finds(name, size):
-    """Of schedules with one move changed at random; and the prover finds wrong what the judge does."""
+    """One random move of a schedule is changed; the judge's report matches the simulation, its verdict the prover's."""
     exercise, draws, num_named = EXERCISES[name], random.Random(f"{name} {size}"), 0
     instance = of_ranks(size, 0 if exercise.spec.rooted else None)
     textbook = [list(exercise.algorithm(rank, *instance.arguments)) for rank in range(size)]
@@ -715,7 +715,7 @@ def test_what_is_named_is_what_a_simulation_finds(name, size):
         if mistake and (named := HOLDS.search(mistake.why)):
             rank, chunk, words, other = named.groups()
             what, counts = simulated(programs)[int(rank)][int(chunk)]
-            assert (what, counts) == (int(other or chunk), counted(words))
+            assert (what, counts) == (int(other or chunk), read_counts(words))
             assert (what, counts) != (int(chunk), Counter(range(size)))
             num_named += 1
     assert num_named > 10 or name not in ("ring_all_reduce", "halving_doubling")
@@ -723,7 +723,7 @@ def test_what_is_named_is_what_a_simulation_finds(name, size):
 
 @pytest.mark.parametrize("name", ["ring", "reduce", "doubling", "pairwise", "two_level"])
 def test_any_rounds_get_a_verdict(name):
-    """Moves drawn at random, some of which are between ranks, or of chunks, that there are not."""
+    """Moves are random, some with ranks or chunks that do not exist."""
     exercise, draws, whys = EXERCISES[name], random.Random(name), set()
     instance = next(instance for instance in exercise.instances if instance.num_ranks == 4)
 

@@ -1,4 +1,4 @@
-"""Routes of tokens to experts on several hosts, played by one process: what arrives, and how much crosses."""
+"""Routes of tokens to experts on several hosts, simulated in one process: arriving tokens, traffic between hosts."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ each_hosts = pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
 
 
 def choices_of(num_ranks, num_tokens, num_experts, num_choices, skew=0.0, dropped=0.0, seed=0):
-    """Draw the choices of each rank's tokens: the first quarter of experts preferred by `skew`, some dropped."""
+    """Draw the choices of each rank's tokens; `skew` favours the first quarter of experts; some choices are dropped."""
     draws = np.random.default_rng(seed)
     scores = draws.random((num_ranks, num_tokens, num_experts))
     scores[..., : max(1, num_experts // 4)] += skew
@@ -36,7 +36,7 @@ def routes_of(experts, lengths, num_experts, hosts):
 
 
 def tables_of(routes, lengths):
-    """Play the transfers: each rank's table of tokens, named by rank and number."""
+    """Simulate the transfers; return each rank's table of tokens, identified by rank and number."""
     tables = [[(rank, token) for token in range(length)] for rank, length in enumerate(lengths)]
     for rank, route in enumerate(routes):
         assert [row for _, rows in route.receives for row in rows] == [*range(lengths[rank], route.table_length)]
@@ -72,8 +72,8 @@ def test_experts_read_each_token_that_has_chosen_them(hosts, options):
             assert np.array_equal(twin.rows, block.rows)
         expected = [[] for _ in range(3)]
         for source in range(num_ranks):
-            for token, chosen in enumerate(experts[source].tolist()):
-                for choice, expert in enumerate(chosen):
+            for token, choices in enumerate(experts[source].tolist()):
+                for choice, expert in enumerate(choices):
                     if expert // 3 == rank and expert >= 0:
                         expected[expert % 3].append((source, token, choice))
         with_choices = [(*name, choice) for name, choice in zip(slots, route.choices.tolist(), strict=True)]
@@ -105,7 +105,7 @@ def test_each_token_crosses_once_to_each_host_of_its_experts(hosts, skew):
 
 
 def test_uneven_choices_keep_no_rank_from_its_part():
-    experts = np.zeros((4, 5, 1), np.int16)  # all want expert 0
+    experts = np.zeros((4, 5, 1), np.int16)  # all tokens choose expert 0
     routes = routes_of(experts, [5] * 4, 8, HOSTS["2 x 2"])
     assert [route.counts for route in routes] == [[20, 0], [0, 0], [0, 0], [0, 0]]
     assert [route.longest_table for route in routes] == [10, 10, 5, 5]

@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite: every rank says who had the first, and the step is done, skipped or not."""
+"""Non-finite losses and gradients: all ranks name the first rank with one; the step is skipped, done or an error."""
 
 import math
 from functools import partial
@@ -12,7 +12,7 @@ from parallelism.pipeline.deferred import WeightGradients
 
 
 def first(monitor):
-    """Return the first gradient that was not finite."""
+    """Return the name of the first non-finite gradient."""
     names, finite = monitor.take(torch.device("cpu"))
     return first_of(names, finite.tolist())
 
@@ -23,16 +23,16 @@ def watched(model):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_that_overflow_when_they_are_added(dtype):
-    """The weight's gradient and the bias's; those that are there stay."""
+    """The gradients of the weight and the bias overflow when products are added; non-finite ones stay so."""
     layer = nn.Linear(2, 1).to(dtype)
     monitor = watched(layer)
     later = WeightGradients(partial(monitor.gradient_ready, micro_batch=0))
-    for scale, found in ((1e10, ""), (1e30, "weight"), (1.0, "weight"), (math.inf, "weight")):
+    for scale, name in ((1e10, ""), (1e30, "weight"), (1.0, "weight"), (math.inf, "weight")):
         later.put_off(
             layer.weight, layer.bias, torch.full((3, 2), 1e10, dtype=dtype), torch.full((3, 1), scale).to(dtype)
         )
         later.add()
-        assert first(monitor) == found
+        assert first(monitor) == name
     layer.weight.grad = None
     later.put_off(layer.weight, layer.bias, torch.zeros(1, 2, dtype=dtype), torch.ones(1, 1, dtype=dtype))
     later.add()
@@ -41,7 +41,7 @@ def test_products_that_overflow_when_they_are_added(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_gradients_that_are_watched(dtype):
-    """The first in the backward pass is found, in whichever micro-batch; large gradients are no trouble."""
+    """The monitor finds the first one in the backward pass of any micro-batch, and accepts large finite gradients."""
     model = nn.ParameterDict({name: torch.ones(8, dtype=dtype) for name in "abcd"})
     model["d"].requires_grad_(False)
     monitor = watched(model)

@@ -1,4 +1,4 @@
-"""Which fused kernel computes a block of attention."""
+"""The choice of the fused kernel for a block of attention."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Sampling from a GPT, beside the model's own logits of the whole text."""
+"""Sampling from a GPT, compared with the model's logits of the whole text."""
 
 import re
 
@@ -27,15 +27,15 @@ def test_kept_keys_and_values_give_the_logits_of_the_whole_text(config):
             *(gpt(tokens[:, i : i + 1], positions=torch.tensor([i]))[0] for i in range(5, 12)),
         ]
     assert torch.allclose(torch.cat(parts, 1), whole, rtol=0, atol=1e-12)
-    assert torch.equal(gpt(tokens)[0], whole)  # nothing is kept after
+    assert torch.equal(gpt(tokens)[0], whole)  # the cache is gone
 
 
 def test_top_p_keeps_the_fewest_that_have_so_much():
     probability = torch.tensor([[0.1, 0.4, 0.2, 0.3]])
-    for top_p, kept in ((0.4, {1}), (0.41, {1, 3}), (0.75, {1, 3, 2}), (1.0, {0, 1, 2, 3})):
+    for top_p, nucleus in ((0.4, {1}), (0.41, {1, 3}), (0.75, {1, 3, 2}), (1.0, {0, 1, 2, 3})):
         generator = torch.Generator().manual_seed(0)
-        drawn = draw(probability.log().expand(2000, -1), 1.0, None, top_p, generator)
-        assert set(drawn.flatten().tolist()) == kept
+        tokens = draw(probability.log().expand(2000, -1), 1.0, None, top_p, generator)
+        assert set(tokens.flatten().tolist()) == nucleus
 
 
 def test_logits_that_are_not_finite():

@@ -34,9 +34,9 @@ def numpy_logits(model, tokens, positions=None, documents=None):
             shared = n_head + head * n_kv_head // n_head
             q, k, v = heads[head], heads[shared], heads[shared + n_kv_head]
             for t in range(len(x)):
-                seen = [s for s in range(t + 1) if documents[s] == documents[t]]
-                scores = np.exp(k[seen] @ q[t] / math.sqrt(head_size))
-                out.append(scores @ v[seen] / scores.sum())
+                visible = [s for s in range(t + 1) if documents[s] == documents[t]]
+                scores = np.exp(k[visible] @ q[t] / math.sqrt(head_size))
+                out.append(scores @ v[visible] / scores.sum())
         return linear(np.reshape(out, (n_head, len(x), -1)).swapaxes(0, 1).reshape(len(x), -1), f"{name}.c_proj")
 
     def mlp(x, name):
@@ -80,14 +80,14 @@ def test_documents_and_positions_agree_with_numpy():
     positions = torch.tensor([[0, 1, 0, 1, 2, 0, 1], [0, 1, 2, 3, 4, 5, 0]])
     rows = zip(tokens.numpy(), positions.numpy(), documents.numpy(), strict=True)
     expected = np.stack([numpy_logits(model, *row) for row in rows])
-    got, _ = model(tokens, positions=positions, documents=documents)
-    np.testing.assert_allclose(got.detach().numpy(), expected, rtol=1e-9, atol=1e-9)
+    actual, _ = model(tokens, positions=positions, documents=documents)
+    np.testing.assert_allclose(actual.detach().numpy(), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_targets_that_do_not_count():
     logits, targets = torch.randn(2, 5, 7, dtype=torch.float64), torch.randint(7, (2, 5))
     targets[0, 2:4] = -100
-    log_probs = logits.log_softmax(-1)[targets != -100]  # (tokens that count, vocab_size)
+    log_probs = logits.log_softmax(-1)[targets != -100]  # (tokens with a target, vocab_size)
     at_target = log_probs.gather(-1, targets[targets != -100][:, None]).mean()
     assert CrossEntropy()(logits, targets).item() == pytest.approx(-at_target.item())
 

@@ -21,7 +21,7 @@ SMALL: dict[str, Any] = {
     "dropout": 0.1,
 }
 
-# As GPT2LMHeadModel names and shapes them, for a width of 24.
+# Names and shapes of GPT2LMHeadModel, for a width of 24.
 BLOCK_SHAPES = {
     "ln_1.weight": (24,),
     "ln_1.bias": (24,),
@@ -209,7 +209,7 @@ def test_logits_are_those_of_hugging_faces_formulas(tmp_path, bias):
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("bias", [False, True])
 def test_logits_are_those_of_transformers(tmp_path, bias):
-    """There and back: ours loads what they save, they load what we save."""
+    """Our model loads a checkpoint of transformers, and transformers load ours."""
     transformers = pytest.importorskip("transformers")
     model = small_weights(bias)
     save_hugging_face(model, tmp_path / "ours")
@@ -223,7 +223,7 @@ def test_logits_are_those_of_transformers(tmp_path, bias):
 
 
 def old_names(tensors):
-    """Rename tensors as in the first files of GPT-2: without the prefix, with masks."""
+    """Rename tensors to the names in GPT-2's first files: without the prefix, with masks."""
     masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 12, 12) for i in range(2)}
     masks |= {f"h.{i}.attn.masked_bias": torch.tensor(-1e4) for i in range(2)}
     return {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()} | masks
@@ -275,7 +275,7 @@ def test_a_head_of_its_own(tmp_path):
 
 @pytest.mark.parametrize("changes", [{}, {"block_size": 5}, {"bias": True}, {"dropout": 0.5}, {"n_kv_head": 3}])
 def test_initialize(tmp_path, changes):
-    """A model may have fewer positions, and biases where there are none."""
+    """A model may have fewer positions than the file, and biases that the file lacks."""
     save_hugging_face(randomized(bias=False), tmp_path)
     model = GPT(GPTConfig(**{**SMALL, "bias": False, **changes}))
     with torch.no_grad():
@@ -318,10 +318,10 @@ def test_a_mixture_is_saved_and_loaded(tmp_path):
     model = GPT(GPTConfig(**SMALL, **mixture), seed=3)
     model.transformer.h[1].mlp.router.bias += torch.tensor([0.1, -0.1, 0.2, 0.0])
     save_hugging_face(model, tmp_path)
-    loaded, begun = load_hugging_face(tmp_path), GPT(model.config)
-    initialize(begun, tmp_path)
+    loaded, model_from_file = load_hugging_face(tmp_path), GPT(model.config)
+    initialize(model_from_file, tmp_path)
     assert loaded.config == model.config
-    for other in (loaded, begun):
+    for other in (loaded, model_from_file):
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
         assert torch.equal(other.transformer.h[1].mlp.router.bias, model.transformer.h[1].mlp.router.bias)
     with pytest.raises(ValueError, match="num_experts=4, but this one is of num_experts=0: set num_experts=4"):

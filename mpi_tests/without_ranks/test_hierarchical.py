@@ -26,7 +26,7 @@ each_row = pytest.mark.parametrize("row", EVERY, ids=lambda row: f"{row.collecti
 
 
 def by_length(size, length):
-    """Nodes of so many ranks each, but for the last."""
+    """Return nodes of `length` ranks, the last one with the rest."""
     return tuple(tuple(range(first, min(first + length, size))) for first in range(0, size, length))
 
 
@@ -35,7 +35,7 @@ def ranks_of(groups):
 
 
 def holds(collective, algorithm, size):
-    """Check the contract, with every root of a few ranks, the rounds and the messages in them."""
+    """Check the contract for every root or a few of them, the number of rounds, and the messages in them."""
     roots = range(size) if size <= ALL_ROOTS_UP_TO else (0, size - 1)
     for root in [{"root": root} for root in roots] if COLLECTIVES[collective].rooted else [{}]:
         schedules = [list(algorithm(rank, size, **root)) for rank in range(size)]
@@ -146,7 +146,7 @@ def test_the_cost_line_is_what_the_schedule_does(collective, num_groups, width):
     assert cost(algorithm, size) == COSTS[collective](num_groups, size, width)
 
 
-# Factors of meetings, of alpha, of n/p beta, copied and sent, and of n/p gamma, of k groups of w ranks.
+# Factors of barriers, of alpha, of n/p beta, copied and sent, and of n/p gamma, of k groups of w ranks.
 DIRECT_COSTS = {
     ("all_reduce", "leaders"): lambda k, p, w: (
         2,
@@ -175,14 +175,14 @@ DIRECT_COSTS = {
 def test_the_cost_line_of_what_is_direct_inside(collective, name, num_groups, width):
     row, groups = algorithms.find(collective, name), nodes_of(*[width] * num_groups)
     size = num_groups * width
-    counted = count(tally({rank: row.rounds(rank, size, 0, groups) for rank in range(size)}, groups))
-    wanted = DIRECT_COSTS[collective, name](num_groups, size, width)
-    assert (counted.barriers, counted.messages, counted.copied, counted.sent, counted.reduced) == wanted
+    counts = count(tally({rank: row.rounds(rank, size, 0, groups) for rank in range(size)}, groups))
+    expected = DIRECT_COSTS[collective, name](num_groups, size, width)
+    assert (counts.barriers, counts.messages, counts.copied, counts.sent, counts.reduced) == expected
 
 
 @each_collective
 def test_nodes_are_priced_as_they_run(collective):
-    """Where only what leaves a node takes time: a second for each round in which something does."""
+    """Only messages between nodes take time: one second for each round that has any."""
     row, nodes = ROWS[collective], nodes_of(*[2] * 8)
     network = Network(within=Link(0, 0), between=Link(1, 0), gamma_s_per_byte=0, copy_s_per_byte=0)
     schedules = [row.rounds(rank, 16, 0, nodes) for rank in range(16)]
@@ -197,18 +197,18 @@ def test_nodes_are_priced_as_they_run(collective):
 
 @each_collective
 def test_a_rank_talks_to_neighbours_and_counterparts_only(collective):
-    """Six nodes of four: to others of the node, and to its place in the other nodes."""
+    """On six nodes of four, a rank sends to its node, and to its counterparts on other nodes."""
     for rank in range(24):
-        known = {rank // 4 * 4 + other for other in range(4)} | {4 * node + rank % 4 for node in range(6)}
+        peers = {rank // 4 * 4 + other for other in range(4)} | {4 * node + rank % 4 for node in range(6)}
         rounds = list(ROWS[collective].schedule(rank, 24, groups=by_length(24, 4)))
-        assert {m.to for moves in rounds for m in moves if isinstance(m, Send)} <= known
+        assert {m.to for moves in rounds for m in moves if isinstance(m, Send)} <= peers
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "all_gather"])
 def test_a_hierarchy_of_rings_has_a_neighbour_inside_and_one_across(collective):
     for rank in range(24):
         rounds = ROWS[collective].schedule(rank, 24, groups=by_length(24, 4))
-        assert len({m.to for moves in rounds for m in moves if isinstance(m, Send)}) == 2  # to the right on each
+        assert len({m.to for moves in rounds for m in moves if isinstance(m, Send)}) == 2  # to the right in both rings
 
 
 def test_what_crosses_is_one_message_for_a_pair_of_counterparts():

@@ -1,4 +1,4 @@
-"""Hostfiles in both of their forms, and the lines of batch scripts that are to be edited."""
+"""Hostfiles in both formats, and the lines of batch scripts that users edit."""
 
 import re
 import shutil
@@ -18,7 +18,7 @@ def test_both_forms_say_the_same(name):
 
 @pytest.mark.parametrize(("script", "mark"), [("slurm.sh", "#SBATCH"), ("pbs.sh", "#PBS"), ("lsf.sh", "#BSUB")])
 def test_batch_scripts_begin_with_what_is_to_be_edited(script, mark):
-    """Batch systems read no further than the first command, which is what every rank runs."""
+    """Batch systems stop reading directives at the first command, the one that all ranks run."""
     lines = (FOLDER / script).read_text().splitlines()
     first = next(number for number, line in enumerate(lines) if not line.startswith("#"))
     assert lines[first] == "COMMAND=${COMMAND:-python -m training --checkpoint_dir saved --resume auto}"
@@ -27,11 +27,11 @@ def test_batch_scripts_begin_with_what_is_to_be_edited(script, mark):
     subprocess.run(["bash", "-n", FOLDER / script], check=True)
 
 
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="there is no shellcheck: apt-get install shellcheck")
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="needs shellcheck: apt-get install shellcheck")
 @pytest.mark.parametrize("script", sorted(FOLDER.glob("*.sh")), ids=lambda path: path.name)
 def test_shellcheck_finds_nothing(script):
-    ended = subprocess.run(["shellcheck", "--exclude=SC1091", script], text=True, capture_output=True)
-    assert ended.stdout == ""
+    result = subprocess.run(["shellcheck", "--exclude=SC1091", script], text=True, capture_output=True)
+    assert result.stdout == ""
 
 
 SAVES = 'trap "echo saved; sleep 0.1; exit 0" USR1; for i in $(seq 600); do sleep 0.05; done'
@@ -56,8 +56,8 @@ def test_a_job_is_requeued_if_it_saved_ahead_of_its_time_limit(command, num_sign
     script = 'set -euo pipefail; source "$1"; (for i in $(seq "$2"); do sleep 0.5; kill -USR1 $$; done) & '
     script += 'run_and_requeue "echo again" bash -c "$3"'
     arguments = ["bash", "-c", script, "bash", FOLDER / "run_and_requeue.sh", str(num_signals), command]
-    ended = subprocess.run(arguments, text=True, capture_output=True, timeout=60)
-    assert (ended.returncode, ended.stdout.splitlines()) == (status, words), ended.stderr
+    result = subprocess.run(arguments, text=True, capture_output=True, timeout=60)
+    assert (result.returncode, result.stdout.splitlines()) == (status, words), result.stderr
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_job_is_requeued_if_it_saved_ahead_of_its_time_limit(command, num_sign
     [(2, False, True), (8, False, True), (64, False, False), (64, True, True)],
 )
 def test_few_cores_are_oversubscribed(tmp_path, num_cores, in_container, oversubscribes):
-    """By a copy of the script that looks for a container's mark elsewhere."""
+    """The test runs a copy of the script that looks for a container's marker file elsewhere."""
     (tmp_path / "getconf").write_text(f"#!/bin/sh\necho {num_cores}\n")
     (tmp_path / "getconf").chmod(0o755)
     marks = tmp_path / "marks"
@@ -73,15 +73,15 @@ def test_few_cores_are_oversubscribed(tmp_path, num_cores, in_container, oversub
     (marks / ".containerenv" if in_container else marks / "other").touch()
     script = re.sub(r" /\S*(?=/?\.(docker|container)env)", f" {marks}/", (FOLDER / "activate.sh").read_text())
     assert script.count(f"{marks}/.") == 2
-    shown = 'echo "$OMP_NUM_THREADS ${OMPI_ALLOW_RUN_AS_ROOT:-unset}"'
+    echo = 'echo "$OMP_NUM_THREADS ${OMPI_ALLOW_RUN_AS_ROOT:-unset}"'
     plain = {"PATH": f"{tmp_path}:/usr/bin:/bin", "VIRTUAL_ENV": str(ROOT / ".venv")}
-    ended = subprocess.run(["bash", "-c", script + shown], env=plain, text=True, capture_output=True, check=True)
-    assert ended.stdout == f"1 {'1' if oversubscribes else 'unset'}\n"
+    result = subprocess.run(["bash", "-c", script + echo], env=plain, text=True, capture_output=True, check=True)
+    assert result.stdout == f"1 {'1' if oversubscribes else 'unset'}\n"
 
 
 @pytest.mark.parametrize("script", ["build_open_mpi.sh", "gpu_check.sh"])
 def test_scripts_say_what_they_lack(script):
-    ended = subprocess.run([FOLDER / script], text=True, capture_output=True)
-    assert ended.returncode != 0
-    assert f"usage: hostfiles/{script} " in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
+    result = subprocess.run([FOLDER / script], text=True, capture_output=True)
+    assert result.returncode != 0
+    assert f"usage: hostfiles/{script} " in result.stderr
+    assert len(result.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""What holds the house: each kind of violation in a small tree is found, and named in a line."""
+"""The architecture check: it reports each kind of violation in a small tree in one line."""
 
 import pytest
 
@@ -24,7 +24,7 @@ FLOORS = {
 
 @pytest.fixture
 def violations(tmp_path):
-    """Return a function: the violations in that tree, some of its files replaced."""
+    """Return a function that yields the violations in the small tree, with some of its files replaced."""
 
     def look(changes=None, limits=NO_LIMITS, floors=FLOORS, same_class=None):
         for name, text in (TREE | (changes or {})).items():
@@ -162,8 +162,8 @@ def test_a_floor_is_a_package_as_well_as_a_module(violations):
 
 
 def test_a_table_that_is_out_of_date(violations):
-    gone = FLOORS | {"pure": Floor(("low.pure", "low.gone"))}
-    assert violations(floors=gone) == ["FLOORS names low.gone, which is not there: edit the table"]
+    floors = FLOORS | {"pure": Floor(("low.pure", "low.gone"))}
+    assert violations(floors=floors) == ["FLOORS names low.gone, which is not there: edit the table"]
     unplaced = {name: floor for name, floor in FLOORS.items() if name != "high"}
     assert violations(floors=unplaced) == [
         "high/__init__.py: is on no floor of FLOORS",
@@ -176,7 +176,7 @@ def test_the_command_fails_where_there_is_one(tmp_path, capsys):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text("")
     modules = {module for floor in house.FLOORS.values() for module in floor.modules}
-    for module in sorted(modules, key=len, reverse=True):  # what is in a package before the package
+    for module in sorted(modules, key=len, reverse=True):  # a package's contents before the package
         folder = tmp_path / module.replace(".", "/")
         path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -194,8 +194,8 @@ def test_parallelism_knows_no_particular_model(tmp_path):
     for path, text in {"models/gpt.py": "", "models/config.py": "", "parallelism/a.py": "import models.gpt\n"}.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
-    said = [line for line in House(tmp_path, ["models", "parallelism"]).violations({}, floors, {}) if "gpt" in line]
-    assert said == [
+    lines = [line for line in House(tmp_path, ["models", "parallelism"]).violations({}, floors, {}) if "gpt" in line]
+    assert lines == [
         f"parallelism/a.py:1: imports models.gpt, of floor gpt: floor parallelism may import "
         f"{', '.join(floors['parallelism'].imports)}"
     ]

@@ -1,4 +1,4 @@
-"""What importing the backend for torch does to MPI."""
+"""The effect on MPI of importing the torch backend."""
 
 import subprocess
 import sys
@@ -15,7 +15,9 @@ print(os.environ["OMPI_MCA_mpi_yield_when_idle"])
 
 
 def test_it_sets_what_mpi_reads_and_does_not_start_it():
-    """Processes that import a rank's program, as those that load its data do, are no ranks."""
-    crowded = {"COLLECTIVES_CORES": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment() | crowded, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    """Processes that import a rank's program, such as data loaders, are not ranks."""
+    oversubscribed = {"COLLECTIVES_CORES": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment() | oversubscribed, capture_output=True, text=True
+    )
+    assert (result.returncode, result.stdout) == (0, "1\n"), result.stderr

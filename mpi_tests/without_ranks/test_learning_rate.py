@@ -1,4 +1,4 @@
-"""The learning rate's course, by each schedule, beside NumPy's interpolation."""
+"""The learning rate over time with each schedule, compared with NumPy's interpolation."""
 
 import math
 
@@ -12,13 +12,13 @@ from models.learning_rate import learning_rate
 def test_warm_up_is_a_line_and_the_rest_a_cosine_to_a_tenth(warmup, last):
     rates = [learning_rate(i, 2.0, warmup, last) for i in range(1, last + 1)]
     np.testing.assert_allclose(rates[:warmup], [2.0 * i / warmup for i in range(1, warmup + 1)])
-    turn = np.arange(1, last - warmup + 1) / max(1, last - warmup)  # of half a turn, 0 to 1
+    turn = np.arange(1, last - warmup + 1) / max(1, last - warmup)  # fraction of half a period, 0 to 1
     np.testing.assert_allclose(rates[warmup:], [1.1 + 0.9 * math.cos(math.pi * t) for t in turn])
     assert max(rates) <= 2.0
     assert rates[-1] == pytest.approx(0.2 if warmup < last else 2.0)
 
 
-# What the rate is at some steps of 100, 10 of them warm-up, between which it is a line.
+# The rate at some of 100 steps, 10 of them warm-up; it is linear in between.
 LINES = {
     "linear": ({}, {10: 2.0, 100: 0.2}),
     "linear to 0.5 at 60": ({"min_lr": 0.5, "decay_iters": 60}, {10: 2.0, 60: 0.5, 100: 0.5}),

@@ -1,4 +1,4 @@
-"""The environment loads the MPI library that belongs to the mpirun on the PATH."""
+"""A virtual environment loads the MPI library that belongs to the mpirun on the PATH."""
 
 import os
 import runpy
@@ -13,7 +13,7 @@ from mpi_tests.helpers.launch import ROOT
 
 
 def link(tmp_path: Path, version: str, library: str) -> tuple[subprocess.CompletedProcess, Path]:
-    """Run link_mpi.py in a new environment, with an mpirun of that version and library under `system`."""
+    """Run link_mpi.py in a new environment, with an mpirun of this version and its library under `system`."""
     system, venv = tmp_path / "system", tmp_path / "venv"
     for file, content in (
         (system / "bin" / "mpirun", f"#!/bin/sh\necho '{version}'\n"),
@@ -37,20 +37,20 @@ def link(tmp_path: Path, version: str, library: str) -> tuple[subprocess.Complet
     ],
 )
 def test_the_library_is_linked_by_the_name_that_mpi4py_asks_for(tmp_path, version, library, name):
-    ended, folder = link(tmp_path, version, library)
-    assert ended.returncode == 0, ended.stderr
+    result, folder = link(tmp_path, version, library)
+    assert result.returncode == 0, result.stderr
     assert (folder / name).readlink() == tmp_path / "system" / "lib" / library
 
 
 @pytest.mark.parametrize("version", ["Unheard-of MPI 1.0", "mpirun (Open MPI) 4.1.4"])
 def test_an_mpirun_without_a_known_library_is_refused(tmp_path, version):
-    ended, _ = link(tmp_path, version, "libother.so")
-    assert ended.returncode != 0
-    assert f"no MPI library found beside {tmp_path}/system/bin/mpirun: take it off the PATH" in ended.stderr
+    result, _ = link(tmp_path, version, "libother.so")
+    assert result.returncode != 0
+    assert f"no MPI library found beside {tmp_path}/system/bin/mpirun: take it off the PATH" in result.stderr
 
 
 def test_nothing_is_linked_on_macos(monkeypatch):
-    """There, mpi4py's wheel looks where Homebrew puts an MPI."""
+    """On macOS, mpi4py's wheel finds Homebrew's MPI by itself."""
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(shutil, "which", lambda name: "/opt/homebrew/bin/mpirun")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("mpirun was asked for its version"))

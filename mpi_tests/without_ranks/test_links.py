@@ -1,4 +1,4 @@
-"""Measured links: kept for a list of hosts, and used by `auto` there."""
+"""Measured links: cached for a list of hosts, and used by `auto` there."""
 
 from types import SimpleNamespace
 
@@ -69,7 +69,7 @@ def test_speeds_of_a_busy_machine_are_neither_kept_nor_believed(folder, monkeypa
     )
     assert not links.any_cached()
     with monkeypatch.context() as before:
-        before.setattr(links, "doubt", lambda network: "")  # as in earlier versions
+        before.setattr(links, "doubt", lambda network: "")  # earlier versions had no such check
         links.save(busy)
         assert links.load_latest() == busy
     assert links.load_latest() is None

@@ -1,4 +1,4 @@
-"""Llama beside complex numbers, Hugging Face's formulas, and transformers where it is installed."""
+"""Llama compared with complex rotations, Hugging Face's formulas, and transformers if it is installed."""
 
 import json
 import re
@@ -29,7 +29,7 @@ TOKENS = random_tokens(2, 12)
 SCALING = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LONGER = {"factor": 32.0, "original_max_position_embeddings": 7}
 
-# As LlamaForCausalLM names and shapes them, for two heads of keys and values of 6.
+# Names and shapes of LlamaForCausalLM, for two heads of keys and values of size 6.
 BLOCK_SHAPES = {
     "input_layernorm.weight": (24,),
     "self_attn.q_proj.weight": (24, 24),
@@ -78,7 +78,7 @@ def test_16_bits_are_rotated_in_float32():
 
 
 def test_slow_rotations_are_slowed_down():
-    """Llama 3.2's, beside Hugging Face's formula, which tells three kinds of them apart; all kinds occur."""
+    """Llama 3.2's frequencies equal Hugging Face's formula, whose three cases all occur."""
     config = PRESETS["llama-1b"]
     plain = rotation_speeds(replace(config, rope_factor=1.0)).numpy()
     np.testing.assert_allclose(plain, 5e5 ** -(np.arange(32) / 32), rtol=1e-12)
@@ -91,7 +91,7 @@ def test_slow_rotations_are_slowed_down():
 
 
 def test_a_document_has_the_logits_that_it_has_alone():
-    """Wherever it stands: attention sees how far positions are apart, and nothing else."""
+    """Its place in the sequence has no effect, as attention depends only on distances between positions."""
     model = randomized(CONFIGS["grouped"])
     documents = torch.tensor([[0] * 5 + [1] * 7] * 2)
     logits, _ = model(TOKENS, documents=documents)
@@ -111,7 +111,7 @@ def test_logits_are_those_of_hugging_faces_formulas(tmp_path, config):
 @pytest.mark.filterwarnings("default")
 @each_config
 def test_logits_are_those_of_transformers(tmp_path, config):
-    """There and back: ours loads what they save, they load what we save."""
+    """Our model loads a checkpoint of transformers, and transformers load ours."""
     transformers = pytest.importorskip("transformers")
     model = small_weights(config)
     save_hugging_face(model, tmp_path / "ours")
@@ -134,9 +134,9 @@ def test_names_and_shapes():
 def test_round_trip(tmp_path, config):
     model = small_weights(config)
     save_hugging_face(model, tmp_path)
-    loaded, begun = load_hugging_face(tmp_path), Llama(config)
-    initialize(begun, tmp_path)
-    for other in (loaded, begun):
+    loaded, initial = load_hugging_face(tmp_path), Llama(config)
+    initialize(initial, tmp_path)
+    for other in (loaded, initial):
         for (name, p), (other_name, other_p) in zip(model.named_parameters(), other.named_parameters(), strict=True):
             assert name == other_name
             assert torch.equal(p, other_p), name
@@ -157,12 +157,12 @@ def test_settings_as_transformers_5_writes_them(tmp_path):
     assert load_hugging_face(tmp_path).config == CONFIGS["grouped"]
     rope = {"rope_theta": 500.0, **SCALING, **LONGER}
     changed(tmp_path, rope_parameters=rope)
-    wanted = replace(CONFIGS["grouped"], rope_factor=32.0, rope_original_length=7)
-    assert load_hugging_face(tmp_path).config == wanted
+    expected = replace(CONFIGS["grouped"], rope_factor=32.0, rope_original_length=7)
+    assert load_hugging_face(tmp_path).config == expected
 
 
 def test_weights_in_several_files(tmp_path):
-    """And with what older files have besides: speeds of rotations, and a head that is tied."""
+    """The files also have entries of older versions: rotary frequencies, and a tied head."""
     model = small_weights(CONFIGS["tied"])
     save_hugging_face(model, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -208,8 +208,8 @@ def test_settings_that_cannot_be_loaded(tmp_path, changes, message):
 
 def test_another_model_is_not_initialized(tmp_path):
     save_hugging_face(Llama(CONFIGS["grouped"]), tmp_path)
-    found = "rope_theta=500.0, norm_eps=0.001, n_kv_head=2, n_hidden=40"  # and not rope_original_length
-    with pytest.raises(ValueError, match=f"a Llama of {found}, but this one is of .*: set {found}"):
+    settings = "rope_theta=500.0, norm_eps=0.001, n_kv_head=2, n_hidden=40"  # but not rope_original_length
+    with pytest.raises(ValueError, match=f"a Llama of {settings}, but this one is of .*: set {settings}"):
         initialize(Llama(CONFIGS["plain"]), tmp_path)
     with pytest.raises(ValueError, match="a Llama, but this one is a GPT-2: set model to a Llama's"):
         initialize(GPT(GPTConfig(**SHAPE)), tmp_path)
@@ -227,7 +227,7 @@ def test_heads_of_odd_sizes_are_refused():
 
 
 def test_flops_count_products():
-    """Twice the elements of each matrix that a token meets, and 4 d T a block for attention, three times over."""
+    """Forward FLOPs per token are 2 per matrix element and 4 d T per block for attention; a step takes 3 times that."""
     for config in CONFIGS.values():
         model = Llama(config)
         elements = sum(p.numel() for name, p in model.named_parameters() if name != "transformer.wte.weight")

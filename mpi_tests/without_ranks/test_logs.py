@@ -1,4 +1,4 @@
-"""Records for TensorBoard, Weights & Biases and Prometheus, by stand-ins and readers; lines before the first step."""
+"""Records for TensorBoard, Weights & Biases and Prometheus, with stand-ins and parsers; the first line of output."""
 
 import math
 import re
@@ -25,7 +25,7 @@ RECORDS = [{"iter": 1, "max_iters": 2, "loss": 4.0, "mfu": None}, {"iter": 2, "v
 
 
 def give(rank=0, **settings):
-    """Give sinks the records of a run on a rank."""
+    """Pass the records of a run to the sinks of a rank."""
     comm = SimpleNamespace(rank=rank, agreed=lambda name: nullcontext())
     with log_sinks(SimpleNamespace(config=Config(**settings), mesh=SimpleNamespace(comm=comm))) as sinks:
         for record in RECORDS:
@@ -34,7 +34,7 @@ def give(rank=0, **settings):
 
 
 class Recorder:
-    """A stand-in for TensorBoard's writer as well as for the module and the run of Weights & Biases."""
+    """A stand-in for TensorBoard's writer and for the module and the run of Weights & Biases."""
 
     def __init__(self, *arguments):
         self.calls = [*arguments]
@@ -80,8 +80,8 @@ def test_wandb_gets_the_settings_and_numbers_by_their_steps(monkeypatch):
     library = Recorder()
     monkeypatch.setitem(sys.modules, "wandb", library)
     give(wandb="gpt", seed=5)
-    begun, *logged = library.calls
-    assert (begun["project"], begun["config"]["seed"]) == ("gpt", 5)
+    init, *logged = library.calls
+    assert (init["project"], init["config"]["seed"]) == ("gpt", 5)
     assert logged == [(1, {"loss": 4.0}), (2, {"val_loss": 3.5}), "closed"]
 
 
@@ -104,13 +104,13 @@ def test_wandb_that_does_not_begin_is_one_line(monkeypatch):
         give(wandb="gpt")
 
 
-# Of a line of Prometheus's text format: a name, labels, a number.
+# A line of Prometheus's text format: a name, labels, a number.
 SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)\{run="((?:[^"\\\n]|\\["\\n])*)"\} (\S+)')
 METRICS = {"loss": 2.5, "lr": 1e-3, "mfu": None, "compute_ms": 20.0, "memory_mib": 3.0, "bubble": 0.25}
 
 
-def written(path, run="out"):
-    """Write two records; returns the file's samples, and what HELP and TYPE say, by name."""
+def write_records(path, run="out"):
+    """Write two records; return the samples of the file, with their HELP and TYPE, by name."""
     sink = TextFile(str(path), run, tokens_per_step=64)
     sink({"iter": 7, "max_iters": 9, **METRICS})
     sink({"iter": 7, "val_loss": math.nan})
@@ -128,7 +128,7 @@ def written(path, run="out"):
 
 
 def test_prometheus_has_the_latest_numbers_in_base_units(tmp_path):
-    samples = {name: number for name, (_, number) in written(tmp_path / "run.prom").items()}
+    samples = {name: number for name, (_, number) in write_records(tmp_path / "run.prom").items()}
     assert math.isnan(samples.pop("training_validation_loss_nats"))
     assert samples == {
         "training_steps_total": 7,
@@ -145,7 +145,7 @@ def test_prometheus_has_the_latest_numbers_in_base_units(tmp_path):
 
 def test_prometheus_s_own_parser_reads_them(tmp_path):
     parser = pytest.importorskip("prometheus_client.parser")
-    samples = written(tmp_path / "run.prom", 'a "b"\\c\n')
+    samples = write_records(tmp_path / "run.prom", 'a "b"\\c\n')
     families = [*parser.text_string_to_metric_families((tmp_path / "run.prom").read_text())]
     read = {sample.name: sample for family in families for sample in family.samples}
     assert read.keys() == samples.keys()
@@ -213,11 +213,11 @@ STARTED = {"Open MPI": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), "MPICH"
 
 @pytest.mark.parametrize(("size", "rank"), STARTED.values(), ids=STARTED)
 def test_the_first_line_comes_before_long_imports(tmp_path, size, rank):
-    """Stand-ins for what takes long end the process, so that nothing can follow them."""
+    """Stand-ins for slow modules end the process, so that no later output is possible."""
     for name in ("torch", "numpy", "mpi4py", "numba", "matplotlib"):
         (tmp_path / f"{name}.py").write_text(f"import sys; sys.exit('{name} is imported')")
-    for number, said in (("0", "64 ranks are starting\n"), ("1", "")):
+    for number, line in (("0", "64 ranks are starting\n"), ("1", "")):
         env = {**environment(), "PYTHONPATH": str(tmp_path), size: "64", rank: number}
-        ended = subprocess.run([sys.executable, "train.py"], cwd=ROOT, env=env, capture_output=True, text=True)
-        assert ended.stdout == said
-        assert "is imported" in ended.stderr
+        result = subprocess.run([sys.executable, "train.py"], cwd=ROOT, env=env, capture_output=True, text=True)
+        assert result.stdout == line
+        assert "is imported" in result.stderr

@@ -1,4 +1,4 @@
-"""The plain mixture of experts, beside a loop over tokens."""
+"""The plain mixture of experts, compared with a loop over tokens."""
 
 import math
 
@@ -14,7 +14,7 @@ CONFIG = GPTConfig(**SHAPE, num_experts=6, experts_per_token=2)
 
 
 def mixture_of(config=CONFIG, seed=0, bias=False):
-    """Make a mixture in float64 of weights large enough for experts to differ."""
+    """Make a float64 mixture with weights large enough for experts to differ."""
     generator = torch.Generator().manual_seed(seed)
     mixture = Mixture(config).double()
     for p in mixture.parameters():
@@ -29,13 +29,13 @@ def tokens_of(batch=3, seq=8, seed=1):
 
 
 def by_token(mixture, config, x):
-    """Compute a mixture token by token from the formulas: the result, and the sequences' balance loss."""
+    """Compute a mixture token by token from the formulas; return the result and the sequences' balance loss."""
     router, rows, losses = mixture.router, [], []
     most = math.inf
     if config.expert_capacity is not None:
         most = math.ceil(config.expert_capacity * x.shape[1] * config.experts_per_token / config.num_experts)
     for sequence in x:
-        taken, chosen, preferred = [0] * config.num_experts, [0] * config.num_experts, 0
+        load, choices, preferred = [0] * config.num_experts, [0] * config.num_experts, 0
         for token in sequence:
             scores = torch.sigmoid(router.weight @ token)
             biased = [s + b for s, b in zip(scores.tolist(), router.bias.tolist(), strict=True)]
@@ -43,14 +43,14 @@ def by_token(mixture, config, x):
             total = sum(scores[e] for e in best) if len(best) > 1 else 1
             row = 0 * token
             for e in best:
-                chosen[e] += 1
-                taken[e] += 1
-                if taken[e] <= most:
+                choices[e] += 1
+                load[e] += 1
+                if load[e] <= most:
                     hidden = F.gelu(token @ mixture.c_fc.weight[e], approximate="tanh")
                     row = row + scores[e] / total * (hidden @ mixture.c_proj.weight[e])
             rows.append(row)
             preferred = preferred + scores / scores.sum() / len(sequence)
-        fractions = torch.tensor(chosen) * config.num_experts / (config.experts_per_token * len(sequence))
+        fractions = torch.tensor(choices) * config.num_experts / (config.experts_per_token * len(sequence))
         losses.append((fractions * preferred).sum())
     return torch.stack(rows).view(x.shape), config.balance_loss * sum(losses) / len(losses)
 
@@ -91,7 +91,7 @@ def test_beyond_the_capacity_the_last_tokens_of_each_sequence_are_dropped_in_tra
     with torch.no_grad():
         router.bias[3] = 9.0
     experts, _ = router(tokens_of(batch=2, seq=8))
-    assert experts[..., 0].tolist() == [[3, 3, *[DROPPED] * 6]] * 2  # 1.5 x 8 / 6 tokens
+    assert experts[..., 0].tolist() == [[3, 3, *[DROPPED] * 6]] * 2  # capacity of 1.5 x 8 / 6 tokens
     assert (router.eval()(tokens_of(batch=2, seq=8))[0] == 3).all()
 
 
@@ -103,7 +103,7 @@ def test_the_bias_follows_the_sign_of_the_error_of_the_load():
     loads = {name: router.loads.clone() for name, router in routers(gpt)}
     assert len(loads) == CONFIG.n_layer
     with torch.no_grad():
-        gpt(tokens)  # counts for nothing
+        gpt(tokens)  # no effect on the loss
     balance([router for _, router in routers(gpt)])
     for name, router in routers(gpt):
         assert loads[name].sum() == tokens.numel() * 2
@@ -131,8 +131,8 @@ def test_flops_count_the_experts_chosen():
     gpt = GPT(CONFIG)
     one = GPT(GPTConfig(**SHAPE))
     routers_params = 2 * 6 * 16
-    chosen = one.num_params() + 2 * 8 * 16**2 + routers_params  # 2 experts a token for one MLP, in each of 2 blocks
-    assert flops_per_token(CONFIG, gpt.num_params()) == flops_per_token(one.config, chosen)
+    num_params = one.num_params() + 2 * 8 * 16**2 + routers_params  # 2 experts for one MLP, in each of 2 blocks
+    assert flops_per_token(CONFIG, gpt.num_params()) == flops_per_token(one.config, num_params)
 
 
 @pytest.mark.parametrize(("changes", "words"), [

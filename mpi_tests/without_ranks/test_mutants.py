@@ -1,4 +1,4 @@
-"""The list of mutants fits the sources, what counts as caught, and parts of the list make one table."""
+"""mutants.py: the list fits the sources, outcomes are classified, and partial runs add up to one table."""
 
 import ast
 
@@ -36,13 +36,13 @@ def test_each_selection_names_a_file():
 
 
 def test_parts_make_one_table(tmp_path):
-    """What another part has examined keeps its row, and what is no mutant any more loses it."""
+    """Rows of other partial runs are kept, and those of removed mutants are dropped."""
     path, (first, second, third, *_) = tmp_path / "mutants.md", MUTANTS
     path.write_text(table({first: row(first, Verdict(CAUGHT, "", 3.0)), third: "gone"}, [first, second, third]))
     assert path.read_text().endswith("\n1 of 3 caught, 1 not run\n")
-    known = earlier(path, [first, second])
-    assert list(known) == [first]
-    lines = table(known | {second: row(second, Verdict("SURVIVED", ""))}, [first, second]).splitlines()
+    rows = earlier(path, [first, second])
+    assert list(rows) == [first]
+    lines = table(rows | {second: row(second, Verdict("SURVIVED", ""))}, [first, second]).splitlines()
     assert lines[4] in path.read_text()
     assert " **SURVIVED** |" in lines[5]
     assert lines[-1] == "1 of 2 caught, 0 not run"
@@ -54,7 +54,7 @@ def test_parts_make_one_table(tmp_path):
         (0, "2 passed, 1 skipped in 3 s", PASSED),
         (0, "1 skipped in 3 s", BROKEN),
         (1, "FAILED a.py::b - assert 0\n1 failed, 2 passed in 3 s", FAILED),
-        (1, "ERROR a.py::b - OSError\n1 error in 3 s", FAILED),  # of a fixture
+        (1, "ERROR a.py::b - OSError\n1 error in 3 s", FAILED),  # an error in a fixture
         (1, "FAILED a.py::b - numba.core.errors.TypingError\n1 failed in 3 s", BROKEN),
         (1, "mpirun has found no slots", BROKEN),
         (1, f"{ON_RANKS}not finished after 60 s; here:", LATE),
@@ -76,7 +76,7 @@ def test_how_tests_ended(status, output, word):
 
 @pytest.fixture
 def tree(tmp_path):
-    """Make a tree of one file and its test."""
+    """Make a tree with one file and its test."""
     folder = tmp_path / "mpi_tests"
     folder.mkdir()
     (tmp_path / "a.py").write_text(A_PY)

@@ -1,4 +1,4 @@
-"""How weights are updated, against torch's own optimizers."""
+"""Updates of weights, compared with torch's optimizers."""
 
 import math
 
@@ -26,12 +26,12 @@ def test_matrices_decay_and_vectors_do_not():
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_adamw_is_torchs_bit_for_bit(dtype, device):
-    """Parameters, wherever they lie in memory, and states; a rate that changes, a late first gradient, none at all."""
+    """Parameters at any address and states are equal; with a changing rate, a late first gradient, and no gradient."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(400, generator=generator, dtype=dtype)
-    ours, theirs = (pieces_of(drawn.to(device, copy=True)) for _ in range(2))
+    values = torch.randn(400, generator=generator, dtype=dtype)
+    ours, theirs = (pieces_of(values.to(device, copy=True)) for _ in range(2))
     settings = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6}
     optimizers = [
         AdamW(groups_of(ours), **settings),
@@ -53,7 +53,7 @@ def test_adamw_is_torchs_bit_for_bit(dtype, device):
             assert all(torch.equal(states[0][kind], state) for kind, state in states[1].items())
             assert all(states[0][kind].dtype == state.dtype for kind, state in states[1].items())
     assert [len(optimizers[0].state[param]) for param in ours] == [0, 3, 3, 3, 3]
-    assert not torch.equal(ours[1], pieces_of(drawn.to(device))[1])
+    assert not torch.equal(ours[1], pieces_of(values.to(device))[1])
 
 
 def muon_and_adamw(params):
@@ -70,7 +70,7 @@ MAKE = {
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_a_step_that_is_skipped_leaves_all_as_it_is(make):
-    """Parameters and states; then the next step is that of who has never met the one skipped."""
+    """Parameters and states are unchanged, and the next step is as if the skipped one had not happened."""
     torch.manual_seed(0)
     params = [[torch.nn.Parameter(torch.ones(5)), torch.nn.Parameter(torch.ones(3, 2))] for _ in range(2)]
     ours, theirs = map(make, params)
@@ -111,10 +111,10 @@ SHAPES = {"square": (8, 8), "wide": (4, 12), "tall": (20, 6), "column": (5, 1)}
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_muon_is_torchs(dtype):
-    """But for torch's rounding to bfloat16, which the reference leaves out."""
+    """The exception is torch's rounding to bfloat16, which the reference disables."""
     generator = torch.Generator().manual_seed(0)
-    drawn = {name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in SHAPES.items()}
-    ours, theirs = ({name: torch.nn.Parameter(x.clone()) for name, x in drawn.items()} for _ in range(2))
+    values = {name: torch.randn(shape, generator=generator, dtype=dtype) for name, shape in SHAPES.items()}
+    ours, theirs = ({name: torch.nn.Parameter(x.clone()) for name, x in values.items()} for _ in range(2))
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2}
     optimizers = Muon(ours, **settings), torch.optim.Muon(theirs.values(), **settings)
     for _ in range(3):
@@ -132,7 +132,7 @@ def test_muon_is_torchs(dtype):
 
 
 def test_muon_updates_what_is_stacked_one_by_one():
-    """Rows of several matrices, as queries, keys and values; and experts, whose matrices are (in, out)."""
+    """Stacks are rows of several matrices, as queries, keys and values, and experts, whose matrices are (in, out)."""
     generator = torch.Generator().manual_seed(0)
     shapes = {"rows": (8, 6), "experts": (3, 4, 8)}
     ours = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
@@ -151,7 +151,7 @@ def test_muon_updates_what_is_stacked_one_by_one():
 
 @pytest.mark.parametrize("shape", [(6, 6), (3, 40), (40, 3), (2, 5, 9)])
 def test_an_orthogonal_matrix_has_the_same_directions(shape):
-    """Those of the singular vectors, with singular values near 1."""
+    """The singular vectors are the same, and the singular values near 1."""
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
     assert (s > 0.02 * s.max()).all()
@@ -162,7 +162,7 @@ def test_an_orthogonal_matrix_has_the_same_directions(shape):
 
 
 def pieces_of(flat):
-    """Parameters at odd places, of odd lengths."""
+    """Return parameters of odd lengths at unaligned addresses."""
     places = (slice(0, 3), slice(5, 117), slice(117, 118), slice(121, 250), slice(251, 400))
     return [torch.nn.Parameter(flat[place]) for place in places]
 
@@ -173,7 +173,7 @@ def groups_of(params):
 
 @pytest.mark.parametrize("grad_dtype", [torch.bfloat16, torch.float32])
 def test_masters_are_updated_as_float32_parameters_are(grad_dtype):
-    """Bit for bit; and 16-bit parameters are what these are rounded to."""
+    """Master weights are equal bit for bit, and the 16-bit parameters are their rounded values."""
     torch.manual_seed(0)
     plain = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in {"a": (6, 5), "b": (7,)}.items()}
     params = {name: torch.nn.Parameter(param.detach().bfloat16()) for name, param in plain.items()}

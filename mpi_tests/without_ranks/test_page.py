@@ -1,4 +1,4 @@
-"""The page that steps through schedules: its states are the prover's, its lines the generators' own, its size small."""
+"""The page that steps through schedules: its states are the prover's, its lines the generators', and it is small."""
 
 import re
 from importlib.resources import files
@@ -26,7 +26,7 @@ from parallelism.zero import scene as zero
 
 
 def decoded(data, size):
-    """Return all ranks' vectors before each round and at the end, as the page's collectives.js decodes them."""
+    """Return all ranks' vectors before each round and at the end, decoded like in the page's collectives.js."""
 
     def absolute(number, rank):
         return number - number % size + (number + rank) % size
@@ -65,7 +65,7 @@ def text(vector):
 
 @each_algorithm
 def test_the_states_are_the_prover_s(row):
-    """On 1 to 16 ranks, and for hierarchies on all the hosts that the page offers, after every round."""
+    """They are equal after every round on 1 to 16 ranks, for hierarchies on every number of hosts of the page."""
     data = unpacked(packed(algorithm_data(row, SourceTable())))
     assert {tuple(map(int, key.split("x"))) for key in data["runs"]} == set(reference.runs(row))
     for size, hosts in reference.runs(row):
@@ -101,7 +101,7 @@ def test_an_algorithm_that_is_wrong_is_not_shown():
 
 
 def test_values_that_do_not_follow_from_what_was_held_are_packed():
-    """As of a barrier, whose ranks hear of all others without a message."""
+    """A barrier is such a case: its ranks learn of all others without a message."""
     row = find("barrier", "direct")
     run = algorithm_data(row, SourceTable())["runs"]["3x1"]
     assert len(run["values"]) == 3
@@ -110,7 +110,7 @@ def test_values_that_do_not_follow_from_what_was_held_are_packed():
 
 @each_algorithm
 def test_the_lines_are_where_the_generators_are(row):
-    """By the generators' own word, as far as one yields from another; and each line yields."""
+    """Lines are those of the running generators, through each `yield from`; and each line has a yield."""
     for size, hosts in ((4, 1), (6, 2)):
         groups = reference.nodes(size, hosts)
         for rank in range(size):
@@ -129,7 +129,7 @@ def test_the_lines_are_where_the_generators_are(row):
 
 
 def test_lines_go_through_lists_and_loops():
-    """Of a hierarchy whose inner rounds are kept in lists, and yielded as new ones."""
+    """The hierarchy keeps its inner rounds in lists, and yields new rounds made from them."""
     row = find("all_reduce", "hierarchical")
     names = [[code.co_name for code, _ in places] for places in yield_lines(row, 0, 4, 0, reference.nodes(4, 2))]
     inside = ["all_reduce", "inside", "abreast", "embed", "ring_pass"]
@@ -163,8 +163,8 @@ def test_prices_are_the_cost_model_s():
     expected = predict(row, LENGTHS[2], 6, reference.nodes(6, 2), 0, NETWORK) * 1e6
     assert table["6x2"]["hierarchical"][0][2] == pytest.approx(expected, rel=5e-3)
     assert "direct" in table["6x1"]
-    assert "direct" not in table["6x2"]  # which needs one host
-    assert 4 not in hosts_for(find("broadcast", "hierarchical_direct"), 4)  # nor a host of one rank each
+    assert "direct" not in table["6x2"]  # it needs a single host
+    assert 4 not in hosts_for(find("broadcast", "hierarchical_direct"), 4)  # nor hosts of one rank
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_pipelines_have_every_schedule_and_every_action():
 
 @pytest.mark.parametrize("order", attention.ORDERS)
 def test_every_query_meets_each_key_up_to_its_own_once(order):
-    """On the rank that has the query, in the step in which the key's rank's keys are there."""
+    """They meet on the rank of the query, in the step in which the keys of the key's rank are there."""
     for size in attention.RANKS:
         data = attention.ring_data(size, order)
         owners, count = data["owners"], size * attention.TOKENS
@@ -235,23 +235,23 @@ def test_zigzag_gives_all_ranks_as_much_to_do_in_each_step():
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 @pytest.mark.parametrize(("size", "count"), [(2, 1), (4, 2), (8, 1)])
 def test_zero_holds_and_sends_what_the_papers_say(zero_stage, size, count):
-    """Rajbhandari et al., 2020, sections 5 and 7: of Psi elements, in stages 2 and 3 for each micro-batch."""
+    """Source: Rajbhandari et al., 2020, sections 5 and 7; stages 2 and 3 send Psi elements for each micro-batch."""
     events = zero.trace(zero_stage, size, count)
     psi = zero.LAYERS * zero.BLOCK * size
     sent = events[-1][3] * size / (size - 1) / psi
-    kept = 2 * (2 * count - 1) / zero.LAYERS  # between passes, of which the next begins with the last one's two layers
-    assert sent == {0: 2, 1: 2, 2: count + 1, 3: 3 * count - kept}[zero_stage]
-    held = [held for _, _, held, _ in events]
+    reuse = 2 * (2 * count - 1) / zero.LAYERS  # a pass begins with the last two layers of the previous one
+    assert sent == {0: 2, 1: 2, 2: count + 1, 3: 3 * count - reuse}[zero_stage]
+    states = [states for _, _, states, _ in events]
     own = zero.WHOLE if zero_stage == 0 else zero.SHARD
-    assert all(each.optimizer == [own] * zero.LAYERS for each in held)
-    most_layers = max(sum(state >= zero.MOVING for state in each.parameters) for each in held)
+    assert all(each.optimizer == [own] * zero.LAYERS for each in states)
+    most_layers = max(sum(state >= zero.MOVING for state in each.parameters) for each in states)
     assert most_layers == (2 if zero_stage == 3 else zero.LAYERS)
-    most_gradients = max(sum(state >= zero.MOVING for state in each.gradients) for each in held)
-    assert most_gradients == (zero.LAYERS if zero_stage < 2 else 3)  # two buckets under way, and one that fills
+    most_gradients = max(sum(state >= zero.MOVING for state in each.gradients) for each in states)
+    assert most_gradients == (zero.LAYERS if zero_stage < 2 else 3)  # two buckets in reduction, and one being filled
     whole = next(each for what, _, each, _ in events if what == "optimizer updates")
     assert whole.gradients == [own] * zero.LAYERS
-    assert held[-1].parameters == [zero.SHARD if zero_stage == 3 else zero.WHOLE] * zero.LAYERS
-    assert held[-1].gradients == [zero.NONE] * zero.LAYERS
+    assert states[-1].parameters == [zero.SHARD if zero_stage == 3 else zero.WHOLE] * zero.LAYERS
+    assert states[-1].gradients == [zero.NONE] * zero.LAYERS
 
 
 def test_zero_computes_with_whole_layers_only():
@@ -261,12 +261,12 @@ def test_zero_computes_with_whole_layers_only():
             *(("forward", layer) for layer in range(4)),
             *(("backward", layer) for layer in reversed(range(4))),
         ] * count
-        assert all(held.parameters[layer] == zero.WHOLE for _, layer, held, _ in computes)
+        assert all(states.parameters[layer] == zero.WHOLE for _, layer, states, _ in computes)
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_text_has_contrast(theme):
-    """At least 4.5 to 1, by the formula of WCAG 2, section 1.4.3."""
+    """The contrast is at least 4.5 to 1 by the formula of WCAG 2, section 1.4.3."""
     style = (files("collectives.page") / "style.css").read_text()
     colors = dict(
         re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", style.split("prefers-color-scheme: dark")[theme].split("}")[0])

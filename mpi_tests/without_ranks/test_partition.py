@@ -1,4 +1,4 @@
-"""Stages balanced by cost, against all ways to cut; and the costs, counted and measured."""
+"""Stages balanced by cost, compared with all possible cuts; counted and measured costs."""
 
 import random
 import re
@@ -40,7 +40,7 @@ def test_no_cut_has_a_cheaper_dearest_stage_nor_a_more_even_one_as_cheap(num_lay
 
 
 def test_measured_costs_are_no_integers():
-    """A limit that a sum of them misses by a rounding would leave nothing."""
+    """Rounding of sums must not make the best cut exceed the limit."""
     draw = random.Random(0)
     costs = [draw.random() for _ in range(40)]
     for num_stages in range(1, 41):
@@ -57,13 +57,13 @@ def test_more_stages_than_layers(num_stages):
 
 
 def flops(layers, batch):
-    """Return the FLOPs of each layer's forward pass on a batch, as torch counts them."""
-    x, counted = None, []
+    """Return torch's count of the FLOPs of each layer's forward pass on a batch."""
+    x, flops_by_layer = None, []
     for layer in layers:
         with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             x = layer.run(x, batch)
-        counted.append(counter.get_total_flops())
-    return counted
+        flops_by_layer.append(counter.get_total_flops())
+    return flops_by_layer
 
 
 @pytest.mark.parametrize("n_kv_head", [None, 2])
@@ -74,7 +74,7 @@ def test_counted_costs_are_those_that_torch_counts(n_kv_head):
 
 
 class Clock:
-    """Time that passes only where a layer says so."""
+    """A clock that only layers advance."""
 
     def __init__(self):
         self.now = 0.0

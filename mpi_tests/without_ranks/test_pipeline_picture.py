@@ -1,4 +1,4 @@
-"""Pipeline schedules as grids, in letters and in colors, and the command that draws, searches and checks them."""
+"""Pipeline schedules as grids in letters and colors, and the command that draws, searches and checks them."""
 
 import re
 import sys
@@ -16,11 +16,11 @@ from parallelism.pipeline.schedule.registry import make
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def lanes(drawn):
-    return [line.split(None, 2)[2] for line in drawn.splitlines()[1:]]
+def lanes(grid):
+    return [line.split(None, 2)[2] for line in grid.splitlines()[1:]]
 
 
-def written(*orders):
+def parse_schedule(*orders):
     return Schedule("written", tuple(tuple(map(parse, order.split())) for order in orders), (9,) * len(orders))
 
 
@@ -34,13 +34,13 @@ def test_a_grid_in_letters():
 
 
 def test_stages_are_named_where_a_rank_has_several():
-    drawn = text(planned(price(written("0F0 3F0 3I0 0I0 3W0 0W0", "1F0 2F0 2I0 1I0 2W0 1W0"))))
-    assert lanes(drawn) == ["0F0......3F03I0......0I03W00W0", "...1F02F0......2I01I02W01W0..."]
+    grid = text(planned(price(parse_schedule("0F0 3F0 3I0 0I0 3W0 0W0", "1F0 2F0 2I0 1I0 2W0 1W0"))))
+    assert lanes(grid) == ["0F0......3F03I0......0I03W00W0", "...1F02F0......2I01I02W01W0..."]
 
 
 def test_widths_are_in_proportion_to_times():
-    drawn = text(planned(price(gpipe(2, 1), Costs(forward=[2, 1], inputs=3, weights=1, message=0.5))))
-    assert lanes(drawn) == ["F0--............B0------", ".....F0B0------........."]
+    grid = text(planned(price(gpipe(2, 1), Costs(forward=[2, 1], inputs=3, weights=1, message=0.5))))
+    assert lanes(grid) == ["F0--............B0------", ".....F0B0------........."]
 
 
 def test_every_lane_is_as_long_as_the_columns_allow():
@@ -50,14 +50,14 @@ def test_every_lane_is_as_long_as_the_columns_allow():
 
 
 def test_what_is_too_narrow_for_its_name_has_its_letter():
-    timeline = price(written("0F10 0F11 0B10 0B11"))
+    timeline = price(parse_schedule("0F10 0F11 0B10 0B11"))
     names = [set(re.findall("[FB][0-9]*", lanes(text(planned(timeline), columns))[0])) for columns in range(12, 40)]
     assert set.union(*names) == {"F", "B", "F10", "F11", "B10", "B11"}, "part of a number reads as another one"
 
 
 def test_actions_that_take_no_time_have_no_cell():
-    drawn = text(planned(price(gpipe(2, 2), Costs(forward=1, inputs=0, weights=0))))
-    assert lanes(drawn) == ["F0F1..", "..F0F1"]
+    grid = text(planned(price(gpipe(2, 2), Costs(forward=1, inputs=0, weights=0))))
+    assert lanes(grid) == ["F0F1..", "..F0F1"]
 
 
 def test_an_empty_schedule_has_empty_lanes():
@@ -75,7 +75,7 @@ def test_colors_change_no_letter_but_fill():
 
 
 def bars(axes):
-    """Middle, begin and end of each bar, by label."""
+    """Return the middle, begin and end of each bar by label."""
     return {
         group.get_label(): sorted(
             (round(bar.get_y() + bar.get_height() / 2, 3), bar.get_x(), bar.get_x() + bar.get_width()) for bar in group
@@ -101,18 +101,18 @@ def test_grids_share_their_time_and_their_colors():
         Span(1, "wait for activation", 0, 1),
         Span(0, "all_reduce of stage 0", 4, 6),
     ]
-    drawn = picture.figure([planned(timeline), ScheduleGrid("happened", 2, happened)])
-    above, below = drawn.axes
+    fig = picture.figure([planned(timeline), ScheduleGrid("happened", 2, happened)])
+    above, below = fig.axes
     assert above.get_xlim() == below.get_xlim()
     assert above.get_xlim()[1] > 9.5
     assert bars(below)["wait"] == [(1, 0, 1)]
-    assert [label.get_text() for label in drawn.legends[0].get_texts()] == ["forward", "backward", "wait", "all_reduce"]
+    assert [label.get_text() for label in fig.legends[0].get_texts()] == ["forward", "backward", "wait", "all_reduce"]
     assert bars(below)["all_reduce"] == [(0.4, 4, 6)], "on the lower edge of rank 0's lane"
     assert above.containers[0][0].get_facecolor() == below.containers[0][0].get_facecolor()
 
 
 def test_stages_of_a_rank_have_shades():
-    (axes,) = picture.figure([planned(price(written("0F0 1F0 1B0 0B0")))]).axes
+    (axes,) = picture.figure([planned(price(parse_schedule("0F0 1F0 1B0 0B0")))]).axes
     forward = axes.containers[0]
     assert len({bar.get_facecolor() for bar in forward}) == 2
 
@@ -138,9 +138,9 @@ def test_the_command_draws(capsys, tmp_path):
 def test_by_default_four_stages_and_eight_micro_batches(capsys):
     assert main(["draw"]) == 0
     assert main(words("draw --schedule interleaved --virtual_stages 3")) == 0
-    drawn = capsys.readouterr().out
-    assert text(planned(price(one_f_one_b(4, 8)))) in drawn
-    assert text(planned(price(make("interleaved", 4, 8, 3)))) in drawn
+    output = capsys.readouterr().out
+    assert text(planned(price(one_f_one_b(4, 8)))) in output
+    assert text(planned(price(make("interleaved", 4, 8, 3)))) in output
 
 
 @pytest.mark.parametrize(
@@ -155,20 +155,20 @@ def test_colors_are_for_terminals_that_have_them(environment, is_colored, capsys
     assert "\x1b" not in capsys.readouterr().out, "in a file"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     main(["draw"])
-    drawn = capsys.readouterr().out
-    assert ("\x1b" in drawn) == is_colored
-    assert max(map(len, COLOR.sub("", drawn).splitlines()[1:])) == 60
+    output = capsys.readouterr().out
+    assert ("\x1b" in output) == is_colored
+    assert max(map(len, COLOR.sub("", output).splitlines()[1:])) == 60
 
 
 def test_the_command_searches(capsys, tmp_path):
     out = tmp_path / "found.txt"
     flags = words("search --stages 3 --micro_batches 4 --memory 2 --message 0.5 --weights 0.5 --out")
     assert main([*flags, str(out)]) == 0
-    drawn, _, others = capsys.readouterr().out.partition("\nknown:\n")
+    grid, _, others = capsys.readouterr().out.partition("\nknown:\n")
     costs = Costs(weights=0.5, message=0.5)
-    found = files.read(out)
-    assert max(found.peaks) <= 2
-    assert drawn.splitlines()[1:] == text(planned(price(found, costs))).splitlines()[1:]
+    schedule = files.read(out)
+    assert max(schedule.peaks) <= 2
+    assert grid.splitlines()[1:] == text(planned(price(schedule, costs))).splitlines()[1:]
     assert f"{picture.title(price(make('1f1b', 3, 4), costs))}, above the limit\n" in others
     assert f"{picture.title(price(make('naive', 3, 4), costs))}\n" in others
 
@@ -209,8 +209,8 @@ def test_the_command_checks_files(capsys, tmp_path):
 )
 def test_bad_flags_are_one_line(flags, message, capsys):
     assert main(words(flags)) == 2
-    written = capsys.readouterr()
-    assert written.out == ""
-    assert written.err.startswith("error: ")
-    assert written.err.count("\n") == 1
-    assert message in written.err
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert streams.err.startswith("error: ")
+    assert streams.err.count("\n") == 1
+    assert message in streams.err

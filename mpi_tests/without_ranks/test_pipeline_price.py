@@ -1,4 +1,4 @@
-"""What schedules cost: against published formulas, and small ones played by hand."""
+"""The times of schedules, compared with published formulas and with small schedules simulated by hand."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from parallelism.pipeline.schedule.zero_bubble import zb_h1, zb_v
 SIZES = [(p, m) for p in (1, 2, 3, 4, 7, 16) for m in (1, 2, 3, 4, 8, 15, 64)]
 
 
-def written(*orders):
+def parse_schedule(*orders):
     return Schedule("written", tuple(tuple(map(parse, order.split())) for order in orders), (99,) * len(orders))
 
 
@@ -26,7 +26,7 @@ def test_bubble_as_published(make, costs):
 
 @pytest.mark.parametrize("virtual_stages", [2, 3, 4])
 def test_bubble_of_interleaved_as_published(virtual_stages):
-    """(p-1)/(v m) of the time that the work alone takes, for a number of micro-batches that p divides."""
+    """The bubble is (p-1)/(v m) of the ideal time if p divides the number of micro-batches."""
     for p in (1, 2, 3, 4, 8, 16):
         for m in (p, 2 * p, 4 * p):
             ideal = 3 * virtual_stages * m
@@ -37,7 +37,7 @@ def test_bubble_of_interleaved_as_published(virtual_stages):
 
 
 def test_bubble_of_zero_bubble_schedules_as_published():
-    """Of ZB-H1 a third of 1F1B's, where the parts of a backward pass take as long as a forward pass."""
+    """ZB-H1's is a third of 1F1B's if each part of a backward pass takes as long as a forward pass."""
     for p in (1, 2, 3, 4, 8, 16):
         for m in (2 * p, 4 * p):
             assert price(zb_h1(p, m)).span_s == pytest.approx(3 * m + p - 1)
@@ -58,9 +58,9 @@ def test_peaks_are_counted():
 
 
 def test_played_by_hand():
-    """Two ranks, two micro-batches, a backward pass in parts; a message takes 10."""
+    """Two ranks, two micro-batches, and backward passes in parts; a message takes 10 units."""
     timeline = price(
-        written("0F0 0F1 0B0 0B1", "1F0 1I0 1F1 1W0 1B1"),
+        parse_schedule("0F0 0F1 0B0 0B1", "1F0 1I0 1F1 1W0 1B1"),
         Costs(forward=[1, 2], inputs=[3, 4], weights=[5, 6], message=10),
     )
     begins = {str(action): begin for action, begin in timeline.begin_s.items()}
@@ -92,12 +92,12 @@ def test_played_by_hand():
 
 
 def test_a_message_has_the_time_of_its_pair_of_stages():
-    timeline = price(written("0F0 0B0", "1F0 1B0", "2F0 2B0"), Costs(message=[10, 100]))
+    timeline = price(parse_schedule("0F0 0B0", "1F0 1B0", "2F0 2B0"), Costs(message=[10, 100]))
     assert timeline.span_s == 3 * (1 + 2) + 2 * (10 + 100)
 
 
 def test_nothing_travels_between_stages_of_a_rank():
-    assert price(written("0F0 1F0 1B0 0B0"), Costs(message=10)).span_s == 6
+    assert price(parse_schedule("0F0 1F0 1B0 0B0"), Costs(message=10)).span_s == 6
 
 
 def test_nothing_to_do():
@@ -121,4 +121,4 @@ def test_times_that_make_no_sense_are_refused(costs, message):
 
 def test_ranks_that_wait_for_ever_are_named():
     with pytest.raises(ValueError, match="no rank can proceed; waiting: 0B0 on rank 0, 1F0 on rank 1"):
-        price(written("0B0 0F0", "1F0 1B0"))
+        price(parse_schedule("0B0 0F0", "1F0 1B0"))

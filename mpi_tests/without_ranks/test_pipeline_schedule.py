@@ -1,4 +1,4 @@
-"""Pipeline schedules: proved, damaged, played in unit times; without ranks."""
+"""Pipeline schedules without ranks: proofs, damaged schedules, and simulations in unit times."""
 
 import os
 import pkgutil
@@ -29,7 +29,7 @@ SCHEDULES = [(name, None) for name in names()] + [("interleaved", 3), ("breadth_
 each_schedule = pytest.mark.parametrize(("name", "virtual_stages"), SCHEDULES)
 
 
-def written(*orders, peaks=None):
+def parse_schedule(*orders, peaks=None):
     orders = tuple(tuple(map(parse, order.split())) for order in orders)
     return Schedule("written", orders, peaks or (99,) * len(orders))
 
@@ -40,17 +40,19 @@ def changed(schedule, rank, order):
 
 
 def play(schedule, **lengths):
-    """Return when each action ends if all begin as early as they can, in units; None if some never do."""
+    """Return the earliest end of each action in units; None if the schedule deadlocks."""
     lengths = {"F": 1, "B": 2, "I": 1, "W": 1} | lengths
-    made, ends, at, free = {}, {}, [0] * schedule.num_ranks, [0] * schedule.num_ranks
+    ready_s, ends, at, free = {}, {}, [0] * schedule.num_ranks, [0] * schedule.num_ranks
     goes_on = True
     while goes_on:
         goes_on = False
         for rank, order in enumerate(schedule.orders):
-            while at[rank] < len(order) and all(what in made for what in before(order[at[rank]], schedule.num_stages)):
+            while at[rank] < len(order) and all(
+                what in ready_s for what in before(order[at[rank]], schedule.num_stages)
+            ):
                 action = order[at[rank]]
-                begin = max([free[rank], *(made[what] for what in before(action, schedule.num_stages))])
-                made[after(action)] = ends[action] = free[rank] = begin + lengths[action.kind]
+                begin = max([free[rank], *(ready_s[what] for what in before(action, schedule.num_stages))])
+                ready_s[after(action)] = ends[action] = free[rank] = begin + lengths[action.kind]
                 at[rank], goes_on = at[rank] + 1, True
     return ends if len(ends) == sum(map(len, schedule.orders)) else None
 
@@ -104,7 +106,7 @@ def test_bubble_of_looped_schedules(name, lengths):
 
 
 def test_memory_of_looped_schedules():
-    """Interleaved 1F1B's first rank has 1 + (p-1)/(p v) times what it has in 1F1B, in stages 1/v as large."""
+    """The first rank of interleaved 1F1B has 1 + (p-1)/(p v) times the memory of 1F1B, in stages 1/v as large."""
     for p in (1, 2, 4, 8):
         for v in (2, 3, 4):
             assert Fraction(make("interleaved", p, 4 * p, v).peaks[0], v) == p * (1 + Fraction(p - 1, p * v))
@@ -144,11 +146,11 @@ def test_naive_has_one_stage_at_work():
 
 
 class Peer(SimpleNamespace):
-    """What torch's schedules read of themselves when they make a rank's actions."""
+    """The attributes that torch's schedules read from themselves when they make a rank's actions."""
 
     def order(self, schedule, rank):
-        made = schedule._calculate_single_rank_operations(self, rank)
-        return [str(action) for action in made if action is not None]
+        actions = schedule._calculate_single_rank_operations(self, rank)
+        return [str(action) for action in actions if action is not None]
 
 
 @pytest.mark.parametrize(("p", "m", "v"), [(1, 3, 2), (2, 4, 2), (4, 4, 3), (4, 12, 2), (8, 16, 2)])
@@ -171,7 +173,7 @@ def without(order, *positions):
     return [action for position, action in enumerate(order) if position not in positions]
 
 
-def moved(order, source, dest):
+def move(order, source, dest):
     rest = without(order, source)
     return [*rest[:dest], order[source], *rest[dest:]]
 
@@ -185,9 +187,13 @@ DAMAGES = {
     "left out: the weights' part": (changed(H1, 0, without(H1.orders[0], 4)), "0W0 is missing", ActionPosition(0, 11)),
     "left out: the inputs' part": (changed(H1, 0, without(H1.orders[0], 3)), "0I0 is missing", ActionPosition(0, 11)),
     "left out: a forward pass": (changed(PLAIN, 3, without(THREE, 2)), "3F1 is missing", ActionPosition(3, 15)),
-    "a stage is not there": (written("0F0 0B0", "2F0 2B0"), "1F0 is missing, of stages 0 to 2", ActionPosition(1, 0)),
-    "a far micro-batch": (written("0F0 0B0 0F999999999 0B999999999"), "0F1 is missing", ActionPosition(0, 4)),
-    "a far stage": (written("0F0 0B0 999999999F0"), "1F0 is missing", ActionPosition(0, 2)),
+    "a stage is not there": (
+        parse_schedule("0F0 0B0", "2F0 2B0"),
+        "1F0 is missing, of stages 0 to 2",
+        ActionPosition(1, 0),
+    ),
+    "a far micro-batch": (parse_schedule("0F0 0B0 0F999999999 0B999999999"), "0F1 is missing", ActionPosition(0, 4)),
+    "a far stage": (parse_schedule("0F0 0B0 999999999F0"), "1F0 is missing", ActionPosition(0, 2)),
     "twice": (changed(PLAIN, 1, [*ONE[:5], ONE[4], *ONE[5:]]), "1F3 appears twice", ActionPosition(1, 5)),
     "whole and part": (
         changed(PLAIN, 1, [*ONE[:6], parse("1W0"), *ONE[6:]]),
@@ -212,21 +218,21 @@ DAMAGES = {
         ActionPosition(4, 0),
     ),
     "backward first, last stage": (
-        changed(PLAIN, 3, moved(THREE, 0, 1)),
+        changed(PLAIN, 3, move(THREE, 0, 1)),
         "3B0 needs 3F0, which has not",
         ActionPosition(3, 0),
     ),
-    "weights first": (changed(H1, 0, moved(H1.orders[0], 3, 4)), "0W0 needs 0I0, which has not", ActionPosition(0, 3)),
-    "the turn of a V": (changed(V, 1, moved(V.orders[1], 0, 1)), "2F0 needs 1F0, which has not", ActionPosition(1, 0)),
+    "weights first": (changed(H1, 0, move(H1.orders[0], 3, 4)), "0W0 needs 0I0, which has not", ActionPosition(0, 3)),
+    "the turn of a V": (changed(V, 1, move(V.orders[1], 0, 1)), "2F0 needs 1F0, which has not", ActionPosition(1, 0)),
     "backward first": (
-        changed(PLAIN, 1, moved(ONE, 3, 0)),
+        changed(PLAIN, 1, move(ONE, 3, 0)),
         "1B0 of rank 1 waits for the gradient of micro-batch 0 for stage 1, rank 2 to 1; "
         "2F0 of rank 2 waits for the activation of micro-batch 0 for stage 2, rank 1 to 2",
         ActionPosition(1, 0),
         ActionPosition(2, 0),
     ),
     "a circle": (
-        written("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1", "2F0 2B0 2F1 2B1"),
+        parse_schedule("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1", "2F0 2B0 2F1 2B1"),
         "0B0 of rank 0 waits for the gradient of micro-batch 0 for stage 0, rank 1 to 0; "
         "1F1 of rank 1 waits for the activation of micro-batch 1 for stage 1, rank 0 to 1",
         ActionPosition(0, 1),
@@ -238,7 +244,7 @@ DAMAGES = {
         ActionPosition(1, 2),
     ),
     "weights too late": (
-        changed(H1, 2, moved(H1.orders[2], 6, 7)),
+        changed(H1, 2, move(H1.orders[2], 6, 7)),
         "2F3 makes 4 live activations on rank 2, which states 3",
         ActionPosition(2, 6),
     ),
@@ -297,7 +303,7 @@ def test_any_order_is_refused_if_and_only_if_it_cannot_be_played():
             rank = draws.randrange(schedule.num_ranks)
             order = schedule.orders[rank]
             near = draws.randrange(len(order) - 1)
-            schedule = changed(schedule, rank, moved(order, near, min(near + draws.randint(1, 3), len(order) - 1)))
+            schedule = changed(schedule, rank, move(order, near, min(near + draws.randint(1, 3), len(order) - 1)))
         is_played = play(schedule) is not None
         outcomes.add(is_played)
         if is_played:
@@ -331,7 +337,7 @@ def all_posts_first(ops):
 
 
 STRAY = StartSend(StageMessage(False, 2, 0, source=1, dest=0))
-PROGRAMS = {  # of the middle rank
+PROGRAMS = {  # of rank 1, between its neighbours
     "no activation is sent": (
         left_out(StartSend, 0),
         "2F0 of rank 2 waits for the activation of micro-batch 0 for stage 2",
@@ -430,7 +436,7 @@ def test_no_file(tmp_path):
 
 
 def test_files_are_those_of_torch(tmp_path):
-    """A schedule goes there and back, through its own reader and writer."""
+    """Torch reads our file, and we read torch's, without a change of the schedule."""
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
     multi = schedules.PipelineScheduleMulti
     peer = Peer(pipeline_order={}, _validate_and_set_stage_mapping=lambda order: None)

@@ -1,4 +1,4 @@
-"""The search: at least as good as every known schedule, within the limit, and better where that matters."""
+"""The search for schedules: within the memory limit, as good as every known schedule, and better in hard cases."""
 
 import random
 
@@ -11,7 +11,7 @@ from parallelism.pipeline.schedule.proof import prove
 from parallelism.pipeline.schedule.registry import make
 from parallelism.pipeline.schedule.search import bound_s, finished, placements, registered, search
 
-WORK = 300_000  # less than what users get
+WORK = 300_000  # less than the default
 
 
 def uneven(count, seed=3):
@@ -38,11 +38,11 @@ CASES = [
 
 @pytest.mark.parametrize(("num_ranks", "num_micro_batches", "virtual_stages", "costs", "limit"), CASES)
 def test_at_least_as_good_as_every_known_schedule(num_ranks, num_micro_batches, virtual_stages, costs, limit):
-    made = search(num_ranks, num_micro_batches, virtual_stages, costs, limit, work=WORK)
-    prove(made)
-    assert (made.num_ranks, made.num_micro_batches) == (num_ranks, num_micro_batches)
-    assert made.num_stages == num_ranks * virtual_stages
-    timeline = price(made, costs)
+    schedule = search(num_ranks, num_micro_batches, virtual_stages, costs, limit, work=WORK)
+    prove(schedule)
+    assert (schedule.num_ranks, schedule.num_micro_batches) == (num_ranks, num_micro_batches)
+    assert schedule.num_stages == num_ranks * virtual_stages
+    timeline = price(schedule, costs)
     limits = limit if isinstance(limit, list) else [limit or 99] * num_ranks
     assert all(peak <= most for peak, most in zip(timeline.peaks, limits, strict=True))
     for other in registered(num_ranks, num_micro_batches, virtual_stages):
@@ -54,9 +54,9 @@ def test_at_least_as_good_as_every_known_schedule(num_ranks, num_micro_batches, 
 @pytest.mark.parametrize(
     ("shape", "costs", "limit", "gain"),
     [
-        ((8, 32, 1), Costs(1, 1.1, 0.9, 2), 16, 0.35),  # slow messages: known ones do not get far enough ahead
+        ((8, 32, 1), Costs(1, 1.1, 0.9, 2), 16, 0.35),  # slow messages: known schedules do not run far enough ahead
         ((4, 8, 2), uneven(8), 10, 0.05),
-        ((4, 8, 2), Costs(), 5, 0.5),  # less memory than any but the naive one needs
+        ((4, 8, 2), Costs(), 5, 0.5),  # less memory than all but the naive schedule need
         ((4, 8, 1), Costs(), 2, 0.5),
     ],
 )
@@ -68,7 +68,9 @@ def test_better_where_it_matters(shape, costs, limit, gain):
 
 def test_what_cannot_be_beaten_is_kept():
     assert search(4, 8, 1, Costs(), 4) == make("zb_h1", 4, 8)
-    assert search(4, 8, 1, Costs(weights=0), work=WORK) == make("1f1b", 4, 8), "which has less alive than gpipe"
+    assert search(4, 8, 1, Costs(weights=0), work=WORK) == make("1f1b", 4, 8), (
+        "it has fewer live activations than gpipe"
+    )
 
 
 def test_known_schedules_are_there_for_any_number_of_stages_a_rank():
@@ -88,16 +90,16 @@ def test_the_same_arguments_give_the_same_schedule():
 
 
 def test_no_policy_runs_out_of_memory():
-    """Every policy ends, proved, from the least memory that there can be up to plenty."""
+    """Every policy completes a valid schedule, from the least possible memory up to an ample limit."""
     for num_ranks, num_micro_batches, virtual_stages in ((1, 2, 1), (2, 3, 2), (3, 4, 3), (4, 6, 2)):
         costs = uneven(num_ranks * virtual_stages)
         for home in placements(num_ranks, virtual_stages):
             for limit in (virtual_stages, virtual_stages + 1, 3 * virtual_stages):
                 job = SchedulingProblem(home, num_micro_batches, costs, (limit,) * num_ranks)
                 for policy in policies(job):
-                    made = finished(timed(job, Greedy(job, policy).run()))
-                    assert max(made.peaks) <= limit
-                    prove(made)
+                    schedule = finished(timed(job, Greedy(job, policy).run()))
+                    assert max(schedule.peaks) <= limit
+                    prove(schedule)
 
 
 def test_nothing_is_faster_than_the_bound():
@@ -117,18 +119,18 @@ def test_moving_actions_improves_a_schedule_and_keeps_its_limit():
     start = timed(job, slow.orders)
     better = improve(start, random.Random(0), 200_000, 0)
     assert better.span_s < 0.95 * start.span_s <= 0.95 * price(slow, costs).span_s
-    made = finished(better)
-    prove(made)
-    assert price(made, costs).span_s <= better.span_s * (1 + 1e-9)
-    assert max(made.peaks) <= 5
+    schedule = finished(better)
+    prove(schedule)
+    assert price(schedule, costs).span_s <= better.span_s * (1 + 1e-9)
+    assert max(schedule.peaks) <= 5
 
 
 def test_backward_passes_are_whole_where_parts_gain_nothing():
     for name in ("1f1b", "gpipe"):
-        made, costs = make(name, 2, 3), Costs(weights=0)
-        parts = timed(SchedulingProblem((0, 1), 3, costs, (3, 3)), made.orders)
+        schedule, costs = make(name, 2, 3), Costs(weights=0)
+        parts = timed(SchedulingProblem((0, 1), 3, costs, (3, 3)), schedule.orders)
         assert sum(map(len, parts.orders)) == 3 * 2 * 3
-        assert finished(parts).orders == made.orders
+        assert finished(parts).orders == schedule.orders
 
 
 @pytest.mark.parametrize(

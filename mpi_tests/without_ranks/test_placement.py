@@ -1,4 +1,4 @@
-"""Placements: what is said of a parameter, and what follows of its pieces."""
+"""Placements of parameters, and the shards that follow from them."""
 
 import torch
 from torch import nn

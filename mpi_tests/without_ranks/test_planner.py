@@ -1,4 +1,4 @@
-"""The planner: memory against real models and what autograd saves, times against sums by hand and schedules' prices."""
+"""The planner: memory compared with real models and autograd's saved tensors, times with manual sums and schedules."""
 
 import random
 import re
@@ -79,11 +79,11 @@ def same(value):
     return pytest.approx(value, rel=1e-9, abs=1e-12)
 
 
-# What ranks hold
+# Memory of ranks
 
 
 def parted(model, config, tp):
-    """Return the model with each parameter as long as a rank's shard of it, as `parallelize` makes it."""
+    """Return the model with each parameter of the length of a rank's shard, as after `parallelize`."""
     treated = {name: kind for pattern, kind in plan_of(config).items() for name in matching(model, pattern)}
     for name, kind in treated.items():
         module, kind = model.get_submodule(name), type(kind).__name__
@@ -116,17 +116,17 @@ def test_bytes_of_each_layout_are_those_of_real_models_and_optimizers(name, conf
 
 
 def test_bytes_of_parameters_gradients_and_states():
-    """Of torch's own AdamW, after a step."""
+    """The predictions are those of torch's AdamW after a step."""
     job, model = TrainingJob(SMALL, 1), GPT(SMALL)
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.zeros(1, 4, dtype=torch.int64)
     model(tokens, tokens)[1].backward()
     optimizer.step()
     states = [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
-    held = memory(job, ParallelLayout(), model_shards(job, ParallelLayout()), owners=1)
-    assert held.parameters == sum(p.nbytes for p in model.parameters())
-    assert held.gradients == sum(p.grad.nbytes for p in model.parameters())
-    assert held.optimizer == sum(state.nbytes for state in states)
+    usage = memory(job, ParallelLayout(), model_shards(job, ParallelLayout()), owners=1)
+    assert usage.parameters == sum(p.nbytes for p in model.parameters())
+    assert usage.gradients == sum(p.grad.nbytes for p in model.parameters())
+    assert usage.optimizer == sum(state.nbytes for state in states)
 
 
 @pytest.mark.parametrize(
@@ -134,15 +134,15 @@ def test_bytes_of_parameters_gradients_and_states():
     [(0, 16), (1, 4 + 12 / 8), (2, 2 + 14 / 8), (3, 16 / 8)],
 )
 def test_mixed_precision_is_as_published(zero_stage, per_param):
-    """(2 + 2 + K) Psi with K = 12, shared by 8 ranks: ZeRO, figure 1."""
+    """The memory is (2 + 2 + K) Psi bytes with K = 12, sharded over 8 ranks: ZeRO, figure 1."""
     job = TrainingJob(SMALL, 8, dtype="bfloat16", master_weights=True, grad_dtype="bfloat16")
-    held = memory(job, ParallelLayout(dp=8, zero_stage=zero_stage), model_shards(job, ParallelLayout(dp=8)), owners=8)
-    total = held.parameters + held.gradients + held.optimizer
+    usage = memory(job, ParallelLayout(dp=8, zero_stage=zero_stage), model_shards(job, ParallelLayout(dp=8)), owners=8)
+    total = usage.parameters + usage.gradients + usage.optimizer
     assert total == same(per_param * sum(p.numel() for p in GPT(SMALL).parameters()))
 
 
 def saved_bytes(function, module):
-    """Return the bytes that autograd saves of a module's pass, by memory, without parameters."""
+    """Return the bytes of storage that autograd saves in a module's forward pass, without parameters."""
     own = {p.untyped_storage().data_ptr() for p in module.parameters()}
     storages = {}
 
@@ -174,12 +174,12 @@ def test_a_block_keeps_what_autograd_saves(recompute, config):
         return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) if recompute == "full" else block(x)
 
     job = TrainingJob(config, 3)
-    counted = block_kept(job, ParallelLayout(recompute=recompute, micro_batch_size=3)).nbytes(precision_of(job))
-    assert counted == pytest.approx(saved_bytes(run, block), rel=0.01)
+    predicted_bytes = block_kept(job, ParallelLayout(recompute=recompute, micro_batch_size=3)).nbytes(precision_of(job))
+    assert predicted_bytes == pytest.approx(saved_bytes(run, block), rel=0.01)
 
 
 def test_dropout_keeps_neither_masks_nor_probabilities():
-    """Within a twentieth, in float32."""
+    """The prediction is within a twentieth in float32."""
     config = replace(SMALL, n_kv_head=None, bias=False, dropout=0.5)
     block = GPT(config).transformer.h[0]
     block.attn.attend = DroppingAttention(block.attn.attend, Dropout(0.5, 0, BatchPosition()))
@@ -187,19 +187,19 @@ def test_dropout_keeps_neither_masks_nor_probabilities():
     x = torch.randn(3, 32, 64, requires_grad=True)
     saved = saved_bytes(lambda: block(x), block)
     job = TrainingJob(config, 3)
-    counted = block_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(precision_of(job))
-    assert counted == pytest.approx(saved, rel=0.05)
+    predicted_bytes = block_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(precision_of(job))
+    assert predicted_bytes == pytest.approx(saved, rel=0.05)
 
 
 def test_autocast_keeps_weights_in_16_bits_too():
-    """Within a tenth: of what autograd saves, norms and their results are in more than one dtype."""
+    """The prediction is within a tenth, as autograd saves norms and their results in more than one dtype."""
     block = GPT(SMALL).transformer.h[0]
     x = torch.randn(3, 32, 64, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         saved = saved_bytes(lambda: block(x), block)
     job = TrainingJob(SMALL, 3, dtype="bfloat16")
-    counted = block_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(precision_of(job))
-    assert counted == pytest.approx(saved, rel=0.1)
+    predicted_bytes = block_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(precision_of(job))
+    assert predicted_bytes == pytest.approx(saved, rel=0.1)
 
 
 @pytest.mark.parametrize("config", [SMALL, LLAMA])
@@ -214,25 +214,25 @@ def test_the_head_keeps_what_autograd_saves(config):
 
 
 def test_16_bits_are_as_published():
-    """34 s b h with dropout's masks of one byte, 32 without; 16 of those s b h of the 24 a split is of."""
+    """34 s b h with dropout masks of one byte, 32 without; tp divides 24 of them, or all in sequence-parallel mode."""
     job = TrainingJob(replace(LARGE, n_head=1), 1, dtype="float16", master_weights=True)
     for tp, sequence in ((1, False), (8, False), (8, True)):
-        kept = block_kept(job, ParallelLayout(tp=tp, sequence_parallel=sequence))._replace(float32=0)
+        activations = block_kept(job, ParallelLayout(tp=tp, sequence_parallel=sequence))._replace(float32=0)
         parts = 8 + 24 / tp if not sequence else 32 / tp
-        assert kept.nbytes(precision_of(job)) == same(parts * 2048 * 4096)
+        assert activations.nbytes(precision_of(job)) == same(parts * 2048 * 4096)
 
 
 @each_schedule
 def test_activations_alive_are_the_schedules(name):
-    """Also where they are found from fewer micro-batches."""
+    """They are equal, also if they are extrapolated from fewer micro-batches."""
     row = registry.REGISTRY[name]
     for pp, m, more in product((1, 2, 3, 4), (1, 2, 5, 16, 27), (0, 1)):
         v = row.virtual_stages + more * row.more
-        made = registry.make(name, pp, m, v)
-        found = alive(name, pp, m, v)
-        assert tuple(max(map(sum, moments)) for moments in found) == count_peaks(made.orders)
+        schedule = registry.make(name, pp, m, v)
+        counts = alive(name, pp, m, v)
+        assert tuple(max(map(sum, moments)) for moments in counts) == count_peaks(schedule.orders)
         weights = [random.Random(pp * m).random() for _ in range(pp * v)]
-        for order, moments, own in zip(made.orders, found, map(made.stages, range(pp)), strict=True):
+        for order, moments, own in zip(schedule.orders, counts, map(schedule.stages, range(pp)), strict=True):
             now = most = 0.0
             for action in order:
                 now += weights[action.stage] * (action.kind == FORWARD)
@@ -243,14 +243,14 @@ def test_activations_alive_are_the_schedules(name):
             )
 
 
-# How long a step takes
+# Time of a step
 
 
 @each_schedule
 def test_a_pipeline_takes_what_its_schedule_takes(name):
-    """Alone, with links that take no time: the price by the costs of stages, also beyond what is played.
+    """With links that take no time, it is the simulated time, also for schedules too long to be simulated.
 
-    There zb_v's unequal stages make it less than a percent wrong.
+    For those, zb_v's unequal stages cause an error below one percent.
     """
     config = replace(SMALL, n_layer=24)
     for pp, m in ((2, 3), (4, 4), (4, 23), (3, 40)):
@@ -269,7 +269,7 @@ def test_a_pipeline_takes_what_its_schedule_takes(name):
 
 @pytest.mark.parametrize("config", [SMALL, LLAMA, replace(LLAMA, n_kv_head=4)], ids=["gpt", "grouped heads", "llama"])
 def test_a_block_computes_what_torch_counts(config):
-    """In products, forward; attention as if no position were masked."""
+    """The forward FLOPs of matrix products are equal; attention counts without its mask."""
     block, x = make(config).transformer.h[0], torch.ones(3, 32, 64)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         block(x)
@@ -284,7 +284,7 @@ def test_muon_computes_what_torch_counts(shape):
 
 
 def test_muon_by_hand():
-    """Its products on four ranks where links take no time, and two exchanges of matrices where nothing else does."""
+    """Muon's matrix products with free links, and its two exchanges with free computation, on four ranks."""
     job, layout = TrainingJob(SMALL, 4, optimizer="muon"), ParallelLayout(dp=4)
     matrices = SMALL.n_layer * (64 * 128 + 64 * 64 + 8 * 64 * 64)
     shapes = [(64, 64), (32, 64), (32, 64), (64, 64), (256, 64), (64, 256)]
@@ -298,7 +298,7 @@ def test_muon_by_hand():
 
 @pytest.mark.parametrize(("zero_stage", "dp", "zero"), [(0, 1, 0), (1, 1, 0), (2, 0.5, 0.5)])
 def test_stages_1_and_2_gather_what_they_have_updated(zero_stage, dp, zero):
-    """Where computing takes no time, on two ranks: half of all parameters each way."""
+    """With free computation, each of two ranks sends half of all parameters."""
     network, job = Network(Link(0, 0), Link(0, 1e-9), 0, 0, 0), TrainingJob(replace(SMALL, n_layer=8), 12)
     layout = ParallelLayout(dp=2, zero_stage=zero_stage)
     time = step_of(job, layout, on(2, 1, network, flops_per_s=1e30)).time()
@@ -308,7 +308,7 @@ def test_stages_1_and_2_gather_what_they_have_updated(zero_stage, dp, zero):
 
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "zb_h1"])
 def test_zero_in_a_pipeline_is_sent_for_each_micro_batch(name):
-    """Where computing takes no time: gradients, in stage 3 and twice the parameters; half of each between two ranks."""
+    """With free computation: gradients, and in stage 3 twice the parameters; two ranks exchange half of each."""
     config, m, per_byte = replace(SMALL, n_layer=8), 6, 1e-9
     network = Network(Link(0, 0), Link(0, per_byte), 0, 0, 0)
     layout = ParallelLayout(dp=2, pp=2, schedule=name, num_micro_batches=m)
@@ -324,7 +324,7 @@ def test_zero_in_a_pipeline_is_sent_for_each_micro_batch(name):
 
 
 def test_gradients_of_a_pipeline_go_stage_by_stage():
-    """Where computing takes no time: at most those of a rank's two stages, and of the tied vocabulary, show."""
+    """With free computation, at most those of a rank's two stages and of the tied embedding are exposed."""
     config, start_s, per_byte = replace(SMALL, n_layer=8), 1e-3, 1e-9
     job, layout = (
         TrainingJob(config, 4),
@@ -338,20 +338,20 @@ def test_gradients_of_a_pipeline_go_stage_by_stage():
 
 
 def test_zero_makes_pipelines_fit():
-    """What a rank holds is less with each stage."""
+    """The memory of a rank decreases with each stage."""
     job, layout = TrainingJob(LARGE, 64), ParallelLayout(dp=8, pp=4, num_micro_batches=8)
-    held = [
+    totals = [
         memory(job, layout._replace(zero_stage=stage), model_shards(job, layout), owners=8).total for stage in range(4)
     ]
-    assert held == sorted(held, reverse=True)
+    assert totals == sorted(totals, reverse=True)
     fixed = {"dp": 8, "pp": 4, "recompute": "none", "micro_batch_size": 1, "schedule": "1f1b"}
-    machine = on(32, memory_bytes=(held[1] + held[2]) / 2)
-    found = search(job, machine, fixed)
-    assert found.best[0].layout.zero_stage >= 2
+    machine = on(32, memory_bytes=(totals[1] + totals[2]) / 2)
+    result = search(job, machine, fixed)
+    assert result.best[0].layout.zero_stage >= 2
 
 
 def test_data_parallelism_by_hand():
-    """Three parts of a gradient, of which the first two go while the backward pass is on."""
+    """The gradient has three buckets, the first two of which overlap with the backward pass."""
     config = GPTConfig(vocab_size=8, block_size=4, n_layer=2, n_head=1, n_embd=4)
     network = Network(Link(0, 0), Link(1e-3, 1e-6), 0, 0, 0)
     job = TrainingJob(config, 2, bucket_mb=208 * 4 / 2**20)
@@ -364,7 +364,7 @@ def test_data_parallelism_by_hand():
         return predict(find("all_reduce", "recursive_doubling"), 4 * params, 2, ((0,), (1,)), network=network)
 
     assert reduce_s(100) == same(1e-3 + 4e-4)
-    # The first block's gradients do not fill a bucket with the last norm's until the second one's are there.
+    # The gradients of the last norm and of one block do not fill a bucket; those of the next block do.
     ready = [(head_s, 4), (head_s + backward_s, block), (head_s + 2 * backward_s, block)]
     first_s = ready[2][0] + reduce_s(4 + 2 * block)
     end_s = max(first_s, ready[2][0]) + reduce_s(8 * 4 + 4 * 4)
@@ -379,19 +379,19 @@ def test_gradients_that_are_reduced_in_time_do_not_show():
 
 
 def test_tensor_parallelism_by_hand():
-    """Two sums a block forward; backward two of which the weights' products hide what they can."""
+    """A block has two all-reduces forward, and two backward, which long products of the weights hide."""
     network = Network(Link(0, 0), Link(1e-3, 0), 0, 0, 0)
     for flops_per_s, hides in ((1e15, False), (1e3, True)):
         job = TrainingJob(replace(SMALL, n_kv_head=None), 1)
         step = step_of(job, ParallelLayout(tp=2), on(2, 1, network, flops_per_s))
-        forward = 2 * SMALL.n_layer + 1 + 2  # and of the embedding, and two of the loss
+        forward = 2 * SMALL.n_layer + 1 + 2  # with one of the embedding, and two of the loss
         backward = 0 if hides else 2 * SMALL.n_layer + 1
         assert step.time().tp == pytest.approx((forward + backward) * 1e-3, rel=1e-6)
 
 
 @pytest.mark.parametrize("experts_per_token", [1, 2, 4])
 def test_tokens_cross_once_to_each_host_of_their_experts(experts_per_token):
-    """There and back in each pass of a block: half of what goes to one host of two, all that goes to both."""
+    """In each pass of a block, tokens go to the other host and back: half of them with one expert, all with several."""
     network = Network(Link(0, 0), Link(0, 1e-9), 0, 0, 0)
     config = replace(SMALL, num_experts=8, experts_per_token=experts_per_token)
     step = step_of(TrainingJob(config, 2), ParallelLayout(dp=2, ep=2), on(2, 1, network, 1e30))
@@ -403,7 +403,7 @@ def test_tokens_cross_once_to_each_host_of_their_experts(experts_per_token):
 
 @pytest.mark.parametrize("zero_stage", range(4))
 def test_gradients_that_are_averaged_with_experts_divided(zero_stage):
-    """On 4 hosts, ep 2: experts go to one other of two ranks, and all else to all of the four."""
+    """On 4 hosts with ep 2, experts' gradients are averaged over two ranks, and all others over four."""
     network = Network(Link(0, 0), Link(0, 1e-9), 0, 0, 0)
     config = replace(SMALL, num_experts=8)
     layout = ParallelLayout(dp=4, ep=2, zero_stage=zero_stage)
@@ -411,8 +411,8 @@ def test_gradients_that_are_averaged_with_experts_divided(zero_stage):
     step, fewer = (step_of(job, each, on(4, 1, network, 1e30)) for each in (layout, layout._replace(ep=4)))
     assert step.replicas.owners.size == 2
     assert fewer.replicas.owners.size == 1
-    held = memory(job, layout, model_shards(job, layout), owners=2)
-    assert held.optimizer == 8 * max(rank_params(job, layout)) / (2 if zero_stage else 1)
+    usage = memory(job, layout, model_shards(job, layout), owners=2)
+    assert usage.optimizer == 8 * max(rank_params(job, layout)) / (2 if zero_stage else 1)
     experts = SMALL.n_layer * 8 * (8 // 2) * SMALL.n_embd**2
     others = max(rank_params(job, layout)) - experts
     averaged_s = 2 * others / 2 * 4 / 2 * 1e-9  # reduced and gathered in halves, by their owners
@@ -435,9 +435,9 @@ def test_messages_between_stages_pass_between_nodes_or_within():
 def test_stages_of_which_a_rank_has_the_last_passes(name):
     for pp, m in ((2, 5), (4, 9)):
         v = registry.REGISTRY[name].virtual_stages
-        made = registry.make(name, pp, m, v)
+        schedule = registry.make(name, pp, m, v)
         costs = Costs(tuple(range(1, pp * v + 1)), 2.0, 1.0, 0.5)
-        timeline = price(made, costs)
+        timeline = price(schedule, costs)
         span_s, ends = played(name, pp, m, v, costs)
         assert span_s == timeline.span_s
         assert ends == [
@@ -445,11 +445,11 @@ def test_stages_of_which_a_rank_has_the_last_passes(name):
         ]
 
 
-# Where axes lie
+# Placement of the axes
 
 
 def test_groups_share_the_way_out_of_their_node():
-    """Four groups of one rank a node take as long as one group that sends four times as many bytes, all at once."""
+    """Four groups with one rank per node take as long as one group that sends four times as many bytes."""
     network = Network(Link(0, 0), Link(1e-3, 1e-6), 0, 0, 0, nic=Link(1e-4, 5e-7))
     place = RankPlacement(ParallelLayout(dp=2, tp=4), [0] * 4 + [1] * 4, network)
     assert place.replicas.nodes == ((0,), (1,))
@@ -463,7 +463,7 @@ def test_groups_share_the_way_out_of_their_node():
 
 
 def test_a_group_on_several_nodes_goes_by_levels():
-    """About as long as the whole schedule, hierarchical and direct in the nodes, is predicted to take."""
+    """The time is about that predicted for the whole schedule, hierarchical and direct within the nodes."""
     for size, length in ((16, 8), (64, 8), (32, 4)):
         nodes = in_nodes(size, length)
         for collective in ("all_reduce", "reduce_scatter", "all_gather"):
@@ -486,13 +486,13 @@ def test_axes_lie_as_the_mesh_lays_them():
     assert place.owners["node"][0].size == 4
 
 
-# Which layouts there are
+# Enumeration of layouts
 
 
 def test_layouts_multiply_to_the_world_size_and_are_those_asked_for():
-    found = [*meshes(24, {"tp": 2})]
-    assert len(set(found)) == len(found) == sum(len(divisors(12 // pp)) for pp in divisors(12))
-    assert all(mesh.dp * mesh.pp * mesh.sp * mesh.tp == 24 and mesh.tp == 2 for mesh in found)
+    layouts = [*meshes(24, {"tp": 2})]
+    assert len(set(layouts)) == len(layouts) == sum(len(divisors(12 // pp)) for pp in divisors(12))
+    assert all(mesh.dp * mesh.pp * mesh.sp * mesh.tp == 24 and mesh.tp == 2 for mesh in layouts)
     job = TrainingJob(SMALL, 48)
     for layout in families(job, ParallelLayout(dp=4, pp=2, tp=2), {"schedule": "zb_v", "recompute": "none"}):
         assert layout.dp * layout.micro_batch_size * layout.num_micro_batches == 48
@@ -510,10 +510,10 @@ def test_what_ranks_cannot_share_is_what_parallelize_refuses(mode, n_head, n_kv_
             for pattern, strategy in plan.items():
                 for name in matching(model, pattern):
                     strategy.check(name, model.get_submodule(name), {"tp": tp, "heads": parts})
-            refused = False
+            is_refused = False
         except ValueError:
-            refused = True
-        assert bool(refused_heads(job, ParallelLayout(sp=sp, tp=tp))) == refused, (tp, sp)
+            is_refused = True
+        assert bool(refused_heads(job, ParallelLayout(sp=sp, tp=tp))) == is_refused, (tp, sp)
 
 
 def test_sequences_that_ranks_cannot_share():
@@ -524,7 +524,7 @@ def test_sequences_that_ranks_cannot_share():
 
 
 def every_time(job, machine):
-    """Return the times of all layouts that fit, the best of which the search must find."""
+    """Return the times of all layouts that fit into memory; the search must find the best of them."""
     times = {}
     for mesh in meshes(machine.world_size, {}):
         plan = search(job, machine, {axis: getattr(mesh, axis) for axis in AXES})
@@ -536,11 +536,11 @@ def every_time(job, machine):
 def test_the_search_leaves_out_nothing_that_is_better():
     job, machine = TrainingJob(replace(SMALL, n_layer=6), 32), on(8, 4, SLOW._replace(between=Link(1e-5, 1e-9)), 1e11)
     times = every_time(job, machine)
-    found = search(job, machine, number=4)
-    assert [planned.time.total for planned in found.best] == sorted(times.values())[:4]
-    for planned in found.best:
+    result = search(job, machine, number=4)
+    assert [planned.time.total for planned in result.best] == sorted(times.values())[:4]
+    for planned in result.best:
         assert times[mesh_of(planned.layout)] == planned.time.total
-    slowest = found.best[0].time.total
+    slowest = result.best[0].time.total
     draw = random.Random(0)
     for _ in range(200):
         mesh = draw.choice([mesh for mesh in times if mesh.pp * 2 <= 6])
@@ -549,7 +549,7 @@ def test_the_search_leaves_out_nothing_that_is_better():
             assert step_of(job, layout, machine).time().total >= slowest * (1 - 1e-4)
 
 
-# What must hold of any prediction
+# Properties of all predictions
 
 
 def test_faster_links_never_make_a_step_longer():
@@ -589,21 +589,21 @@ PLAIN = {"recompute": "selective", "sequence_parallel": True}
 
 
 def test_tensor_parallelism_stays_in_a_node():
-    """Of a model that needs it: activations of one sample are more than a rank can hold."""
+    """The model needs it: the activations of one sample exceed a rank's memory."""
     job = TrainingJob(replace(LARGE, n_embd=8192, n_head=64, n_layer=16, block_size=32768), 64)
     machine, alone = on(64), PLAIN | {"sp": 1, "pp": 1}
-    found = best(job, machine, alone)
-    assert 1 < found.layout.tp <= 8
+    plan = best(job, machine, alone)
+    assert 1 < plan.layout.tp <= 8
     with pytest.raises(ValueError, match=r"none of \d+ layouts of 64 ranks fits into 72\.0 GB a rank; the nearest, "):
         best(job, machine, alone | {"tp": 1})
 
 
 def test_over_slow_links_pipelines_or_replicas_win():
     job, machine = TrainingJob(replace(LARGE, n_layer=16), 64, dtype="bfloat16", master_weights=True), on(16, 8, SLOW)
-    found = search(job, machine, PLAIN, number=3).best
-    assert all(planned.layout.tp <= 8 for planned in found)
-    assert all(planned.layout.dp * planned.layout.pp > 1 for planned in found)
-    assert found[0].time.total < best(job, machine, PLAIN | {"tp": 16}).time.total / 2
+    plans = search(job, machine, PLAIN, number=3).best
+    assert all(planned.layout.tp <= 8 for planned in plans)
+    assert all(planned.layout.dp * planned.layout.pp > 1 for planned in plans)
+    assert plans[0].time.total < best(job, machine, PLAIN | {"tp": 16}).time.total / 2
 
 
 def test_hundreds_of_ranks_are_planned():
@@ -612,16 +612,16 @@ def test_hundreds_of_ranks_are_planned():
     assert layout.dp * layout.pp * layout.sp * layout.tp == 256
 
 
-# Its face
+# Command line
 
 
 def test_why_a_layout_is_slower():
-    held = Memory(4e9, 4e9, 8e9, 1e9, 0, 0)
-    first = PlannedLayout(ParallelLayout(dp=4), held, Time(1.0, 0, 0, 0, 0, 0, 0.25, 0))
-    other = PlannedLayout(ParallelLayout(dp=2, tp=2), held, Time(1.0, 0.5, 0, 0, 0, 0.25, 0, 0))
+    usage = Memory(4e9, 4e9, 8e9, 1e9, 0, 0)
+    first = PlannedLayout(ParallelLayout(dp=4), usage, Time(1.0, 0, 0, 0, 0, 0, 0.25, 0))
+    other = PlannedLayout(ParallelLayout(dp=2, tp=2), usage, Time(1.0, 0.5, 0, 0, 0, 0.25, 0, 0))
     assert slower(other, first) == "40.0% slower: 500.0 ms more for sums between tp ranks"
     assert re.sub(" +", " ", row(other, 7000)) == " 1.8 s 4.0k 17.0 GB 14.3% 28.6% compute dp 2 tp 2"
-    assert "  3: why" in [*missed(on(4), SearchResult([first], 1, 1, [(ParallelLayout(), held)], Counter({"why": 3})))]
+    assert "  3: why" in [*missed(on(4), SearchResult([first], 1, 1, [(ParallelLayout(), usage)], Counter({"why": 3})))]
     assert command(other.layout) == (
         "--dp 2 --pp 1 --sp 1 --tp 2 --zero_stage 0 --zero_group all --recompute none --micro_batch_size 1 "
         "--num_micro_batches 1"
@@ -700,9 +700,9 @@ def test_bad_files(capsys, tmp_path):
 
 def test_what_a_file_says_of_layouts_stands(tmp_path):
     (tmp_path / "job.toml").write_text("tp = 2\nmicro_batch_size = 4\nnum_micro_batches = 3\nlr = 1.0")
-    found = parse_request(["--config", str(tmp_path / "job.toml"), "--pp", "1", "--hosts", "2"], None)
-    assert found.fixed == {"pp": 1, "tp": 2}
-    assert found.job.global_batch_size == 16 * 4 * 3
+    request = parse_request(["--config", str(tmp_path / "job.toml"), "--pp", "1", "--hosts", "2"], None)
+    assert request.fixed == {"pp": 1, "tp": 2}
+    assert request.job.global_batch_size == 16 * 4 * 3
     assert parse_request(["--micro_batch_size", "4"], None).fixed == {"micro_batch_size": 4}
 
 
@@ -713,7 +713,7 @@ def test_commands_that_help_shows(command, capsys):
 
 
 def test_the_command_at_the_end_can_be_pasted(capsys, tmp_path):
-    """train.py takes it, and then has the settings that were planned for, on as many ranks."""
+    """train.py accepts it, and then has the planned settings and number of ranks."""
     file = tmp_path / "my job.toml"
     file.write_text("schedule = 'zb_v'\nsequence_parallel = true\nn_layer = 2\nglobal_batch_size = 24\nlr = 0.1\n")
     flags = ["--config", str(file), "--gpus", "2", "--tp", "1", "--n_embd", "64", "--bias", "--no-sequence_parallel"]

@@ -1,4 +1,4 @@
-"""GELUs, gates and rotations by compiled code, beside torch's in float64."""
+"""Compiled GELUs, gates and rotations, compared with torch's in float64."""
 
 import copy
 
@@ -25,7 +25,7 @@ def fused(module: nn.Module) -> nn.Module:
 
 
 def passes(module, x, *args, gradients):
-    """Return the results of a module, and the gradient of its input."""
+    """Return the outputs of a module, and the gradient of its input."""
     x = x.detach().requires_grad_()
     results = module(x, *args)
     results = results if isinstance(results, tuple) else (results,)
@@ -59,16 +59,16 @@ def test_rotated_heads_are_those_of_float64(positions):
 
 
 def test_ranks_of_several_have_some_of_the_heads():
-    """Of 2 ranks, each has 2 heads of 4, and 1 of 2 for keys and values."""
+    """Each of 2 ranks has 2 of 4 heads, and 1 of 2 heads of keys and values."""
     compare(RotaryHeads(LLAMA), torch.randn(2, 5, 32), shapes=[(2, 2, 5, 8), (2, 1, 5, 8), (2, 1, 5, 8)])
 
 
 def test_bits_do_not_depend_on_where_an_element_lies():
-    """As layouts that cut tokens or columns in other places must have the same ones."""
+    """Layouts that cut tokens or columns in different places must give the same bits."""
     x, gelu, gate = 3 * torch.randn(1000), fused(GELU), fused(Gate())
     for begin, end in ((0, 1), (3, 20), (17, 1000)):
         assert torch.equal(gelu(x[begin:end]), gelu(x)[begin:end])
-    pairs = torch.stack([x, x.flip(0)])  # the gates of 1000 columns, and what they let pass
+    pairs = torch.stack([x, x.flip(0)])  # 1000 columns of gates, and of the values they scale
     whole = gate(pairs.flatten()[None])[0]
     for begin, end in ((0, 1), (3, 20), (17, 1000)):
         assert torch.equal(gate(pairs[:, begin:end].flatten()[None])[0], whole[begin:end])

@@ -1,4 +1,4 @@
-"""How exactly 16-bit floats are summed up, and float32 that travels as bfloat16."""
+"""Rounding of sums of 16-bit floats, and of float32 sent as bfloat16."""
 
 from functools import partial
 
@@ -10,7 +10,7 @@ from collectives.schedule import proof
 
 
 class Term(tuple):
-    """What a chunk was made of, and where it was rounded."""
+    """A chunk's expression: its addends, and the places where it was rounded."""
 
     def __add__(self, other):
         return Term((self, other))
@@ -20,7 +20,7 @@ class Term(tuple):
 
 
 class RoundingWorld(proof.World):
-    """A symbolic run in which a rank rounds what it sends."""
+    """A symbolic run in which ranks round the chunks that they send."""
 
     def deliver(self, send, receive):
         self.vectors[send.rank] |= {c: rounded(self.vectors[send.rank][c]) for c in send.move.run}

@@ -1,4 +1,4 @@
-"""Training in each precision against float32, and what becomes of gradients that overflow."""
+"""Training in each precision compared with float32, and the handling of gradients that overflow."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Models by name and by depth: whose sizes are published, what flags override, what is refused."""
+"""Models by name and by depth: published sizes, overriding flags, invalid settings."""
 
 import re
 
@@ -14,7 +14,7 @@ from parallelism.planner.memory import rank_params
 from training.checks import num_micro_batches
 from training.config import Config
 
-# Of OpenAI's and Meta's models, as counted by those who have published the weights.
+# Numbers of parameters of OpenAI's and Meta's models, as published with the weights.
 PARAMETERS = {
     "gpt2": 124_439_808,
     "gpt2-medium": 354_823_168,
@@ -72,21 +72,21 @@ def test_a_depth_sets_the_shape_the_batch_and_the_rate():
 
 
 @pytest.mark.parametrize(
-    ("settings", "dp_size", "num_samples", "wanted"),
+    ("settings", "dp_size", "num_samples", "expected"),
     [
         ({"depth": 12}, 1, 10**6, 512),
         ({"depth": 48}, 1, 10**6, 2048),
-        ({"depth": 12}, 3, 10**6, 504),  # the nearest of 3 x 8
-        ({"depth": 12}, 1, 100, 96),  # of small data, all
+        ({"depth": 12}, 3, 10**6, 504),  # the nearest multiple of 3 x 8
+        ({"depth": 12}, 1, 100, 96),  # limited by the number of samples
         ({"depth": 12, "micro_batch_size": 600}, 1, 1000, 600),
         ({"depth": 12, "num_micro_batches": 1}, 1, 10**6, 8),
         ({"depth": 12, "global_batch_size": 24}, 1, 10**6, 24),
         ({}, 2, 10**6, 16),
     ],
 )
-def test_a_depths_batch_is_what_ranks_can_share_and_data_has(settings, dp_size, num_samples, wanted):
+def test_a_depths_batch_is_what_ranks_can_share_and_data_has(settings, dp_size, num_samples, expected):
     config = Config(block_size=1024, **settings)
-    assert num_micro_batches(config, dp_size, num_samples) * dp_size * config.micro_batch_size == wanted
+    assert num_micro_batches(config, dp_size, num_samples) * dp_size * config.micro_batch_size == expected
 
 
 @pytest.mark.parametrize(

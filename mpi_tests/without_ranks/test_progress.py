@@ -1,4 +1,4 @@
-"""The lines that pytest prints for test files, and the seconds that it keeps."""
+"""The lines that pytest prints for test files, and the durations that it saves."""
 
 import contextlib
 import json
@@ -24,8 +24,8 @@ def test_a_line_for_each_file_and_one_for_each_failure(tmp_path, workers):
         (tmp_path / name).write_text(source)
     command = [sys.executable, "-m", "pytest", "-p", "mpi_tests.helpers.progress", "-n", str(workers), "--color=no"]
     options = ["-p", "mpi_tests.helpers.ranks", "--rootdir", tmp_path, "-c", tmp_path / "pytest.ini", tmp_path]
-    ended = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
-    head = ended.stdout.partition("= FAILURES =")[0]
+    result = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
+    head = result.stdout.partition("= FAILURES =")[0]
     lines = [line for line in head.splitlines() if line.startswith(("test_", "FAILED", "."))]
     assert "FAILED test_a.py::test_it[1]" in lines
     rest = sorted(re.sub(r" +", " ", line) for line in lines if not line.startswith("FAILED"))
@@ -33,9 +33,9 @@ def test_a_line_for_each_file_and_one_for_each_failure(tmp_path, workers):
         "test_a.py 2 passed, 1 failed T left",
         "test_b.py 1 skipped T left",
     ]
-    assert "1 failed, 2 passed, 1 skipped in" in ended.stdout
-    (kept,) = (tmp_path / ".pytest_cache" / "v" / "seconds").iterdir()
-    assert len(json.loads(kept.read_text())) == 4
+    assert "1 failed, 2 passed, 1 skipped in" in result.stdout
+    (path,) = (tmp_path / ".pytest_cache" / "v" / "seconds").iterdir()
+    assert len(json.loads(path.read_text())) == 4
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -47,11 +47,11 @@ def test_a_terminal_shows_how_many_tests_have_ended(tmp_path, workers):
     options = ["--rootdir", tmp_path, "-c", tmp_path / "pytest.ini", tmp_path]
     with subprocess.Popen([*command, *options], cwd=ROOT, stdout=terminal, stderr=terminal):
         os.close(terminal)
-        shown = b""
-        with contextlib.suppress(OSError):  # how the end of a terminal reads
+        output = b""
+        with contextlib.suppress(OSError):  # a closed pseudo-terminal raises it
             while part := os.read(screen, 1 << 16):
-                shown += part
+                output += part
     os.close(screen)
-    lines = re.split(r"[\r\n]+", shown.decode())
+    lines = re.split(r"[\r\n]+", output.decode())
     assert any(re.fullmatch(r"1 of 3 tests, \d+:\d\d left *", line) for line in lines), lines
     assert any(line.startswith("test_a.py ") for line in lines)

@@ -1,4 +1,4 @@
-"""The progress bar of programs: on a terminal, on rank 0, with what is printed above it."""
+"""The progress bar of programs: only on a terminal, only on rank 0, with other output above it."""
 
 import sys
 
@@ -6,7 +6,7 @@ from collectives.job.progress_bar import progress_bar, show
 
 
 class Terminal:
-    """A file that says it is a terminal, and keeps what is written."""
+    """A file that reports itself as a terminal."""
 
     def __init__(self):
         self.text = ""
@@ -22,7 +22,7 @@ class Terminal:
 
 
 def on_terminal(monkeypatch):
-    """Replace stdout, within a test, as pytest sets its own output before."""
+    """Replace stdout within the test, as pytest replaces it before the test."""
     monkeypatch.setattr(sys, "stdout", Terminal())
     return sys.stdout
 
@@ -34,7 +34,7 @@ def test_a_terminal_shows_the_step_and_the_lines_above_the_bar(monkeypatch):
     lines = terminal.text.replace("\r", "\n").split("\n")
     assert [line for line in lines if line.startswith("line")] == ["line a", "line b"]
     assert any("0/2" in line and "letter" in line for line in lines)
-    assert lines[-1].strip() == ""  # the bar is gone in the end
+    assert lines[-1].strip() == ""  # the bar is removed at the end
 
 
 def test_steps_may_be_told(monkeypatch):

@@ -1,4 +1,4 @@
-"""What the pages say of commands, files and figures is so; ../systems/test_documents.py runs the commands."""
+"""The pages are right about commands, files and figures; ../systems/test_documents.py runs the commands."""
 
 import json
 import re
@@ -28,7 +28,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_is_run_by_a_test(page):
-    """By that of ELSEWHERE, or by test_documents.py, which starts none but PROGRAMS."""
+    """The test is that of ELSEWHERE, or test_documents.py, which only starts PROGRAMS."""
     assert {block.language for block in blocks(page)} <= LANGUAGES
     for command in commands(page):
         assert command.elsewhere or PROGRAMS.match(command.text), f"{page} has `{command.text}`, which no test runs"
@@ -54,8 +54,8 @@ def test_examples_are_shown_as_they_are(page):
 
 
 def test_pages_that_have_a_command_in_common_show_the_same_output():
-    shown = {(command.text, command.output) for command in COMMANDS if command.output is not None}
-    assert len(shown) == len({text for text, _ in shown})
+    outputs = {(command.text, command.output) for command in COMMANDS if command.output is not None}
+    assert len(outputs) == len({text for text, _ in outputs})
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_pages_that_have_a_command_in_common_show_the_same_output():
     ],
 )
 def test_make_runs_what_the_pages_say(words, line):
-    ended = subprocess.run(["make", "--dry-run", *shlex.split(words)], cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert line in ended.stdout
+    result = subprocess.run(["make", "--dry-run", *shlex.split(words)], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert line in result.stdout
 
 
 def test_the_readme_is_short():
@@ -91,12 +91,12 @@ def test_make_ci_and_the_checks_of_a_release_run_files_that_exist():
 def test_a_config_begins_with_the_command_that_runs_it(config):
     command = config.read_text().splitlines()[0].removeprefix("# ")
     assert f" --config configs/{config.name} " in f"{command} "
-    assert command in TRAINING or "--device cuda" in command  # those are for GPUs: test_presets.py trains smaller ones
+    assert command in TRAINING or "--device cuda" in command  # for GPUs: test_presets.py trains smaller models
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
 def test_links_to_files_lead_somewhere(page):
-    """Links of docs/, some to generated pages, are checked when the site is built: systems/test_site.py."""
+    """systems/test_site.py checks the links of docs/, some to generated pages, when it builds the site."""
     text = FENCED.sub("", (ROOT / page).read_text())
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (ROOT / target).exists(), target
@@ -113,10 +113,10 @@ def test_the_ratios_of_the_readme_are_those_of_the_results():
     lines = (RESULTS / "README.md").read_text().splitlines()
     cells = {tuple(row[:3]): row[3:] for row in ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)}
     columns = ["from 64 KiB", "from 1 MiB", "to 16 KiB"]
-    shown = re.findall(rf"^\| (\w+), \w+ \w+, ({'|'.join(columns)}) \| (.*) \|$", PAGES["README.md"], re.MULTILINE)
-    assert len(shown) == 5
+    rows = re.findall(rf"^\| (\w+), \w+ \w+, ({'|'.join(columns)}) \| (.*) \|$", PAGES["README.md"], re.MULTILINE)
+    assert len(rows) == 5
     runs = [(mpi, ranks) for mpi in ("Open MPI v5.0.11", "MPICH 5.0.2") for ranks in ("2", "4")]
-    for collective, sizes, ratios in shown:
+    for collective, sizes, ratios in rows:
         means = [cells[(*run, collective)][columns.index(sizes)].split()[0] for run in runs]
         assert ratios.split(" | ") == means, collective
 

@@ -1,4 +1,4 @@
-"""Activation recomputation: less is kept, blocks run twice, gradients stay the same; with everything that it meets."""
+"""Activation recomputation: fewer activations, blocks run twice, equal gradients; combined with all other features."""
 
 import pytest
 import torch
@@ -45,10 +45,10 @@ def test_blocks_run_again_and_gradients_stay_the_same():
     model, runs = randomized(CONFIG), []
     for number, block in enumerate(model.transformer.h):
         block.attn.register_forward_hook(lambda *_, number=number: runs.append(number))
-    got, wanted = gradients(recomputing(model)), gradients(randomized(CONFIG))
-    assert got.keys() == wanted.keys()
-    for name, gradient in wanted.items():
-        assert torch.equal(got[name], gradient)
+    actual, expected = gradients(recomputing(model)), gradients(randomized(CONFIG))
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert torch.equal(actual[name], gradient)
     assert runs == [*range(CONFIG.n_layer), *reversed(range(CONFIG.n_layer))]
     with torch.no_grad():
         model(TOKENS)
@@ -77,7 +77,7 @@ def test_nothing_within_a_block_is_kept():
 
 
 class Storages(TorchDispatchMode):
-    """The memory of the tensors that come up in this context, but parameters; some of it goes again."""
+    """Recorder of storages created in this context, except parameters; `kept_bytes` counts those still alive."""
 
     def __init__(self, model):
         super().__init__()
@@ -96,7 +96,7 @@ class Storages(TorchDispatchMode):
 
 
 def cost(mode, dropout):
-    """Return what a block's forward pass keeps, in tensors as large as its input, and the backward pass's FLOPs."""
+    """Return the memory that a block's forward pass keeps, in units of its input, and the backward pass's FLOPs."""
     place, shape = BatchPosition(samples=torch.arange(2)), (2, 64, 64)
     model = GPT(GPTConfig(vocab_size=8, block_size=64, n_layer=1, n_head=4, n_embd=64, dropout=dropout))
     parallelize(model, gpt2_plan(8, 4), ALONE, place=place)
@@ -105,21 +105,21 @@ def cost(mode, dropout):
     x = torch.randn(shape, requires_grad=True)
     with Storages(model) as storages:
         y = model.transformer.h[0](x)
-    kept = storages.kept_bytes() / x.nbytes
+    num_buffers = storages.kept_bytes() / x.nbytes
     with FlopCounterMode(display=False) as flops:
         y.sum().backward()
-    return kept, flops.get_total_flops()
+    return num_buffers, flops.get_total_flops()
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_bytes_kept_and_work_done_again(dropout):
-    """Attention keeps no scores, with dropout or without: the GELU is what is worth it."""
-    (kept, flops), (selective, selective_flops), (full, full_flops) = (
+    """Attention keeps no scores, with or without dropout, so the GELU is worth recomputing."""
+    (plain, flops), (selective, selective_flops), (full, full_flops) = (
         cost(mode, dropout) for mode in (None, *MODES[::-1])
     )
-    assert selective == pytest.approx(kept - 4, abs=0.1)
-    assert 15 < kept < 18
-    assert full < 1.01  # the result, and the keys of dropout
+    assert selective == pytest.approx(plain - 4, abs=0.1)
+    assert 15 < plain < 18
+    assert full < 1.01  # the result, and the dropout keys
     assert selective_flops == flops
     assert full_flops == pytest.approx(flops * 3 / 2, rel=0.15)
 
@@ -129,10 +129,10 @@ def test_bytes_kept_and_work_done_again(dropout):
 def test_torchs_own_dropout_draws_the_same_again(mode, dropout):
     config = GPTConfig(**{**vars(CONFIG), "dropout": dropout})
     torch.manual_seed(0)
-    wanted = gradients(randomized(config))
+    expected = gradients(randomized(config))
     torch.manual_seed(0)
     for name, gradient in gradients(recomputing(randomized(config), mode=mode)).items():
-        close(gradient, wanted[name])
+        close(gradient, expected[name])
 
 
 def test_an_unknown_mode():
@@ -143,7 +143,7 @@ def test_an_unknown_mode():
 @each_kind
 @pytest.mark.parametrize("name", ["gpipe", "interleaved", "zb_h1", "zb_v"])
 def test_pipelines_with_dropout(name, mode):
-    """Other micro-batches go forward before one goes backward: dropout must be where it was, and stay where it is."""
+    """Forward passes of other micro-batches come before a backward pass, which must use the original dropout state."""
     place = BatchPosition(seed=3)
     players = Players(lambda: recomputing(model_of(DROPPING, place), place, mode), registry.make(name, 2, 3), place)
     batch = batch_of(6)
@@ -161,5 +161,5 @@ def test_bfloat16_and_putting_off(mode):
         loss.backward()
         later.add()
         results.append([p.grad for p in model.parameters()])
-    for wanted, got in zip(*results, strict=True):
-        assert torch.equal(got, wanted)
+    for expected, actual in zip(*results, strict=True):
+        assert torch.equal(actual, expected)

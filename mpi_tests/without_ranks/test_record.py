@@ -14,7 +14,7 @@ from collectives.runtime.checks.call_log import (
 from mpi_tests.helpers.launch import ROOT
 
 
-def shown(record):
+def lines_of(record):
     return [f"{entry.call.name} #{entry.number}{entry.call.calls.label}" for entry in record.entries()]
 
 
@@ -48,14 +48,14 @@ def test_runs_that_are_only_counted_appear_where_they_belong():
     plan, other = Call(world, "all_reduce one_shot"), Call(part, "barrier direct")
     record.expect_short_runs(plan)
     record.expect_short_runs(other)
-    assert shown(record) == ["split #1"]
+    assert lines_of(record) == ["split #1"]
     ran_the_short_way(plan, 5)
     Call(world, "broadcast").enter()
     Call(part, "barrier").enter()
     ran_the_short_way(other, 2)
     of_part = " of split(color=1) #1"
     last = [f"barrier #1{of_part}", f"barrier direct #3{of_part}"]
-    assert shown(record) == ["split #1", "all_reduce one_shot #6", "broadcast #7", *last]
+    assert lines_of(record) == ["split #1", "all_reduce one_shot #6", "broadcast #7", *last]
     for _ in range(LENGTH):
         plan.enter()
     ran_the_short_way(plan, 9)
@@ -64,7 +64,7 @@ def test_runs_that_are_only_counted_appear_where_they_belong():
     assert show_last(of_world, most=1).startswith(f"all_reduce one_shot #{first}-#{last} (")
     del plan, other, of_world
     record.ring.clear()
-    assert shown(record) == []
+    assert lines_of(record) == []
 
 
 def entered_from(path):
@@ -76,7 +76,7 @@ def entered_from(path):
 
 
 def test_no_file_of_the_library_is_the_caller():
-    """Wherever it lies; files of the programs in the package are callers like a user's."""
+    """This holds wherever the library is installed; the package's programs count as callers like a user's."""
     package = ROOT / "collectives"
     programs = [package / name for name in PROGRAMS]
     assert all((path / "__main__.py").exists() for path in programs)

@@ -1,4 +1,4 @@
-"""The recorder's files beside PyTorch's own, and what is in them of runs that are only counted."""
+"""The recorder's files compared with PyTorch's, and their entries of runs that are only counted."""
 
 import os
 import pickle
@@ -31,7 +31,7 @@ def recorder(record: Record, folder: Path | None = None) -> Recorder:
     return Recorder(0, record, Progress(oversubscribed=False), folder)
 
 
-def called(calls: Calls, name: str, length: int = 0) -> Call:
+def make_call(calls: Calls, name: str, length: int = 0) -> Call:
     """Return a completed call of a collective."""
     call = Call(calls, name)
     if length:
@@ -42,12 +42,12 @@ def called(calls: Calls, name: str, length: int = 0) -> Call:
 
 def test_files_have_the_fields_of_pytorchs(tmp_path):
     pytest.importorskip("torch")
-    ended = subprocess.run([sys.executable, "-c", OF_TORCH, str(tmp_path / "torch")], timeout=100, capture_output=True)
-    if b"_dump_fr_trace" in ended.stderr:
-        pytest.skip("this torch has a flight recorder for NCCL alone")
-    assert ended.returncode == 0, ended.stderr
+    result = subprocess.run([sys.executable, "-c", OF_TORCH, str(tmp_path / "torch")], timeout=100, capture_output=True)
+    if b"_dump_fr_trace" in result.stderr:
+        pytest.skip("this torch has a flight recorder only for NCCL")
+    assert result.returncode == 0, result.stderr
     record = Record()
-    called(Calls(record, "", range(1)), "all_reduce", 4)
+    make_call(Calls(record, "", range(1)), "all_reduce", 4)
     assert recorder(record, tmp_path / "own").write() == ""
     theirs, ours = (pickle.loads((tmp_path / name).read_bytes()) for name in ("torch", "own/rank_0"))
     assert {name: type(value) for name, value in theirs.items()}.items() <= {
@@ -78,11 +78,11 @@ def test_a_file_begins_after_the_last_run_that_is_not_known():
     world = Calls(record, "", range(4))
     plan = Call(world, "all_reduce one_shot")
     record.expect_short_runs(plan)
-    called(world, "broadcast ring", 3)
+    make_call(world, "broadcast ring", 3)
     for _ in range(5):
-        plan.number = world.number = world.number + 1  # as a plan does
+        plan.number = world.number = world.number + 1  # like a plan
     part = world.part(1, [1, 3])
-    called(part, "barrier")
+    make_call(part, "barrier")
     waiting = Call(world, "scan")
     waiting.enter()
     own = recorder(record)
@@ -102,10 +102,10 @@ def test_ids_count_calls_of_freed_communicators_and_lost_ones():
     world = Calls(record, "", range(2))
     part = world.part(0, [0, 1])
     for _ in range(3):
-        called(part, "barrier")
+        make_call(part, "barrier")
     part.close()
     for _ in range(LENGTH + 5):
-        called(world, "barrier")
+        make_call(world, "barrier")
     trace = recorder(record).trace(None)
     assert [entry["record_id"] for entry in trace["entries"]] == list(range(8, 8 + LENGTH))
     assert [entry["collective_seq_id"] for entry in trace["entries"]] == list(range(6, 6 + LENGTH))

@@ -1,6 +1,6 @@
-"""What train.py refuses, message by message: what a rank looks at by itself, before the first message to others.
+"""All error messages of train.py for settings that a rank checks by itself, before it communicates.
 
-with_ranks/test_refusals.py: all ranks refuse together; systems/test_bad_input.py: what a user then sees.
+with_ranks/test_refusals.py checks that all ranks raise together, systems/test_bad_input.py the output for a user.
 """
 
 import json
@@ -60,7 +60,7 @@ def folder(tmp_path):
 
 
 def begin(words, nodes=(0, 0)):
-    """Do what rank 0 does with flags until it computes or hears of others; `nodes` are those of the ranks."""
+    """Run rank 0's checks of flags before it computes or communicates; `nodes` are those of the ranks."""
     topology = Topology.from_ids(nodes)
     config = parse(Config, "", [str(word) for word in words])
     config = replace(config, device=own_device(config.device, SimpleNamespace(rank=0, topology=topology)))
@@ -70,7 +70,7 @@ def begin(words, nodes=(0, 0)):
 
 
 def refusal(folder, flags, nodes=(0, 0)):
-    """Return the error message, after checking that nothing was written."""
+    """Return the error message; check that no file was written."""
     before = sorted(folder.rglob("*"))
     out_dir = [] if "--out_dir" in flags else ["--out_dir", folder / "out"]
     with pytest.raises(ValueError) as caught:  # noqa: PT011
@@ -252,7 +252,7 @@ def test_sequences_of_sp_ranks_that_tp_ranks_share(folder):
     ids=["dp", "dp and sp", "dp of tp", "dp of pp"],
 )
 def test_nodes_of_different_lengths_as_groups(folder, flags, nodes, lengths):
-    """The nodes' parts of those ranks that have the same part of the model."""
+    """The groups are the nodes' parts of ranks with the same part of the model."""
     flags = ["--zero_stage", 1, "--zero_group", "node", *flags]
     message = f"zero_group node: nodes have {lengths} ranks: start as many on each, or use all"
     assert refusal(folder, flags, nodes) == message
@@ -278,7 +278,7 @@ def test_an_out_dir_within_a_file(folder):
     assert "can't be written (Not a directory): pass another --out_dir" in refusal(folder, flags)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write anywhere")
 def test_an_out_dir_without_permission(folder):
     folder.chmod(0o500)
     assert "can't be written (Permission denied): pass another --out_dir" in refusal(folder, [])
@@ -291,7 +291,7 @@ def test_only_rank_0_looks_where_the_run_writes(folder):
 
 
 def test_a_run_writes_where_no_other_has(tmp_path, monkeypatch):
-    """To the folder asked for, else to a numbered one; a run that goes on, to that of the run before."""
+    """A run writes to the given folder or to a new numbered one; a resumed run to that of the previous one."""
     monkeypatch.chdir(tmp_path)
 
     def run(requested, before=""):
@@ -302,7 +302,7 @@ def test_a_run_writes_where_no_other_has(tmp_path, monkeypatch):
 
     assert [run("out"), run("out"), run("out/"), run("other")] == ["out", "out-2", "out-3", "other"]
     assert [run("out", "out"), run("out", "out-2"), run("other", "out-2")] == ["out", "out-2", "other-2"]
-    Path("out-4").mkdir()  # which another run has just made
+    Path("out-4").mkdir()  # another run has just created it
     assert [run("out", "gone"), run("."), run(".")] == ["out-5", ".", f"{tmp_path}-2"]
 
 
@@ -317,7 +317,7 @@ def test_a_run_writes_where_no_other_has(tmp_path, monkeypatch):
     ids=["data", "n_embd", "grad_dtype", "micro_batch_size"],
 )
 def test_what_no_layout_fits(settings, message):
-    """test_planner.py has what fits some."""
+    """test_planner.py has settings that fit some layout."""
     with pytest.raises(ValueError, match=message):
         job_of(Config(layout="auto", **settings), world_size=2)
 
@@ -327,7 +327,7 @@ NUMBERS = [field for field in fields(Config) if value_type(get_type_hints(Config
 
 @pytest.mark.parametrize("field", [field for field in NUMBERS if "choices" not in field.metadata], ids=lambda f: f.name)
 def test_every_number_has_ends(field, tmp_path):
-    """Beyond which flags, files and Python alike refuse it, with the value and what it may be."""
+    """Flags, files and Python code refuse a value outside its range, with the value and the range."""
     values = field.metadata["range"]
     for number in (values.least - 1, values.most * 2 + 1, float("nan")):
         file = tmp_path / "job.toml"

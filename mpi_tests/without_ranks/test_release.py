@@ -1,4 +1,4 @@
-"""What a release is checked on."""
+"""The list of release checks, and their table."""
 
 import re
 import tomllib
@@ -12,8 +12,8 @@ from mpi_tests.release import CHECKS, Check
 
 
 def test_the_backend_s_tests_run_on_the_oldest_and_the_newest_torch():
-    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["torch"]
-    oldest = next(of.removeprefix("torch>=") for of in needed if of.startswith("torch>="))
+    requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["torch"]
+    oldest = next(of.removeprefix("torch>=") for of in requirements if of.startswith("torch>="))
     commands = [check.command for check in CHECKS if "test_torch_backend.py" in check.command]
     assert any(re.search(rf"torch=={re.escape(oldest)}\.\d", command) for command in commands)
     assert any("--upgrade torch " in command and "torch==" not in command for command in commands)
@@ -28,12 +28,12 @@ def test_torch_s_own_suite_runs_on_as_many_ranks_as_its_tests_tell_apart():
 def checks(monkeypatch, tmp_path):
     """Define three checks, of which one fails and one lacks a requirement."""
     monkeypatch.setattr(release, "LOGS", tmp_path)
-    made = (
+    rows = (
         Check("good", "echo '3 passed in 1 s'; echo $FUZZ_S"),
         Check("bad", "false; echo not reached"),
         Check("other", "true", "python0.1 --version"),
     )
-    monkeypatch.setattr(release, "CHECKS", made)
+    monkeypatch.setattr(release, "CHECKS", rows)
 
 
 def run_release(monkeypatch, *words) -> int:
@@ -42,7 +42,7 @@ def run_release(monkeypatch, *words) -> int:
 
 
 def test_parts_make_one_table(monkeypatch, tmp_path, checks):
-    """What is not run keeps its row, with the day on which it ran."""
+    """Checks that are not run keep their rows and dates."""
     path, day = tmp_path / "release.md", str(date.today())
     assert run_release(monkeypatch, "--out", path, "--only", "good", "other") == 0
     path.write_text(path.read_text().replace(day, "2001-02-03"))

@@ -1,4 +1,4 @@
-"""Which of the numbers of ranks that launchers tell do not fit."""
+"""Detection of inconsistent numbers of ranks in launchers' variables."""
 
 import pytest
 

@@ -88,7 +88,7 @@ def test_an_error_still_draws_the_loss(tmp_path):
     assert matplotlib.image.imread(tmp_path / "loss.png").shape[2] == 4
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full, a disk that is always full")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
 def test_a_full_disk_is_said_once_and_the_run_goes_on(tmp_path, capsys, monkeypatch):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
 
@@ -97,9 +97,9 @@ def test_a_full_disk_is_said_once_and_the_run_goes_on(tmp_path, capsys, monkeypa
 
     monkeypatch.setattr(Figure, "savefig", full)
     run(str(tmp_path), goes_on=True)
-    said = [line for line in capsys.readouterr().out.splitlines() if "written" in line]
+    lines = [line for line in capsys.readouterr().out.splitlines() if "written" in line]
     reason = "can't be written (No space left on device): the run continues without it"
-    assert said == [f"{tmp_path}/metrics.jsonl {reason}", f"{tmp_path}/loss.png {reason}"]
+    assert lines == [f"{tmp_path}/metrics.jsonl {reason}", f"{tmp_path}/loss.png {reason}"]
 
 
 def test_a_new_run_starts_a_new_record(tmp_path):
@@ -164,12 +164,12 @@ def test_replacing_is_all_or_nothing(tmp_path):
 def test_peak_memory_is_what_the_kernel_shows():
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     kib = int(status["VmHWM"].removesuffix("kB"))
-    # getrusage also counts what the parent held when it started this process.
+    # getrusage also counts the parent's memory at the start of this process.
     assert 0.95 * kib / 1024 <= peak_memory_mib() <= 20 * kib / 1024
 
 
 def test_a_run_ends_well_without_the_process_that_would_draw(tmp_path, monkeypatch):
-    """A batch system may have sent its signal to that, too."""
+    """A batch system may also signal the process that draws."""
     started = []
     popen = subprocess.Popen
     monkeypatch.setattr(

@@ -10,7 +10,7 @@ from parallelism.data.sampler import DistributedSampler
 
 
 def epoch(num_samples, batch_size, size, number=0, **options):
-    """Return the epoch's global batches, each the shares of all ranks in rank order."""
+    """Return the epoch's global batches, each with the samples of all ranks in rank order."""
     samplers = [DistributedSampler(num_samples, batch_size, rank, size, **options) for rank in range(size)]
     for one in samplers:
         one.set_epoch(number)

@@ -1,4 +1,4 @@
-"""What a run's steps are given: each step's share, and numbers by which dropout draws anew at each step."""
+"""Inputs of a run's steps: samples of each rank, and dropout seeds, which differ between steps."""
 
 from contextlib import closing
 from itertools import islice
@@ -14,7 +14,7 @@ BLOCK = 8
 
 
 def steps(first, number):
-    """Return micro-batches of the second of two ranks, over 24 windows of tokens that count up."""
+    """Return micro-batches of the second of two ranks, from 24 windows of consecutive numbers as tokens."""
     windows = TokenWindows(np.arange(25 * BLOCK), BLOCK, seed=3)
     sampler = DistributedSampler(len(windows), 8, rank=1, size=2, seed=3)
     samples = Samples(windows, sampler, 2, 2, torch.arange(BLOCK), None, "cpu")
@@ -24,7 +24,7 @@ def steps(first, number):
 
 def test_numbers_for_dropout_are_of_one_step_and_sample_alone():
     batches, epoch = steps(1, 9)
-    assert epoch == 3  # so that these are three epochs
+    assert epoch == 3  # steps per epoch, so that 9 steps are three epochs
     numbers = torch.cat([batch.samples for step in batches for batch in step]).tolist()
     assert len(set(numbers)) == len(numbers) == 9 * 4
 

@@ -38,7 +38,7 @@ ALL_ROOTS_UP_TO = 9
 
 
 def roots(row, size):
-    """Return the keywords with which an algorithm is tried: every root, or some."""
+    """Return the keyword arguments for trials of an algorithm: every root, or some."""
     if not COLLECTIVES[row.collective].rooted:
         return [{}]
     some = range(size) if size <= ALL_ROOTS_UP_TO else {0, 1, size // 2, size - 1} if size <= 33 else {size // 2}
@@ -61,7 +61,7 @@ def test_the_contract_holds_with_results_apart(row):
 
 @each_algorithm
 def test_the_contract_holds_at_a_large_size(row):
-    """Drawn at random, but always alike: up to 1024 ranks where rounds are few, fewer where the check would be long."""
+    """Sizes are random with a fixed seed: up to 1024 ranks, or fewer for algorithms with many rounds."""
     draws = random.Random(f"{row.collective} {row.name}")
     is_long = row.collective in ("all_reduce", "scan", "exscan")
     is_quick = not row.access and len(list(row.schedule(0, 512))) < 12 and not is_long
@@ -289,32 +289,32 @@ def test_the_check_catches_the_wrong_root():
 
 @each_algorithm
 def test_the_cost_line_is_what_the_schedule_does(row):
-    assert "Cost:" in written(row).__doc__
+    assert "Cost:" in source_function(row).__doc__
     for size in sizes(row):
-        counted, (alpha, beta, gamma) = cost(row.schedule, size), COSTS[row.collective, row.name](size)
-        if row.name == "double_tree":  # whose line says "at most"
-            assert counted[0] == alpha
-            assert counted[1] <= beta
-            assert counted[2] <= gamma
+        totals, (alpha, beta, gamma) = cost(row.schedule, size), COSTS[row.collective, row.name](size)
+        if row.name == "double_tree":  # its cost line is an upper bound
+            assert totals[0] == alpha
+            assert totals[1] <= beta
+            assert totals[2] <= gamma
         else:
-            assert counted == (alpha, beta, gamma), size
+            assert totals == (alpha, beta, gamma), size
 
 
-def written(row):
-    """Return the function in the source, also of an algorithm that is another one with other parts."""
+def source_function(row):
+    """Return the function that defines a schedule, also if it is a partial application."""
     return getattr(row.schedule, "func", row.schedule)
 
 
 @each_algorithm
 def test_every_algorithm_has_a_picture_that_is_run(row):
-    (test,) = doctest.DocTestFinder().find(written(row))
-    drawn = [e for e in test.examples if "print(render(" in e.source and written(row).__name__ in e.source]
-    assert "round 0:" in drawn[0].want
+    (test,) = doctest.DocTestFinder().find(source_function(row))
+    pictures = [e for e in test.examples if "print(render(" in e.source and source_function(row).__name__ in e.source]
+    assert "round 0:" in pictures[0].want
     assert doctest.DocTestRunner().run(test).failed == 0
 
 
 def test_embedded_groups_make_an_all_reduce():
-    """Reduce-scatter in a node, all-reduce across nodes, all-gather in the node."""
+    """A reduce-scatter within nodes, an all-reduce across nodes, and an all-gather within nodes are embedded."""
 
     def two_levels(rank, size, local_size=3):
         num_nodes, (node, local) = size // local_size, divmod(rank, local_size)
@@ -371,7 +371,7 @@ def test_a_picture_shows_reductions_copies_and_empty_rounds():
 
 @pytest.mark.parametrize(
     ("collective", "before", "after"),
-    [  # of 3 ranks, with root 1: chunks, and on what ranks they were before
+    [  # for 3 ranks and root 1: chunks, and the ranks that had them before
         ("all_reduce", ["abc", "abc", "abc"], [{"a": "012", "b": "012", "c": "012"}] * 3),
         ("reduce_scatter", ["abc", "abc", "abc"], [{"a": "012"}, {"b": "012"}, {"c": "012"}]),
         ("all_gather", ["a", "b", "c"], [{"a": "0", "b": "1", "c": "2"}] * 3),

@@ -1,4 +1,4 @@
-"""Sequence parallelism against the plain GPT: loss and every gradient; mixes with tensor and data parallelism."""
+"""Sequence parallelism compared with the plain GPT: loss and every gradient; also with tensor and data parallelism."""
 
 import numpy as np
 import pytest
@@ -13,14 +13,14 @@ def test_dropout_keeps_as_many_as_it_should():
     x = torch.ones(4, 500, 50)
     for p in (0.1, 0.5):
         y = Dropout(p, layer=1, place=BatchPosition(seed=1))(x)
-        kept = y > 0
-        assert torch.allclose(y[kept], torch.tensor(1 / (1 - p)))
-        assert abs(kept.float().mean() - (1 - p)) < 5 * np.sqrt(p * (1 - p) / x.numel())
-        for dim in range(3):  # no row of any direction is out of the common
-            rows = kept.float().mean(dim=[other for other in range(3) if other != dim])
+        mask = y > 0
+        assert torch.allclose(y[mask], torch.tensor(1 / (1 - p)))
+        assert abs(mask.float().mean() - (1 - p)) < 5 * np.sqrt(p * (1 - p) / x.numel())
+        for dim in range(3):  # no row along any dim is exceptional
+            rows = mask.float().mean(dim=[other for other in range(3) if other != dim])
             assert (rows - (1 - p)).abs().max() < 6 * np.sqrt(p * (1 - p) * len(rows) / x.numel())
         other = Dropout(p, layer=2, place=BatchPosition(seed=1))(x) > 0
-        both = (kept & other).float().mean()
+        both = (mask & other).float().mean()
         assert abs(both - (1 - p) ** 2) < 5 / np.sqrt(x.numel())
 
 
@@ -41,7 +41,7 @@ def test_compiled_or_not_dropout_is_the_same(dtype, monkeypatch):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("queries", [1, 16, 37])
 def test_attention_with_dropout_in_one_pass_is_that_in_several(queries, causal):
-    """In float32 within its rounding of what torch's autograd makes of the plain formula in float64."""
+    """In float32, both agree up to rounding with torch's autograd of the plain formula in float64."""
     from parallelism.numerics import dropout
     from parallelism.sequence.fused_attention import ScoreRules
     from parallelism.sequence.partial_attention import attend, attend_backward
@@ -55,15 +55,15 @@ def test_attention_with_dropout_in_one_pass_is_that_in_several(queries, causal):
     )
     rules = ScoreRules(causal, None, drop)
     out, log = attend(q, k, v, rules)
-    found = [out, *attend_backward(gradient, (q, k, v, out, log), rules)]
+    actual = [out, *attend_backward(gradient, (q, k, v, out, log), rules)]
     q, k, v = (x.double().requires_grad_() for x in (q, k, v))
     scores = q @ k.mT / 8**0.5
     if causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
     expected = scores.softmax(-1) * drop(torch.ones_like(scores))
     (expected @ v).backward(gradient.double())
-    for one, wanted in zip(found, (expected @ v, q.grad, k.grad, v.grad), strict=True):
-        torch.testing.assert_close(one, wanted.float(), rtol=1e-5, atol=2e-5)
+    for one, reference in zip(actual, (expected @ v, q.grad, k.grad, v.grad), strict=True):
+        torch.testing.assert_close(one, reference.float(), rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
@@ -93,12 +93,12 @@ def test_all_ranks_have_as_much_to_do(order, ring):
         here = shares.of_ring(member)
         for source in range(ring):
             there, pair = shares.of_ring(source), shares.pair(member, source)
-            done = np.zeros((len(here), len(there)), bool)
+            pairs = np.zeros((len(here), len(there)), bool)
             if pair:
-                block = done[pair.queries, pair.keys]
+                block = pairs[pair.queries, pair.keys]
                 block[:] = np.tril(np.ones(block.shape, bool)) if pair.causal else True
-            assert (done == (here[:, None] >= there)).all()  # what the mask says, no more and no less
-            work[member] += done.sum()
+            assert (pairs == (here[:, None] >= there)).all()  # exactly the pairs of the mask
+            work[member] += pairs.sum()
     assert work.max() <= 1.1 * work.mean()
 
 
@@ -108,5 +108,5 @@ def test_the_tokens_of_all_ranks_are_the_sequence():
     for order in ORDERS:
         for ring, parts in ((1, 1), (2, 2), (3, 1), (1, 4)):
             shares = TokenShards(48, ring, parts, order)
-            held = np.concatenate([shares.positions(rank) for rank in range(ring * parts)])
-            assert sorted(held) == list(range(48))
+            positions = np.concatenate([shares.positions(rank) for rank in range(ring * parts)])
+            assert sorted(positions) == list(range(48))

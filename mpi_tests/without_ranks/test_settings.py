@@ -1,4 +1,4 @@
-"""Command lines: spelling of flags, the version, and what dir() lists."""
+"""Command lines: spelling of flags, the version; the names listed by dir()."""
 
 import pydoc
 import re
@@ -14,11 +14,11 @@ from training.config import Config
 
 
 def parser():
-    made = Parser("program", allow_abbrev=False)
-    made.add_argument("--num_ranks", type=int)
-    made.add_argument("--space-time")
-    made.add_argument("words", nargs="*")
-    return made
+    result = Parser("program", allow_abbrev=False)
+    result.add_argument("--num_ranks", type=int)
+    result.add_argument("--space-time")
+    result.add_argument("words", nargs="*")
+    return result
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_help_lists_what_a_communicator_has():
 
 
 def test_scripts_and_packages_are_there():
-    """What a wheel installs: each script's function, and types for each package."""
+    """A wheel installs each script's function, and type hints for each package."""
     project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
     for target in project["scripts"].values():
         module, _, function = target.partition(":")

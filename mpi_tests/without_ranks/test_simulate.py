@@ -1,4 +1,4 @@
-"""Simulations: against a plain one that is written down here, against closed forms, and from the command line."""
+"""Simulations: compared with a plain one defined here and with closed forms, and from the command line."""
 
 import random
 import re
@@ -28,18 +28,18 @@ def same(seconds):
 
 
 class Plain:
-    """Every rank's schedule, move by move; times are whole numbers, so that what comes at once does so exactly."""
+    """Plain simulation of all ranks' moves; times are integers, so that simultaneous events are exactly equal."""
 
     def __init__(self, row, nodes, network, chunk, root=0):
         self.size, self.network, self.chunk = sum(map(len, nodes)), network, chunk
         self.node_of = {rank: number for number, node in enumerate(nodes) for rank in node}
         self.nodes = nodes
         self.schedules = [row.rounds(rank, self.size, root, nodes) for rank in range(self.size)]
-        self.ends = [0] * self.size  # of the rounds so far
-        self.free = {}  # from when on each way out and in is
+        self.ends = [0] * self.size  # end time of each rank's rounds so far
+        self.free = {}  # time from which each outgoing and incoming port is free
         self.events = []
-        self.posted = {}  # when both ends of a message of a round are there
-        self.open = {}  # (rank, round): messages that have not come; when the last of the others did; reductions
+        self.posted = {}  # time at which both ends of a round's message are posted
+        self.open = {}  # (rank, round): missing messages; arrival of the last of the others; reductions
         self.barriers = {}
 
     def run(self):
@@ -133,7 +133,7 @@ class Plain:
 
 
 def whole_network(rng, cores=1 << 20):
-    """Speeds in whole seconds, and a crowd that halves nothing."""
+    """Return a network with times in whole seconds, without slow-down by oversubscription."""
     within, between, nic = (Link(rng.randint(1, 9), rng.randint(1, 9)) for _ in range(3))
     more = {"nic": nic, "segment_bytes": rng.randint(1, 40), "cores": cores}
     return Network(within, between, *(rng.randint(1, 9) for _ in range(3)), **more)
@@ -179,7 +179,7 @@ def test_by_round_is_exact_where_all_wait_for_each_other(collective, name):
     for cores in (2, 1 << 20):
         network = NETWORK._replace(cores=cores)
         exact = simulate(row, 1 << 24, nodes, network).seconds
-        if name != "binomial" or cores > 16:  # in which nobody waits for those that share a core
+        if name != "binomial" or cores > 16:  # there, no rank waits for one that shares its core
             assert exact == same(predict(row, 1 << 24, 16, nodes, 0, network))
 
 
@@ -190,12 +190,12 @@ def test_by_round_is_not_faster_and_not_much_slower(row):
     for lengths in ((8, 8, 8, 8), (1,) * 16, (4,) * 8):
         nodes, size = nodes_of(*lengths), sum(lengths)
         exact = simulate(row, 1 << 22, nodes, NETWORK).seconds
-        least = 0.6 if row.name == "leaders" else 0.95  # where messages of a round go to several nodes
+        least = 0.6 if row.name == "leaders" else 0.95  # its messages of a round go to several nodes
         assert least * exact <= predict(row, 1 << 22, size, nodes, 0, NETWORK) <= 2.1 * exact, lengths
 
 
 def shift_by_4(rank, size):
-    """Send from all ranks of 2 nodes of 4 to the other node."""
+    """Send from every rank of 2 nodes of 4 to the other node."""
     peer = (rank + 4) % 8
     yield Send(peer, range(8)), Recv(peer, range(8))
 
@@ -235,8 +235,8 @@ def test_thousands_of_ranks_exactly(p):
 
 def run(capsys, *words):
     status = main([str(word) for word in words])
-    printed = capsys.readouterr()
-    return status, printed.out, printed.err
+    streams = capsys.readouterr()
+    return status, streams.out, streams.err
 
 
 def test_the_table_has_each_algorithm_and_the_fastest_of_each_size(capsys):
@@ -319,8 +319,8 @@ def test_every_fabric_has_sources():
 def test_no_mpi_is_needed():
     main = "from collectives.schedule.simulate import main; main(['barrier'])"
     code = f"import sys; sys.modules['mpi4py'] = None; {main}"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert "dissemination" in ended.stdout
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "dissemination" in result.stdout
 
 
 def test_a_push_counts_as_a_copy():

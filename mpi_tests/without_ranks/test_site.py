@@ -1,4 +1,4 @@
-"""What the pages of the site say of the code is so; ../systems/test_site.py builds the site and runs its commands."""
+"""The pages of the site are right about the code; ../systems/test_site.py builds the site and runs its commands."""
 
 import os
 import re
@@ -35,12 +35,12 @@ def test_each_step_of_a_life_names_a_file_and_a_function():
         text = (DOCS / "architecture" / f"{page}.md").read_text()
         steps = re.findall(r"^\d+\. .*?(?=^\d+\. |^\S|\Z)", text, re.MULTILINE | re.DOTALL)
         assert len(steps) > 10
-        last = "The method returns", "What is bound is of one"  # what the caller sees, and a list of such places
+        last = "The method returns", "What is bound is of one"  # the caller's view, and a list of such places
         assert [step for step in steps if "→ `" not in step and not any(words in step for words in last)] == []
 
 
 def printing(page):
-    """Return what a page's Python prints, as blocks of text right after it show."""
+    """Return a page's Python code and its output, shown in the text block right after it."""
     return [text.text for code, text in pairwise(blocks(page)) if (code.language, text.language) == ("python", "text")]
 
 
@@ -48,9 +48,9 @@ def printing(page):
 def test_the_python_of_a_page_prints_what_is_shown(page):
     program = "\n".join(block.text for block in blocks(page) if block.language == "python")
     env = without_launcher() | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    ended = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    assert [text for text in printing(page) if text not in ended.stdout] == []
+    result = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert [text for text in printing(page) if text not in result.stdout] == []
 
 
 def test_the_report_of_a_hang_that_is_quoted_is_the_one_that_is_shown():
@@ -70,7 +70,7 @@ def test_the_table_of_our_variables_is_that_of_the_code(monkeypatch):
         unset = read()
         for value in code(values):
             monkeypatch.setenv(name, value)
-            read()  # raises for a value that will not do
+            read()  # raises if the value is invalid
         for value in code(default):
             monkeypatch.setenv(name, value)
             assert read() == unset, name
@@ -79,14 +79,14 @@ def test_the_table_of_our_variables_is_that_of_the_code(monkeypatch):
 def test_the_tables_of_others_variables_are_those_that_are_read():
     page = DOCS / "environment.md"
     rows = [*table(page, "Of others, that we read"), *table(page, "Of others, that we set")]
-    shown = {name for cell, *_ in rows for name in code(cell)}
+    names = {name for cell, *_ in rows for name in code(cell)}
     files = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
     read = {name for path in files for name in read_in(path)} - set(environment.SETTINGS)
-    assert shown == read
+    assert names == read
 
 
 def read_in(path: Path) -> set[str]:
-    """Return the variables that a file reads or sets: by name, or from a tuple of names."""
+    """Return the environment variables that a file reads or sets: by name, or from a tuple of names."""
     text = path.read_text()
     if "os.environ" not in text:
         return set()

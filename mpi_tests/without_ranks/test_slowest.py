@@ -1,4 +1,4 @@
-"""The list of slow items, as `.ci/run` prints it."""
+"""The list of slow items that `.ci/run` prints."""
 
 import json
 
@@ -18,7 +18,7 @@ from mpi_tests.helpers import slowest
 def test_slow_items_are_warned_of_and_a_slow_whole_is_an_error(
     monkeypatch, tmp_path, capsys, make_test, whole, status, words
 ):
-    monkeypatch.setattr(slowest, "KEPT", tmp_path)
+    monkeypatch.setattr(slowest, "TIMES_FOLDER", tmp_path)
     for number in range(2):
         run = {f"test_{number}.py::test_{i}": float(number * 10 + i) for i in range(12)}
         (tmp_path / f"run-{number}").write_text(json.dumps(run))

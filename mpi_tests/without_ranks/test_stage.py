@@ -1,4 +1,4 @@
-"""Stages played in one process, by every schedule, against the plain model: loss and every gradient."""
+"""Stages simulated in one process with every schedule, compared with the plain model: loss and every gradient."""
 
 import subprocess
 import sys
@@ -38,7 +38,7 @@ each_schedule = pytest.mark.parametrize("name", registry.names())
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4] + [8] * (LARGEST >= 64))
 @pytest.mark.parametrize("more", [-1, 0, 2])
 def test_loss_and_every_gradient_are_the_whole_batchs(name, num_ranks, more):
-    """Micro-batches fewer than, as many as and more than ranks; grouped heads, biases, dropout, documents."""
+    """With fewer, as many and more micro-batches than ranks; with grouped heads, biases, dropout, documents."""
     num_micro_batches = max(1, num_ranks + more)
     schedule, place = registry.make(name, num_ranks, num_micro_batches), BatchPosition(seed=3)
     config = replace(DROPPING, n_layer=max(9, schedule.num_stages))
@@ -68,18 +68,18 @@ def names(model, **options):
 
 def test_a_cut_model_has_its_stages_parameters_alone():
     whole, schedule = randomized(CONFIG), registry.make("1f1b", 3, 1)
-    held = []
+    all_names = []
     for rank in range(3):
         model = randomized(CONFIG)
         cut_at(model, schedule, rank)
         assert set(model.state_dict()) == set(names(model))
         for name, p in model.named_parameters():
             assert torch.equal(p, whole.get_parameter(name))
-        held += names(model)
+        all_names += names(model)
         positions = whole.transformer.wpe.weight.numel() if rank == 0 else 0
         assert model.num_params() == sum(p.numel() for p in model.parameters()) - positions
-    assert held[-1] == "lm_head.weight"  # tied to the first rank's wte.weight
-    assert held[:-1] == names(whole)
+    assert all_names[-1] == "lm_head.weight"  # tied to the first rank's wte.weight
+    assert all_names[:-1] == names(whole)
     assert whole.num_params() == GPT(CONFIG).num_params()
 
 
@@ -110,12 +110,12 @@ def test_evaluation_keeps_nothing():
             x = players.stages[number].forward(0, x, batch)
             assert not x.requires_grad
             assert players.stages[number].num_alive == 0
-        _, wanted = plain(batch.tokens, batch.targets, batch.positions, batch.documents)
-    assert torch.equal(x, wanted)
+        _, expected = plain(batch.tokens, batch.targets, batch.positions, batch.documents)
+    assert torch.equal(x, expected)
 
 
 def test_activations_go_with_the_backward_pass():
-    """Outputs once they are sent, the graph with the part for inputs; what is kept then, test_deferred counts."""
+    """Outputs are freed once sent, the graph with the input part; test_deferred.py counts the rest."""
     refs = []
 
     class Saved:
@@ -139,7 +139,7 @@ def test_activations_go_with_the_backward_pass():
 
 
 def test_gradients_of_stages_stay_in_place():
-    """As views of one array, to which passes of all kinds add."""
+    """They are views of one array, to which all kinds of passes add."""
     schedule, batch = registry.make("zb_v", 2, 3), batch_of(6)
     players = Players(lambda: randomized(CONFIG), schedule)
     arrays = []
@@ -156,7 +156,7 @@ def test_gradients_of_stages_stay_in_place():
 
 
 def test_micro_batches_without_targets():
-    """They have no part in the loss, whose weights go by the numbers of targets."""
+    """They do not count in the loss, whose weights are proportional to the numbers of targets."""
     batch = batch_of(6)
     batch.targets[2:4] = IGNORED
     batches = micro_batches(batch, 3)
@@ -177,7 +177,7 @@ def test_layers():
 
 
 def test_a_backward_pass_imports_no_sympy():
-    """Which torch does where it is given a gradient: a second of each rank's first step."""
+    """Torch imports it when a backward pass gets a gradient, which costs a second of each rank's first step."""
     code = (
         "import sys, torch; from parallelism.pipeline.stage import Layer, cut; "
         "model = torch.nn.Linear(2, 2); layer = Layer('all', ('',), lambda x, batch: model(batch), 1); "

@@ -1,4 +1,4 @@
-"""Text as people have it, tokenizers, and what training.prepare writes, beside the libraries' own readers."""
+"""Text files in common formats, tokenizers, and the files of training.prepare, compared with the libraries' readers."""
 
 import base64
 import json
@@ -36,7 +36,7 @@ def parquet(path, texts, field="text"):
 
 @pytest.fixture
 def tokenizer_json(tmp_path):
-    """Return a tokenizer of words, written by its own library."""
+    """Return a tokenizer of words, written by the tokenizers library."""
     tokenizers = pytest.importorskip("tokenizers")
     words = {
         word: number for number, word in enumerate(["[UNK]", "<|endoftext|>", "The", "ring", "goes", "round", "."])
@@ -56,10 +56,10 @@ def test_rows_are_documents_that_end_in_byte_0(tmp_path, write, name):
 @pytest.mark.parametrize(("write", "name"), [(json_lines, "a.jsonl"), (parquet, "a.parquet")])
 def test_a_field_that_is_not_there(tmp_path, write, name):
     path = write(tmp_path / name, TEXTS, "body")
-    with refuses(f"{path}: ") as refused:
+    with refuses(f"{path}: ") as error:
         load_tokens([path])
-    assert "body" in str(refused.value)
-    assert "set text_field" in str(refused.value)
+    assert "body" in str(error.value)
+    assert "set text_field" in str(error.value)
 
 
 def test_rows_that_are_no_json(tmp_path):
@@ -111,7 +111,7 @@ def test_ranks_of_tiktoken(tmp_path):
     tiktoken = pytest.importorskip("tiktoken")
     ranks = {bytes([byte]): byte for byte in range(256)}
     ranks.update({b"th": 256, b"the": 257})
-    ranks.update({b"filler%d" % number: number for number in range(258, 50256)})  # as many as the encoding has
+    ranks.update({b"filler%d" % number: number for number in range(258, 50256)})  # as many entries as in the encoding
     path = tmp_path / "r50k_base.tiktoken"
     path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()))
     tokenizer = load_tokenizer(str(path))
@@ -156,7 +156,7 @@ def test_uint16_tokens_are_not_taken_for_uint32(tmp_path):
 
 @pytest.mark.parametrize("count", [1, 4, 62, 65, 4097])
 def test_few_tokens_or_an_odd_number_are_of_uint16(tmp_path, count):
-    """Though every other one could be the upper half of a uint32."""
+    """Every other number could also be the upper half of a uint32."""
     ids = np.resize(np.array([300, 1], "<u2"), count)
     ids.tofile(tmp_path / "a.bin")
     assert np.array_equal(np.asarray(load_tokens([str(tmp_path / "a.bin")]).ids), ids)
@@ -195,7 +195,7 @@ def test_vocab_size_is_at_least_the_datas(tmp_path):
 def test_a_tokenizer_of_bin_files(tmp_path, tokenizer_json):
     write_llmc(tmp_path / "a.bin", np.array([2, 3], "<u2"))
     write_llmc(tmp_path / "b.bin", np.array([2, 300], "<u2"))
-    assert load_tokens([str(tmp_path / "a.bin")]).tokenizer.name == "tokenizer.json"  # which lies beside it
+    assert load_tokens([str(tmp_path / "a.bin")]).tokenizer.name == "tokenizer.json"  # found beside it
     assert load_tokens([str(tmp_path / "a.bin")], tokenizer=tokenizer_json).vocab_size == 7
     with refuses("b.bin has token 300, but tokenizer.json only 7: pass its tokenizer"):
         load_tokens([str(tmp_path / "b.bin")])
@@ -226,15 +226,15 @@ def prepare(*arguments):
 def test_prepare_writes_what_training_reads(tmp_path, tokenizer_json):
     texts = [" ".join(np.random.default_rng(seed).choice(["The", "ring", "goes", "."], 40)) for seed in range(30)]
     (tmp_path / "held.txt").write_text("The ring .")
-    done = prepare(
+    result = prepare(
         json_lines(tmp_path / "a.jsonl", texts), "--val", tmp_path / "held.txt", "--tokenizer", tokenizer_json,
         "--out", tmp_path / "tokens", "--shard_tokens", 500, "--workers", 2,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == (
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == (
         f"1,230 tokens, and 4 to validate on: python -m training --data {tmp_path / 'tokens'} --document_end 1\n"
     )
-    (tmp_path / "tokenizer.json").unlink()  # there is a copy
+    (tmp_path / "tokenizer.json").unlink()  # a copy was saved
     names = sorted(file.name for file in (tmp_path / "tokens").iterdir())
     assert names == [
         "meta.json",
@@ -251,11 +251,11 @@ def test_prepare_writes_what_training_reads(tmp_path, tokenizer_json):
 
 def test_prepare_leaves_nothing_behind_where_it_fails(tmp_path):
     path = json_lines(tmp_path / "a.jsonl", TEXTS, "body")
-    done = prepare(path, "--out", tmp_path / "tokens", "--workers", 1)
-    assert done.returncode == 2
-    assert done.stderr.strip() == (
+    result = prepare(path, "--out", tmp_path / "tokens", "--workers", 1)
+    assert result.returncode == 2
+    assert result.stderr.strip() == (
         f"training.prepare: {path}: line 1 has no text in 'text', its fields are id, body: set text_field"
     )
     assert not (tmp_path / "tokens").exists()
-    done = prepare(path, "--out", tmp_path)
-    assert done.stderr.strip() == f"training.prepare: out={tmp_path}: File exists; name a new folder"
+    result = prepare(path, "--out", tmp_path)
+    assert result.stderr.strip() == f"training.prepare: out={tmp_path}: File exists; name a new folder"

@@ -1,4 +1,4 @@
-"""How calls that another thread runs stand among a device's work, with stand-ins for torch's streams."""
+"""Order between calls that a background thread runs and a device's work, with stand-ins for torch's streams."""
 
 import threading
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ CUDA = torch.device("cuda:0")
 
 
 class Event:
-    """Of a stream; it is past when the test says so."""
+    """An event of a stream, completed by the test."""
 
     def __init__(self, name, streams):
         self.name, self.streams = name, streams
@@ -23,7 +23,7 @@ class Event:
 
 
 class Streams:
-    """Each thread's current stream, and what was asked of which, in order."""
+    """The current stream of each thread, and the requests to streams in order."""
 
     def __init__(self):
         self.requests, self.current, self.are_done = [], threading.local(), False
@@ -60,7 +60,7 @@ def streams(monkeypatch):
 
 
 class Tensor:
-    """A tensor on a device; what is done with it is done on the thread's current stream."""
+    """A tensor on a device; operations on it run on the thread's current stream."""
 
     is_cuda, device = True, CUDA
 
@@ -72,7 +72,7 @@ class Tensor:
 
 
 def test_a_call_comes_after_its_callers_work_and_before_what_follows_its_end(streams):
-    """No host waits for the device: who waits has a stream wait, and continuations follow on the call's own."""
+    """No host waits for the device: a wait only blocks the caller's stream; continuations run on the call's stream."""
 
     def run(run_plan):
         assert threading.current_thread() is not threading.main_thread()

@@ -23,7 +23,7 @@ def pending(execute):
 
 
 def test_continuations_may_wait_for_calls_behind_their_own(queue):
-    """Each of four for the next one: as PowerSGD's, which reduces again what came of the reduction before."""
+    """Each of four waits for the next one, like those of PowerSGD, which reduce the result of a reduction again."""
     order = []
     calls = [pending(lambda run, number=number: order.append(number)) for number in range(5)]
     ends = [call.get_future().then(lambda _, behind=behind: behind.over.wait(2)) for call, behind in pairwise(calls)]
@@ -69,7 +69,7 @@ def test_a_failure_is_the_future_s_too(queue):
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_time_runs_from_when_a_call_is_made(is_async):
-    """A plan of a call that has been queued for longer than it may take gets no time of its own."""
+    """A call that was queued for longer than its time limit gets no further time for its plan."""
     limits = []
     device = SimpleNamespace(is_async=False)
     plan = SimpleNamespace(device=device, run_only=lambda: False, begin=lambda: None, wait=limits.append)

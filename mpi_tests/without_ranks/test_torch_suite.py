@@ -1,4 +1,4 @@
-"""Which outcomes of PyTorch's own tests count as behind gloo's."""
+"""Outcomes of PyTorch's own tests that count as worse than gloo's."""
 
 import importlib.util
 

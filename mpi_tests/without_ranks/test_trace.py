@@ -1,4 +1,4 @@
-"""Timelines of steps: gathered over clocks that differ, written as traces, drawn beside the plan."""
+"""Timelines of steps: gathered from different clocks, written as traces, drawn beside the plan."""
 
 import json
 from itertools import pairwise
@@ -46,7 +46,7 @@ def test_processes_and_threads_have_names(tmp_path):
 
 
 def test_events_of_a_thread_do_not_overlap():
-    """Viewers draw a thread's events one inside the other where they overlap."""
+    """Viewers would nest overlapping events of a thread."""
     lanes = {}
     for event in trace.events([*played()[1], Span(2, "all_reduce", 0, 2.5)]):
         lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
@@ -60,7 +60,7 @@ def test_an_arrow_for_each_message():
     arrows = list(trace.arrows(spans))
     begins = {e["id"]: e for e in arrows if e["ph"] == "s"}
     ends = {e["id"]: e for e in arrows if e["ph"] == "f"}
-    assert len(begins) == len(ends) == 2 * 2 * 4  # pairs of stages, ways, micro-batches
+    assert len(begins) == len(ends) == 2 * 2 * 4  # pairs of stages, directions, micro-batches
     pairs = set()
     for number, begin in begins.items():
         pairs.add((action_at(begin, timeline), action_at(ends[number], timeline)))
@@ -70,7 +70,7 @@ def test_an_arrow_for_each_message():
 
 
 def action_at(event, timeline):
-    """Return what the event's rank did at its time."""
+    """Return the action of the event's rank at its time."""
     return next(
         span.what
         for span in timeline.spans
@@ -80,7 +80,7 @@ def action_at(event, timeline):
 
 @pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb_h1"])
 def test_costs_are_measured(name):
-    """The times by which a step was played come out of it, where ranks waited for messages."""
+    """Measuring a simulated step yields its costs, although ranks waited for messages."""
     timeline, spans = played(name)
     costs = trace.measured(spans)
     assert costs.forward == pytest.approx(COSTS.forward)
@@ -108,8 +108,8 @@ def test_costs_of_one_stage_and_of_none():
 def test_a_picture_of_what_happened_beside_the_plan(tmp_path, monkeypatch):
     timeline, spans = played()
     late = [span._replace(begin_s=2 * span.begin_s, end_s=2 * span.end_s) for span in spans]
-    drawn = trace.figure([planned(timeline), trace.happened("1f1b", 3, late)])
-    above, below = drawn.axes
+    figure = trace.figure([planned(timeline), trace.happened("1f1b", 3, late)])
+    above, below = figure.axes
     assert above.get_xlim() == below.get_xlim()
     assert above.get_title().startswith("1f1b: ")
     assert below.get_title() == f"1f1b, as it happened: {2 * timeline.span_s:.4g} s, bubble {timeline.bubble:.1%}"

@@ -1,4 +1,4 @@
-"""A training run's page: its points, its times, two runs side by side, and what it is given wrongly."""
+"""The page of a training run: its points, its times, two runs side by side, and errors for invalid files."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from training.profile import KINDS, ProfiledStep
 
 
 def records(number, val_every=4, loss=3.0):
-    """Return records as metrics.jsonl has them."""
+    """Return records in the format of metrics.jsonl."""
     lines = []
     for step in range(1, number + 1):
         numbers = {"loss": loss / step, "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": 1000.0 + step}
@@ -36,8 +36,8 @@ def test_every_record_is_a_point():
 
 
 def test_many_records_are_thinned_but_for_validations_and_the_last():
-    given = records(5003, val_every=1250)
-    text = report.report({"run": given})
+    rows = records(5003, val_every=1250)
+    text = report.report({"run": rows})
     steps = [row["step"] for row in Page(text).tables["records"]]
     assert {1250, 2500, 3750, 5000, 5003} < {*steps}
     assert 800 < len(steps) <= 1010

@@ -1,4 +1,4 @@
-"""Copies that the host does not wait for, to and from a stand-in for a GPU of torch."""
+"""Asynchronous copies to and from a stand-in for a torch GPU."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ GPU = "cuda:1"
 
 @pytest.fixture
 def events(monkeypatch):
-    """Record the requests to the device, in order."""
+    """Record the requests to the device in order."""
     events = []
     empty = torch.empty
 

@@ -1,4 +1,4 @@
-"""Memory of zeros: it is at its place again, and the process has less."""
+"""Releasable buffers: they are zero afterwards, keep their address, and the process's memory decreases."""
 
 from pathlib import Path
 

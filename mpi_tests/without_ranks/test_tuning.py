@@ -1,4 +1,4 @@
-"""The tuning file: what is in it, what follows from it, and what is said of a bad one."""
+"""The tuning file: its content, its effects, and the messages for an invalid one."""
 
 import json
 import re
@@ -63,7 +63,7 @@ def test_the_model_ranks_all_there_are():
     assert model(64, lengths=(8,)) == "recursive_doubling"
     assert model(1 << 26, lengths=(8,)) in ("ring", "rabenseifner")
     assert model(1 << 26, lengths=(8, 8)) == "hierarchical"
-    assert model(1 << 26, lengths=(1,)) == algorithms.names("all_reduce")[0]  # of equal ones, the first
+    assert model(1 << 26, lengths=(1,)) == algorithms.names("all_reduce")[0]  # the first of equal ones
 
 
 def test_what_is_in_reach_is_usable():

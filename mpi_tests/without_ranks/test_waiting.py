@@ -1,4 +1,4 @@
-"""How ranks wait: they spin, then yield the core, then sleep, however many ranks were counted at start."""
+"""Waiting ranks spin, then yield the core, then sleep, whatever number of ranks was counted at the start."""
 
 import math
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from collectives.runtime.shared_memory import BRIEF_SPINS, SPINS, YIELDS, Progra
 
 
 class Late:
-    """What comes at the end of `times`, each how long a look at it takes, and moves on where it says so."""
+    """A condition that becomes true after polls of the durations `times`, and makes progress at the times `moves`."""
 
     def __init__(self, clock, times, moves=()):
         self.clock, self.times, self.moves, self.num_barriers = clock, iter(times), moves, 0
@@ -45,7 +45,7 @@ def test_a_wait_spins_then_yields_then_sleeps(monkeypatch, oversubscribed, is_ti
 
 
 def test_who_finds_the_core_taken_sleeps_for_a_while(monkeypatch):
-    """A yield that goes to a process which computes comes back late."""
+    """A yield to a computing process returns late."""
     clock = Clock(monkeypatch)
     progress = Progress(oversubscribed=True)
 
@@ -74,10 +74,10 @@ def test_a_program_spins_once_in_a_meeting_then_yields(oversubscribed):
     channel = SimpleNamespace(slots=slots, state=np.zeros(kernels.STATE_LENGTH, np.int64))
     program = Program(np.array([kernels.BARRIER, 2], np.int64), channel, np.dtype("float32"), oversubscribed, binding=7)
     for _ in range(3):
-        channel.state[kernels.NAPS] = 0  # whatever its last yield was like
+        channel.state[kernels.NAPS] = 0  # whatever the duration of its last yield
         assert not program.spin()
         assert program.frame[kernels.SPUN] == (0 if oversubscribed else SPINS)
-    other[8:10] = 1, 7  # the line for barriers of odd number: this one, in the same program
+    other[8:10] = 1, 7  # the cache line of odd barriers: this barrier, in the same program
     assert program.spin()
     channel.state[kernels.NAPS] = 0
     assert not program.test()

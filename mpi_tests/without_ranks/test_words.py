@@ -1,4 +1,4 @@
-"""The glossary's script: planted names, messages, docstrings and pages are found, and what is right is not."""
+"""Tests of the glossary check: it reports planted names, messages, docstrings and pages, and nothing else."""
 
 import pytest
 
@@ -7,9 +7,17 @@ from mpi_tests.helpers.words import findings, main
 PLANTED = {
     "def meet(a):\n    pass\n": "1: meet: say barrier",
     "class SendLetter:\n    pass\n": "1: SendLetter: say message, point to point",
-    "class Run:\n    known: int\n": "1: known: say what the value is, not how it was obtained",
+    "class Run:\n    known: int\n": "2: known: say what the value is, not how it was obtained",
     "def add(a, *given):\n    pass\n": "1: given: say what the value is, not how it was obtained",
     "run.found = 1\n": "1: found: say what the value is, not how it was obtained",
+    "def add(a):\n    found = a\n": "2: found: say what the value is, not how it was obtained",
+    "for given in range(3):\n    pass\n": "1: given: say what the value is, not how it was obtained",
+    "sizes = [len(kept) for kept in all_sizes]\n": "1: kept: say what the value is, not how it was obtained",
+    "while made := start():\n    pass\n": "1: made: say what the value is, not how it was obtained",
+    "with open(a) as (said, _):\n    pass\n": "1: said: say what the value is, not how it was obtained",
+    "try:\n    pass\nexcept OSError as told:\n    pass\n": "3: told: say what the value is, not how it was obtained",
+    "match a:\n    case [1, *asked]:\n        pass\n": "2: asked: say what the value is, not how it was obtained",
+    "from a import b as known\n": "1: known: say what the value is, not how it was obtained",
     'raise ValueError(f"{x} is no array")\n': "1: is no a: say is not a",
     'raise ValueError(f"5 tokens can\'t be shared by {size} ranks")\n': "1: can't be shared: say is not divisible by",
     'print(f"rank {rank} was left out")\n': "1: was left out: say is missing, skipped",
@@ -24,8 +32,8 @@ class Run:
     @property
     def size(self):
         """The number of ranks."""
-        found = [rank for rank in self.ranks if rank.known]
-        return len(found)
+        known_ranks = [rank for rank in self.ranks if rank.known]
+        return len(known_ranks) + self.push(made=1)
 
     def start(self):
         """Start what goes on."""

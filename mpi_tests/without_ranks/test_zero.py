@@ -1,4 +1,4 @@
-"""ZeRO's stages against plain data parallelism, step by step; and what a rank holds of it all."""
+"""ZeRO's stages compared with plain data parallelism, step by step, and the memory of each rank."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Run a module of which CuPy works on the stand-in, in it and in what it starts."""
+"""Run a module whose CuPy, and that of the processes it starts, works on the stand-in."""
 
 import os
 import runpy

@@ -11,12 +11,12 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-pthread")
-# By the names under which CuPy asks for them: who loads one of these first, by any path, has answered.
+# The names that CuPy looks up: the dynamic loader returns the library of that name that was loaded first.
 DRIVER, NVRTC = "libcuda.so.1", "libnvrtc.so.12"
 
 
 class CannotBuildError(Exception):
-    """Why this machine can't have the stand-in."""
+    """The stand-in cannot be compiled on this machine; the message gives the reason."""
 
 
 def compiler() -> str:
@@ -26,11 +26,11 @@ def compiler() -> str:
             probe = [name, "-xc++", "-fsyntax-only", "-"]
             if subprocess.run(probe, input="_Float16 x;", text=True, capture_output=True).returncode == 0:
                 return name
-    raise CannotBuildError("no C++ compiler that knows _Float16")
+    raise CannotBuildError("no C++ compiler supports _Float16")
 
 
 def cache_folder(kind: str, sources: Iterable[Path]) -> Path:
-    """Return a cache folder for what is built of exactly these sources."""
+    """Return the cache folder for builds of exactly these sources."""
     digest = hashlib.sha256()
     for path in sorted(sources):
         digest.update(path.read_bytes())
@@ -46,7 +46,7 @@ def kernels_folder() -> Path:
 
 
 def build(name: str) -> Path:
-    """Compile a library, if it is not there yet; returns its path.  Other processes wait for the first that comes.
+    """Compile a library unless it is cached; return its path.  Concurrent processes wait for the first one.
 
     Raises: CannotBuildError
     """
@@ -61,9 +61,9 @@ def build(name: str) -> Path:
 
 def link(sources: list[Path], library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as part:
-        made = Path(part) / library.name
-        command = [compiler(), *FLAGS, f"-Wl,-soname,{library.name}", *map(str, sources), "-o", str(made), "-ldl"]
-        ended = subprocess.run(command, text=True, capture_output=True)
-        if ended.returncode:
-            raise CannotBuildError(ended.stderr)
-        made.rename(library)
+        output = Path(part) / library.name
+        command = [compiler(), *FLAGS, f"-Wl,-soname,{library.name}", *map(str, sources), "-o", str(output), "-ldl"]
+        result = subprocess.run(command, text=True, capture_output=True)
+        if result.returncode:
+            raise CannotBuildError(result.stderr)
+        output.rename(library)

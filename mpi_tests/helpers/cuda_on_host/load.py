@@ -1,4 +1,4 @@
-"""Put the stand-in under CuPy, before that is imported."""
+"""Load the stand-in and redirect CuPy to it, before CuPy is imported."""
 
 import ctypes
 import importlib.metadata
@@ -12,18 +12,18 @@ from pathlib import Path
 from mpi_tests.helpers.cuda_on_host.build import DRIVER, HERE, NVRTC, CannotBuildError, build, compiler, kernels_folder
 from mpi_tests.helpers.cuda_on_host.patch import patch
 
-SITE = HERE / "site"  # in PYTHONPATH: processes load the stand-in when they import CuPy
+SITE = HERE / "site"  # with this folder in their PYTHONPATH, processes load the stand-in when they import CuPy
 WHEEL = "cupy-cuda12x"
-KNOWN = {421: "CUDA 12.9"}  # by the number of its runtime's functions
+FUNCTION_COUNTS = {421: "CUDA 12.9"}  # the number of functions in CUDA's runtime, and the version that has it
 
 
 class CannotLoadError(Exception):
-    """Why the stand-in can't be had here."""
+    """The stand-in cannot be loaded here; the message gives the reason."""
 
 
 @cache
 def load() -> ctypes.CDLL:
-    """Have CuPy work on the stand-in from now on; returns its library.
+    """Redirect CuPy to the stand-in for the rest of the process; return the stand-in's library.
 
     Raises: CannotLoadError
     """
@@ -35,13 +35,13 @@ def load() -> ctypes.CDLL:
         raise CannotLoadError(str(error)) from None
     kernels = kernels_folder()
     os.environ |= {"CUDA_ON_HOST_SOURCES": str(HERE), "CUDA_ON_HOST_CACHE": str(kernels)}
-    os.environ |= {"CUPY_CACHE_DIR": str(kernels / "cupy"), "CUPY_ACCELERATORS": ""}  # CUB's kernels are machine code
-    done, refused = patch(load_runtime(), driver)
-    if len(done | refused) not in KNOWN:
-        known = ", ".join(f"{number} of {name}" for number, name in KNOWN.items())
+    os.environ |= {"CUPY_CACHE_DIR": str(kernels / "cupy"), "CUPY_ACCELERATORS": ""}  # CUB's kernels are precompiled
+    supported, unsupported = patch(load_runtime(), driver)
+    if len(supported | unsupported) not in FUNCTION_COUNTS:
+        versions = ", ".join(f"{number} of {name}" for number, name in FUNCTION_COUNTS.items())
         version = importlib.metadata.version(WHEEL)
         raise CannotLoadError(
-            f"{WHEEL} {version} has {len(done | refused)} functions of CUDA's runtime; known: {known}"
+            f"{WHEEL} {version} has {len(supported | unsupported)} functions of CUDA's runtime; known: {versions}"
         )
     return driver
 
@@ -56,11 +56,11 @@ def check_machine() -> None:
     try:
         importlib.metadata.version(WHEEL)
     except importlib.metadata.PackageNotFoundError:
-        raise CannotLoadError(f"CuPy is another one than {WHEEL}") from None
+        raise CannotLoadError(f"the installed CuPy is not {WHEEL}") from None
 
 
 def load_runtime() -> Path:
-    """Load CuPy's module of the runtime, which has CUDA's linked in; returns its path."""
+    """Load CuPy's extension module that has the CUDA runtime linked in; return its path."""
     package = importlib.util.find_spec("cupy_backends")
     assert package is not None
     assert package.origin is not None
@@ -70,7 +70,7 @@ def load_runtime() -> Path:
 
 
 class Finder:
-    """Loads the stand-in when somebody imports CuPy."""
+    """Import hook that loads the stand-in when CuPy is imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name == "cupy":

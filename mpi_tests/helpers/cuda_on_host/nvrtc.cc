@@ -1,5 +1,5 @@
-// NVRTC, by a C++ compiler: a "cubin" is a shared object.  Each is made once, in the folder CUDA_ON_HOST_CACHE, by
-// whichever process comes first.
+// NVRTC on top of a C++ compiler: a "cubin" is a shared object.  The first process that needs one compiles it into the
+// folder CUDA_ON_HOST_CACHE.
 
 #include <cstdlib>
 #include <cstring>
@@ -28,7 +28,7 @@ enum Result {
 
 struct Program {
     std::string source;
-    std::vector<std::string> expressions = {};        // of instances of templates
+    std::vector<std::string> expressions = {};        // names of template instances
     std::map<std::string, std::string> lowered = {};  // their names in the object
     std::string object = {}, log = {};
 };
@@ -46,7 +46,7 @@ static std::string hexadecimal(size_t number) {
     return text.str();
 }
 
-// The kernels that are no templates: what stands before the first parenthesis after each of these words.
+// The kernels that are not templates: the name before the first parenthesis after each of these words.
 static std::vector<std::string> kernels_of(const std::string& source) {
     static const std::string words = "extern \"C\" __global__ ", spaces = " \t\n*&";
     std::vector<std::string> names;
@@ -58,7 +58,7 @@ static std::vector<std::string> kernels_of(const std::string& source) {
     return names;
 }
 
-// CuPy's headers, but not those of a CUDA that it has found.
+// CuPy's headers, but not those of a CUDA toolkit that it has found.
 static bool is_cupys(const std::string& option) { return option.find("/cupy/") != std::string::npos; }
 
 static std::string translated(Program& program) {
@@ -84,8 +84,8 @@ static const char* const FLAGS = " -std=c++17 -O0 -w -ffp-contract=off -fno-stri
 
 static std::string compiler() { return std::string(getenv("CUDA_ON_HOST_COMPILER")) + FLAGS + includes(); }
 
-// Do once what takes most of the time to compile a kernel of ours: to parse its header.  GCC looks for the result beside
-// the kernel's source, and does without where it does not fit; other compilers do not look.
+// Precompile the header of our kernels, as parsing it takes most of their compilation.  GCC looks for the result beside
+// the kernel's source, and ignores it if it does not fit; other compilers do not look for it.
 static void precompile_header() {
     std::string folder = std::string(getenv("CUDA_ON_HOST_CACHE")) + "/device";
     mkdir(folder.c_str(), 0700);
@@ -100,7 +100,7 @@ static void precompile_header() {
     close(file);
 }
 
-// Compile it, if nobody has yet.  Returns the path of the object, less its ending.
+// Compile a program unless its object is cached.  Returns the path of the object without its suffix.
 static std::string compiled(const std::string& code, const std::string& options) {
     std::string base =
         std::string(getenv("CUDA_ON_HOST_CACHE")) + "/" + hexadecimal(std::hash<std::string>()(code + options));
@@ -144,7 +144,7 @@ API int nvrtcCompileProgram(Program* program, int count, const char** given) {
     for (int i = 0; i < count; i++)
         if (!strncmp(given[i], "-D", 2) || (!strncmp(given[i], "-I", 2) && is_cupys(given[i])))
             options += std::string(" '") + given[i] + "'";
-    if (program->source.empty()) return program->object = "none", SUCCESS;  // CuPy so asks for the compiler's version
+    if (program->source.empty()) return program->object = "none", SUCCESS;  // CuPy's query of the compiler's version
     std::string base = compiled(translated(*program), options);
     program->log = content(base + ".log");
     program->object = content(base + ".so");

@@ -1,4 +1,4 @@
-"""Overwrite the functions of CUDA's runtime, which CuPy's module has linked in, by jumps to the stand-in's.
+"""Overwrite the functions of the CUDA runtime in CuPy's extension module by jumps to the stand-in's.
 
 Source: System V ABI, "Symbol Table"; AMD64 Architecture Programmer's Manual, volume 3, MOV and JMP.
 """
@@ -15,7 +15,7 @@ READ_WRITE_EXECUTE = 7
 
 
 class Symbol(NamedTuple):
-    """A function of a module: where it begins from the module's base on, and of how many bytes it is."""
+    """A function of a module: its name, its offset from the module's base, and its size in bytes."""
 
     name: str
     offset: int
@@ -53,7 +53,7 @@ def jump_to(address: int) -> bytes:
 
 
 def refuse(name: int, refusal: int) -> bytes:
-    """Return the machine code of a call of the refusal with a function's name."""
+    """Return the machine code that calls `refusal` with a function's name."""
     return b"\x48\xbf" + struct.pack("<Q", name) + jump_to(refusal)  # mov rdi, name
 
 
@@ -66,14 +66,14 @@ def overwrite(address: int, code: bytes) -> None:
     ctypes.memmove(address, code, len(code))
 
 
-keep: list = []  # the names that refusals say
+keep: list = []  # keeps the names alive that refusals print
 
 
 def patch(path: Path, library: ctypes.CDLL) -> tuple[set[str], set[str]]:
-    """Have the module's functions of CUDA do what the library's do; returns which those are, and which are refused."""
+    """Redirect the module's CUDA functions to the library's; return the names of redirected and of refused ones."""
     base = base_of(path)
     refusal = address_of(library, "standin_unsupported")
-    done, refused = set(), set()
+    supported, unsupported = set(), set()
     for symbol in functions(path):
         if not (symbol.name.startswith("cuda") and symbol.name[4:5].isupper()):
             continue
@@ -83,8 +83,8 @@ def patch(path: Path, library: ctypes.CDLL) -> tuple[set[str], set[str]]:
         code = jump_to(ours) if ours else refuse(ctypes.addressof(name), refusal or 0)
         if len(code) <= symbol.nbytes:
             overwrite(base + symbol.offset, code)
-            (done if ours else refused).add(symbol.name)
-    return done, refused
+            (supported if ours else unsupported).add(symbol.name)
+    return supported, unsupported
 
 
 def address_of(library: ctypes.CDLL, name: str) -> int | None:

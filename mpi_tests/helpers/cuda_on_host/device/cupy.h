@@ -1,4 +1,4 @@
-// What CuPy's own kernels take from CUDA beside that.
+// Further parts of CUDA that CuPy's kernels use.
 #pragma once
 
 #include "kernel.h"
@@ -6,7 +6,7 @@
 #include <math.h>
 #include <stddef.h>
 
-// CUDA's own, of numbers of one type.
+// CUDA's overloads for operands of one type.
 #define STANDIN_MIN_MAX(T)                                  \
     static inline T min(T a, T b) { return b < a ? b : a; } \
     static inline T max(T a, T b) { return a < b ? b : a; }

@@ -1,4 +1,4 @@
-// A kernel as the stand-in launches it: its arguments are copied when it is bound.
+// The entry point of a kernel for the stand-in: binding copies the kernel's arguments.
 
 template <typename... Arguments>
 static std::function<void()> bound(void (*kernel)(Arguments...), void** pointers) {

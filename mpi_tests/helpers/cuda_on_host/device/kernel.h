@@ -1,4 +1,4 @@
-// What kernels take from CUDA, for a C++ compiler.
+// The parts of CUDA that all kernels use, for a C++ compiler.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// What collectives/arrays/cuda_kernels.cu and cuda_programs.cu take from CUDA beside that.  A GPU fails at addresses
-// that 16 does not divide.
+// Further parts of CUDA that collectives/arrays/cuda_kernels.cu and cuda_programs.cu use.  As on a GPU, vector accesses
+// fail at addresses that are not multiples of 16.
 #pragma once
 
 #include "kernel.h"

@@ -1,8 +1,8 @@
-// A fiber runs threads of a block one after another, until one of them comes to a barrier: then another fiber goes on
-// with the next thread.  When all have come, each fiber continues.  A kernel without barriers so takes one fiber.
+// A fiber runs threads of a block one after another, until one of them reaches a barrier: then another fiber continues
+// with the next thread.  When all threads have arrived, each fiber resumes.  A kernel without barriers needs one fiber.
 //
-// Blocks run one after another, too, until a thread sleeps because it waits for another block's or device's: then those
-// that have not begun begin at once, each on a thread of the host.
+// Blocks run one after another, too, until a thread sleeps because it waits for another block or device: then all
+// remaining blocks start at once, each on a host thread.
 
 #include "blocks.h"
 #include "state.h"
@@ -23,7 +23,7 @@ static const size_t STACK_BYTES = 256 << 10;
 struct Fiber {
     ucontext_t context;
     Place thread;
-    bool has_ended = false, sleeps = false;  // otherwise it is at a barrier
+    bool has_ended = false, sleeps = false;  // if neither, it is at a barrier
     void* stack;
 
     Fiber()
@@ -34,11 +34,11 @@ struct Fiber {
 
 // The fibers of one block at a time, on one thread of the host.
 struct Block {
-    std::vector<std::unique_ptr<Fiber>> fibers;  // of all blocks that have been run here
+    std::vector<std::unique_ptr<Fiber>> fibers;  // reused by all blocks that run here
     Fiber* running = nullptr;
     ucontext_t home;
     const std::function<void()>* body;
-    unsigned next, count;  // of the block's threads
+    unsigned next, count;  // threads of the block
 
     void run_threads() {
         while (next < count) {
@@ -62,7 +62,7 @@ struct Block {
         swapcontext(&running->context, &home);
     }
 
-    // Until all are at a barrier, or have ended.
+    // Run all threads up to a barrier or to their end.
     void wake(size_t used) {
         for (bool some = true; some;) {
             some = false;

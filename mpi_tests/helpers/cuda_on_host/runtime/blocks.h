@@ -1,4 +1,4 @@
-// Threads of a kernel: those of a block take turns on one thread of the host, and give theirs up where they wait.
+// Threads of a kernel: the threads of a block take turns on one host thread, and yield when they wait.
 #pragma once
 
 #include <functional>

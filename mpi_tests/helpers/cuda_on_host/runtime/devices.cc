@@ -1,4 +1,4 @@
-// Devices: CUDA_ON_HOST_DEVICES of them, of which each thread has a current one.
+// Devices: CUDA_ON_HOST_DEVICES of them; each thread has a current one.
 
 #include "state.h"
 
@@ -15,7 +15,7 @@ int num_devices() {
 int current_device() { return current; }
 void touch() { contexts |= 1ul << current; }
 
-// A bit for each device on which the process has done something since the last call.
+// One bit for each device that the process has used since the last call.
 API unsigned long standin_contexts() { return contexts.exchange(0); }
 
 API Error cudaDriverGetVersion(int* version) { return *version = 13000, SUCCESS; }
@@ -75,7 +75,7 @@ API Error cudaDeviceSynchronize() {
 API Error cudaProfilerStart() { return SUCCESS; }
 API Error cudaProfilerStop() { return SUCCESS; }
 
-// The driver has contexts, each that of a device.
+// The driver's contexts, one per device.
 static void* context_of(int device) { return reinterpret_cast<void*>(0x1000ul + device); }
 API Error cuInit(unsigned) { return SUCCESS; }
 API Error cuDriverGetVersion(int* version) { return cudaDriverGetVersion(version); }

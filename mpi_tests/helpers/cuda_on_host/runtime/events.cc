@@ -1,4 +1,4 @@
-// Events: a wait is for what was recorded when it was asked for, here or in another process; for nothing, if never.
+// Events: a wait covers the work recorded at the time of the call, here or in another process; none if never recorded.
 
 #include "state.h"
 
@@ -14,7 +14,7 @@ static const size_t FILE_BYTES = 4096;
 static const auto POLL = 100us;
 static const double LONGEST_WAIT_S = setting("CUDA_ON_HOST_LONGEST_WAIT_S", 100);
 
-static std::set<Event*>& events = *new std::set<Event*>;  // that live
+static std::set<Event*>& events = *new std::set<Event*>;  // live ones
 static long num_opened = 0;
 
 API long standin_num_opened_events() {
@@ -33,7 +33,7 @@ static void reach(Counts& counts, Number number) {
         if (counts.reached.compare_exchange_weak(before, number)) break;
 }
 
-// Wait without the lock.  `is_wanted` says whether somebody waits for what comes after.
+// Wait without the lock.  `is_wanted` tells whether a caller waits for later work.
 static void await(Counts& counts, Number number, const std::function<bool()>& is_wanted) {
     for (double end = now_s() + LONGEST_WAIT_S; counts.reached < number && !sticky;) {
         if (is_wanted() && counts.wanted < number) {
@@ -108,7 +108,7 @@ API Error cudaEventRecord(void* handle, void* stream_handle) {
 }
 API Error cudaEventRecordWithFlags(void* handle, void* stream, unsigned) { return cudaEventRecord(handle, stream); }
 
-// In a capture: what follows on the stream comes after what the event was recorded after.
+// In a capture: later work on the stream depends on the work before the event's recording.
 static Error join(Stream& stream, Event& event) {
     Capture* capture = event.capture ? event.capture : stream.capture;
     if (event.capture != capture || (stream.capture && stream.capture != capture))

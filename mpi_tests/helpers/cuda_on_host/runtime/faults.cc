@@ -1,4 +1,4 @@
-// A piece of work that touches memory that is not there ends as on a GPU: with an error that stays.
+// Work that accesses unmapped memory ends as on a GPU: with a sticky error.
 
 #include "state.h"
 
@@ -13,7 +13,7 @@ static struct sigaction before[64];
 
 static void on_signal(int number, siginfo_t*, void*) {
     if (is_guarded) siglongjmp(escape, number == SIGFPE ? LAUNCH_FAILURE : ILLEGAL_ADDRESS);
-    sigaction(number, &before[number], nullptr);  // not of our work: it comes again, to who dealt with it before
+    sigaction(number, &before[number], nullptr);  // not from our work: it recurs, and reaches the earlier handler
 }
 
 static void install() {
@@ -23,7 +23,7 @@ static void install() {
     for (int number : {SIGSEGV, SIGBUS, SIGFPE}) sigaction(number, &action, &before[number]);
 }
 
-// Signals have a stack of their own, as the kernel's may be used up.
+// Signal handlers have a stack of their own, as the kernel's may be exhausted.
 static void prepare_thread() {
     static const size_t STACK_BYTES = 64 << 10;
     stack_t stack = {};

@@ -1,9 +1,9 @@
-// CUDA graphs: a capture keeps work in place of doing it; a graph does it all, in the order in which it came, each
-// time.
+// CUDA graphs: a capture records work instead of running it; each launch of a graph runs all of it in the order of its
+// capture.
 
 #include "state.h"
 
-static std::set<Capture*>& captures = *new std::set<Capture*>;  // that go on
+static std::set<Capture*>& captures = *new std::set<Capture*>;  // in progress
 
 struct Graph {
     std::vector<std::function<void(Stream&, Number)>> nodes;

@@ -1,4 +1,4 @@
-// Modules and kernels, by the driver's functions.  A module is a shared object, as nvrtc.cc makes them.
+// Modules and kernels: functions of the driver.  A module is a shared object made by nvrtc.cc.
 
 #include "state.h"
 #include "blocks.h"
@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-// What `device/entry.h` makes of a kernel: its arguments are copied, and it is run for one thread after another.
+// A kernel's entry point from `device/entry.h`: it copies the arguments, and runs the kernel for one thread at a time.
 using Body = std::function<void()>;
 using Bind = void (*)(void** arguments, Body* body);
 
@@ -24,7 +24,7 @@ struct Module {
     int device;
 };
 static std::set<Function*>& functions = *new std::set<Function*>;
-static std::map<std::string, long>& launches = *new std::map<std::string, long>;  // of each kernel
+static std::map<std::string, long>& launches = *new std::map<std::string, long>;  // number of launches by kernel
 
 API long standin_num_launches(const char* name) {
     Lock held(lock);
@@ -49,12 +49,12 @@ API Error cuModuleLoadData(Module** module, const void* image) {
     std::string path = "/proc/self/fd/" + std::to_string(file);
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) fprintf(stderr, "CUDA on the host: %s\n", dlerror());
-    // The file stays open: the loader takes another file of that name for the same library.
+    // The file stays open: the loader would take a later file of the same name for this library.
     if (!library) return fail(INVALID_VALUE);
     *module = new Module{library, current_device()};
     return SUCCESS;
 }
-API Error cuModuleUnload(Module*) { return SUCCESS; }  // its kernels may be in a queue
+API Error cuModuleUnload(Module*) { return SUCCESS; }  // its kernels may still be queued
 API Error cuModuleGetFunction(Function** function, Module* module, const char* name) {
     Lock held(lock);
     void* bind = dlsym(module->library, (std::string("bind_") + name).c_str());

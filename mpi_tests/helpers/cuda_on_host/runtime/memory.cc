@@ -1,5 +1,4 @@
-// Memory: a device's is in files, which other processes may open; what is new or freed holds no number that could be
-// right.
+// Memory: device memory is in files, which other processes can open; new and freed memory holds implausible numbers.
 
 #include "state.h"
 
@@ -12,9 +11,9 @@
 
 static const size_t PAGE = 4096;
 static const int POISON = 0x7f;             // in every byte: a large number, or a NaN
-static const size_t KEPT_BYTES = 64 << 20;  // of freed memory, which the next allocation of its size gets again
+static const size_t KEPT_BYTES = 64 << 20;  // of freed memory, reused by the next allocation of equal size
 
-// Before an allocation: what its processes know of it together.
+// The header of an allocation, shared by its processes.
 struct Control {
     std::atomic<long> num_opened;
 };
@@ -24,7 +23,7 @@ struct Allocation {
     size_t nbytes;
     int device;
     Control* control;
-    int num_opened = 0;  // by this process, of another's; 0 for its own
+    int num_opened = 0;  // times that this process has opened another one's memory; 0 for its own
     char* begin() const { return reinterpret_cast<char*>(control) + PAGE; }
 };
 
@@ -185,7 +184,7 @@ API Error cudaPointerGetAttributes(Attributes* attributes, const void* pointer) 
     return SUCCESS;
 }
 
-// What comes from pageable memory is taken at once; what goes there is there when the call returns.
+// Copies from pageable memory read it at once; copies to it are complete when the call returns.
 API Error cudaMemcpyAsync(void* target, const void* source, size_t nbytes, int, void* handle) {
     Lock held(lock);
     if (Error error = injected("cudaMemcpyAsync")) return fail(error);
@@ -222,7 +221,7 @@ API Error cudaMemsetAsync(void* target, int value, size_t nbytes, void* handle) 
 }
 API Error cudaMemset(void* target, int value, size_t nbytes) { return cudaMemsetAsync(target, value, nbytes, nullptr); }
 
-// Handles are of a whole allocation, wherever in it a pointer is.
+// A handle is of a whole allocation, wherever the pointer is in it.
 struct Handle {
     char text[64];
 };
@@ -242,7 +241,7 @@ API Error cudaIpcOpenMemHandle(void** pointer, Handle handle, unsigned) {
     if (sscanf(handle.text, "%zu %63s", &nbytes, path) != 2) return fail(INVALID_VALUE);
     for (auto& [address, allocation] : allocations) {
         if (allocation.file.path != path) continue;
-        if (!allocation.num_opened) return fail(INVALID_CONTEXT);  // one's own
+        if (!allocation.num_opened) return fail(INVALID_CONTEXT);  // the process's own memory
         allocation.num_opened++;
         return *pointer = allocation.begin(), SUCCESS;
     }
@@ -260,7 +259,7 @@ API Error cudaIpcCloseMemHandle(void* pointer) {
     if (found == allocations.end() || !found->second.num_opened) return fail(INVALID_VALUE);
     if (--found->second.num_opened) return SUCCESS;
     found->second.control->num_opened--;
-    munmap(found->second.control, PAGE + found->second.nbytes);  // what still works on it dies of it
+    munmap(found->second.control, PAGE + found->second.nbytes);  // work that still accesses it faults
     allocations.erase(found);
     return SUCCESS;
 }

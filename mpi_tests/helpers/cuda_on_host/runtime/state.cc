@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <unistd.h>
 
-// Never destroyed: streams' threads go on until the process is gone.
+// Never destroyed: the threads of streams run until the process exits.
 std::mutex& lock = *new std::mutex;
 std::condition_variable& changed = *new std::condition_variable;
 std::atomic<Error> sticky{SUCCESS};
@@ -29,7 +29,7 @@ Error misuse(const char* format, ...) {
     return fail(ILLEGAL_STATE);
 }
 
-// The next call of a function, after so many that succeed, returns an error.
+// A call of a function returns an error after a number of successful ones.
 static std::map<std::string, std::pair<long, Error>>& injections = *new std::map<std::string, std::pair<long, Error>>;
 API void standin_inject(const char* function, long successes, Error error) {
     Lock held(lock);

@@ -1,4 +1,4 @@
-// What the parts of the stand-in for CUDA share: streams, events, memory, and the errors of CUDA.
+// Shared declarations of the stand-in for CUDA: streams, events, memory, and CUDA's errors.
 //
 // One lock guards all of it.  Work itself runs outside the lock, on a thread of its stream.
 #pragma once
@@ -41,18 +41,18 @@ enum : Error {  // cudaError_t; those of the driver have the same numbers
 };
 
 using Lock = std::unique_lock<std::mutex>;
-using Number = uint64_t;  // of a piece of work on its stream, from 1 on; of a recording of an event, likewise
+using Number = uint64_t;  // of an operation on its stream, or of a recording of an event, from 1 on
 
 struct Stream;
 struct Capture;
-using Clock = std::map<Stream*, Number>;  // of a capture: how much of each stream is before something
+using Clock = std::map<Stream*, Number>;  // of a capture: the last operation of each stream before a point
 
-struct File {  // of memory, which goes with the last process that has it; another opens it by its path
+struct File {  // memory that lives as long as a process has it open; other processes open it by its path
     int descriptor = -1;
     std::string path;
 };
 
-// How far an event is: in memory that processes share, if it is an interprocess one.
+// The progress of an event; of an interprocess event, in shared memory.
 struct Counts {
     std::atomic<Number> recorded, reached, wanted;
     std::atomic<double> reached_at_s;
@@ -63,8 +63,8 @@ struct Event {
     unsigned flags;
     Counts* counts;
     File file;                   // of an interprocess event
-    bool opened = false;         // another process has made it
-    Capture* capture = nullptr;  // in which it was recorded last
+    bool opened = false;         // created by another process
+    Capture* capture = nullptr;  // the capture of its last recording
     Clock clock = {};
 };
 
@@ -73,7 +73,7 @@ struct Work {
     std::vector<std::pair<Stream*, Number>> after;  // by the rules of the legacy default stream
 };
 
-struct Recording {  // of an event, among a stream's work
+struct Recording {  // a recording of an event in a stream's queue
     Counts* counts;
     Number number, place;
 };
@@ -86,7 +86,7 @@ struct Stream {
     std::deque<Work> queue = {};
     std::deque<Recording> recordings = {};
     Number pushed = 0, done = 0;
-    Number wanted = 0;  // somebody waits until this is done: then there is no lag
+    Number wanted = 0;  // a caller waits up to this operation: then there is no lag
     Capture* capture = nullptr;
 };
 
@@ -102,17 +102,17 @@ struct Capture {
 // state.cc
 extern std::mutex& lock;
 extern std::condition_variable& changed;
-extern std::atomic<Error> sticky;       // what a piece of work has died of: all that follows fails with it
-Error fail(Error);                      // what cudaGetLastError says next
-Error misuse(const char* format, ...);  // what CUDA does not define: counted, said, and refused
-Error injected(const char* function);  // the error that a test has asked this call of a function for, once
+extern std::atomic<Error> sticky;       // the error of a failed operation: all later calls fail with it
+Error fail(Error);                      // set the next result of cudaGetLastError
+Error misuse(const char* format, ...);  // undefined behaviour: counted, reported, and refused
+Error injected(const char* function);  // the error that a test has requested for this call, once
 double now_s();
 long setting(const char* name, long value);
 
 // devices.cc
 int num_devices();
 int current_device();
-void touch();  // the current device: a process that uses one makes a context there
+void touch();  // mark the current device as used: its first use creates a context
 
 // streams.cc
 Stream* stream_of(void* handle, Lock&);  // null if there is none
@@ -120,15 +120,15 @@ Error push(Stream*, Lock&, std::function<void(Stream&, Number)>);
 void finish(Stream&, Number until, Lock&);
 Error finish_device(int device, Lock&);
 bool is_capturing(Lock&);
-Error refuse_in_capture(Lock&);  // what no thread may do while a stream is captured in the global mode; it ends that
-Error broken(Capture*, Error);   // end a capture by an error
+Error refuse_in_capture(Lock&);  // for calls forbidden during a capture in global mode; they end the capture
+Error broken(Capture*, Error);   // end a capture with an error
 
 // memory.cc
 bool is_pageable(const void*, Lock&);
-File new_file(size_t nbytes);  // without a path where there is no memory
+File new_file(size_t nbytes);  // without a path if there is no memory
 void* map_file(const std::string& path, size_t nbytes);
 
 // faults.cc
-void guarded(const std::function<void()>&);  // a fault ends it, and is the sticky error from then on
+void guarded(const std::function<void()>&);  // run a function; a fault ends it and becomes the sticky error
 
 void count_wait();

@@ -1,7 +1,7 @@
-// Streams: each does its work in order, on a thread of its own, and lags behind what it is asked.
+// Streams: each runs its operations in order, on a thread of its own, and lags behind the requests.
 //
-// Before each piece of work a stream waits for a time drawn at random, up to CUDA_ON_HOST_DELAY_US; but not if somebody
-// waits for that work, here or in another process.  So who waits is fast, and who forgets to wait is too early.
+// Before each operation a stream sleeps for a random time, up to CUDA_ON_HOST_DELAY_US, unless a caller waits for that
+// operation, here or in another process.  A caller that waits is fast; one that forgets to wait is too early.
 
 #include "state.h"
 
@@ -15,10 +15,10 @@
 using namespace std::chrono_literals;
 
 enum : unsigned { NON_BLOCKING = 1 };
-static const auto POLL = 200us;  // of other processes' events
+static const auto POLL = 200us;  // interval for events of other processes
 
 static std::atomic<long> delay_us{setting("CUDA_ON_HOST_DELAY_US", 1000)};
-static std::set<Stream*>& streams = *new std::set<Stream*>;           // that live
+static std::set<Stream*>& streams = *new std::set<Stream*>;           // live ones
 static std::map<int, Stream*>& legacy = *new std::map<int, Stream*>;  // by device: its default stream
 static thread_local std::map<int, Stream*> per_thread;
 
@@ -29,7 +29,7 @@ static double draw_s() {
     return std::uniform_real_distribution<double>(0, 1e-6)(random) * delay_us;
 }
 
-// Another process may wait for an event that is recorded among this stream's work.
+// Another process may wait for an event recorded in this stream's queue.
 static void hear(Stream& stream) {
     for (auto& recording : stream.recordings)
         if (recording.counts->wanted >= recording.number) stream.wanted = std::max(stream.wanted, recording.place);
@@ -68,7 +68,7 @@ static void serve(Stream& stream) {
 }
 
 static Stream* make(int device, unsigned flags, int priority) {
-    auto stream = new Stream{device, flags, priority};  // never deleted: a stale handle is to be known as such
+    auto stream = new Stream{device, flags, priority};  // never deleted, so that stale handles are detected
     std::thread([stream] { serve(*stream); }).detach();
     return stream;
 }
@@ -85,7 +85,7 @@ Stream* stream_of(void* handle, Lock&) {
     return streams.count(stream) ? stream : nullptr;
 }
 
-// The legacy default stream comes after all that was put on blocking streams before, and before all that is put later.
+// The legacy default stream runs after all earlier work on blocking streams, and before all later work on them.
 static void order(Stream& stream, Work& work) {
     auto found = legacy.find(stream.device);
     Stream* first = found == legacy.end() ? nullptr : found->second;
@@ -122,7 +122,7 @@ Error push(Stream* stream, Lock& held, std::function<void(Stream&, Number)> run)
 
 Error finish_device(int device, Lock& held) {
     if (Error error = refuse_in_capture(held)) return error;
-    std::vector<std::pair<Stream*, Number>> ends;  // as they are now: others may go on
+    std::vector<std::pair<Stream*, Number>> ends;  // a snapshot: other streams may continue
     for (Stream* stream : streams)
         if (stream->device == device) ends.emplace_back(stream, stream->pushed);
     for (auto [stream, until] : ends) finish(*stream, until, held);
@@ -145,11 +145,11 @@ API Error cudaStreamDestroy(void* handle) {
     Lock held(lock);
     auto stream = static_cast<Stream*>(handle);
     if (!streams.erase(stream)) return fail(INVALID_HANDLE);
-    stream->alive = false;  // its thread ends when its work is done
+    stream->alive = false;  // its thread ends after its work
     changed.notify_all();
     return SUCCESS;
 }
-static std::atomic<long> waits;  // of the host, for a device
+static std::atomic<long> waits;  // number of the host's waits for a device
 void count_wait() { waits++; }
 API long standin_num_waits() { return waits; }
 

@@ -1,4 +1,4 @@
-"""Of processes with this folder in their PYTHONPATH: CuPy works on the stand-in."""
+"""Redirect CuPy to the stand-in in processes that have this folder in their PYTHONPATH."""
 
 from mpi_tests.helpers.cuda_on_host.load import load_when_imported
 

@@ -1,4 +1,4 @@
-// 16-bit floats with float's exponent, as much of CUDA's own as CuPy's kernels take.
+// The part of CUDA's bfloat16 that CuPy's kernels use.
 #pragma once
 
 struct __nv_bfloat16_raw {
@@ -9,7 +9,7 @@ struct __nv_bfloat16 {
 
     __nv_bfloat16() = default;
     __nv_bfloat16(const __nv_bfloat16_raw& raw) : bits(raw.x) {}
-    __nv_bfloat16(float x) {  // to nearest, to even between two
+    __nv_bfloat16(float x) {  // round to nearest, ties to even
         unsigned all = same_bits<unsigned>(x);
         bits = x != x ? 0x7fff : (all + 0x7fff + (all >> 16 & 1)) >> 16;
     }

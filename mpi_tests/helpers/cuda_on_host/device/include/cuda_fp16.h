@@ -1,4 +1,4 @@
-// 16-bit floats, as much of CUDA's own as CuPy's kernels take.
+// The part of CUDA's float16 that CuPy's kernels use.
 #pragma once
 
 struct __half_raw {
