@@ -23,10 +23,10 @@ test: .venv/kernels
 	$(RUN) $(ON_RANKS) mpi_tests/with_ranks
 	$(RUN) python -m pytest mpi_tests/systems/test_end_to_end.py
 
-# Whole systems: several hosts, Slurm, kills, other programs, commands of the documentation.  Tests that take all cores run one after
-# the other; those that wait, or compute in one process, three at a time.
+# Whole systems: several hosts, Slurm, kills, other programs, commands of the documentation.  Tests that measure, or count what is
+# done in a time, run one after the other; the rest three at a time, with ranks that give their core up while they wait.
 test-system: .venv/kernels
-	$(RUN) python -m pytest --numprocesses 3 --dist loadgroup -m shares_cores mpi_tests/systems
+	$(RUN) COLLECTIVES_CORES=1 python -m pytest --numprocesses 3 --dist loadgroup -m shares_cores mpi_tests/systems
 	$(RUN) python -m pytest -m 'not shares_cores' mpi_tests/systems --ignore mpi_tests/systems/test_end_to_end.py
 
 # For a release: all of these, and what takes longer or downloads much; the table goes to benchmarks/results.

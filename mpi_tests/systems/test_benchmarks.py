@@ -11,6 +11,8 @@ import pytest
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.launch import ROOT, environment, launch, refusal
 
+pytestmark = pytest.mark.shares_cores
+
 IN_SMALL = {
     "splitting.py": "--n_layer 1 --n_head 4 --n_embd 32 --vocab_size 64 --seq 16 --repeats 1",
     "pipelining.py": "--n_layer 4 --n_head 2 --n_embd 16 --vocab_size 16 --seq 8 --num_micro_batches 4 --repeats 1",

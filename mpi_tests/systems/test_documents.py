@@ -12,6 +12,8 @@ import torch
 from mpi_tests.helpers.documents import COMMANDS, PAGES, Command, blocks, checkout, command_with, commands, run
 from mpi_tests.helpers.launch import ROOT, launch
 
+pytestmark = pytest.mark.shares_cores
+
 # Flags that make a command small; the last of repeated flags counts.
 TINY_MODEL = "--max_iters 2 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --sample_tokens 2"
 IN_SMALL = {

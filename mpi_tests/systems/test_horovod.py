@@ -4,6 +4,8 @@ import pytest
 
 from mpi_tests.helpers.launch import launch
 
+pytestmark = pytest.mark.shares_cores
+
 BEGIN = "import torch, collectives.horovod.torch as hvd; hvd.init(); "
 
 

@@ -8,6 +8,8 @@ import pytest
 from mpi_tests.helpers.launch import ROOT, launch
 from mpi_tests.helpers.torch_programs import INIT, fsdp2, lacking
 
+pytestmark = pytest.mark.shares_cores
+
 
 def guide():
     """Return the guide's programs by heading."""
