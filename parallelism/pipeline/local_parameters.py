@@ -43,9 +43,7 @@ class LocalParameters:
         self.tied = tied or TiedGradients([], model, comm)
         self.params = dict(model.named_parameters())
         self.names: dict[Tensor, str] = {param: name for name, param in self.params.items()}
-        self.leaves: list[Tensor] = [
-            param for param in self.params.values() if param.requires_grad
-        ]  # backward passes
+        self.leaves: list[Tensor] = [param for param in self.params.values() if param.requires_grad]  # of the graph
         self.num_micro_batches = len({action.micro_batch for action in order})
         self._names = dict(model.named_parameters(remove_duplicate=False))
         self._layers = {name: {n for n, owned in modules.items() if is_inside(name, owned)} for name in self._names}
