@@ -1,4 +1,4 @@
-"""Calls beside plans and beside the MPI library's own collectives, in one run.
+"""Compare calls with plans and with the MPI library's own collectives, in one run.
 
     mpirun -n 2 python benchmarks/calls.py --out benchmarks/results/calls-openmpi-2.md
 
@@ -25,7 +25,7 @@ from collectives.job.launch import library_name, start_mpi
 from collectives.job.progress_bar import progress_bar, show
 
 MPI = start_mpi()
-NUM_SETS = 8  # of arrays that take turns
+NUM_SETS = 8  # of alternating arrays
 SIZES = [8, 64, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26]
 WAYS = ("plan", "call", "moving", "symmetric", "MPI", "MPI moving")
 
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def ways(comm: collectives.Communicator, collective: str, nbytes: int) -> list[Callable[[], Any]]:
-    """Return a call of the collective in each of `WAYS`, on arrays of its own."""
+    """Return a call of the collective for each of `WAYS`, on separate arrays."""
     sets = [arrays(collective, nbytes, comm.size, ordinary) for _ in range(NUM_SETS)]
     plan_sets = arrays(collective, nbytes, comm.size, ordinary)
     call = getattr(comm, collective)
@@ -78,7 +78,7 @@ def ordinary(count: int) -> np.ndarray:
 
 
 def measure(comm: collectives.Communicator, calls: list[Callable[[], Any]], rounds: int) -> list[float]:
-    """Return the slowest rank's seconds of one call of each."""
+    """Return the slowest rank's seconds per call of each way."""
     clock, largest = MPI.Wtime, MPI.COMM_WORLD.allreduce
     numbers = []
     for call in calls:

@@ -63,9 +63,7 @@ class GPTConfig(TransformerConfig):
     bias: bool = False
     num_experts: int = number(0, EXPERTS)  # experts of a mixture in place of each MLP; 0: none
     experts_per_token: int = number(2, EXPERTS_PER_TOKEN)
-    expert_capacity: float | None = number(
-        None, CAPACITY
-    )  # relative to an expert's mean number of tokens; None: no limit
+    expert_capacity: float | None = number(None, CAPACITY)  # relative to an expert's mean load; None: no limit
     balance_loss: float = number(0.0, LOSS_WEIGHT)
 
     tied: ClassVar[bool] = True

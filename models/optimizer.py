@@ -82,9 +82,7 @@ class AdamW(GroupedOptimizer):
     ) -> None:
         states = [self.state[param] or self._start(param) for param in gradients]
         steps = [state["step"] for state in states]
-        torch._foreach_add_(
-            steps, [1 - skipped] * len(steps) if skipped is not None else 1
-        )  # a lone tensor would be read back
+        torch._foreach_add_(steps, [1 - skipped] * len(steps) if skipped is not None else 1)  # a lone tensor is read
         torch._fused_adamw_(
             [*gradients],
             [*gradients.values()],
