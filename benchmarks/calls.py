@@ -2,10 +2,11 @@
 
     mpirun -n 2 python benchmarks/calls.py --out benchmarks/results/calls-openmpi-2.md
 
-Arrays are ordinary NumPy arrays of float32.  "call" passes the same arrays each time, "moving" one of 8 sets in turn,
-which lie elsewhere; "symmetric" are arrays from `comm.empty`.  Sizes are of the whole vector: what all_reduce,
-reduce_scatter and all_to_all take, what all_gather gives, what broadcast sends.  Times are of the slowest rank, in us:
-the medians of rounds in which all ways take turns.  `--collectives`, `--bytes` and `--rounds` choose.
+Arrays are ordinary NumPy arrays of float32.  "call" passes the same arrays each time, "moving" alternates between 8
+sets at different addresses; "symmetric" uses arrays from `comm.empty`.  Sizes are those of the whole vector: the input
+of all_reduce, reduce_scatter and all_to_all, the output of all_gather, the message of broadcast.  Times are those of
+the slowest rank, in us: medians of rounds in which all ways alternate.  `--collectives`, `--bytes` and `--rounds`
+choose.
 """
 
 import argparse

@@ -133,7 +133,7 @@ def multiplied(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> float:
 def parse(size: int) -> argparse.Namespace:
     """Parse the command line.
 
-    Raises: ValueError for what cannot be measured.
+    Raises: ValueError for invalid flags.
     """
     if size > 1:
         raise ValueError(f"this is of one rank, not of {size}: start it without mpirun")

@@ -152,7 +152,7 @@ def over_sizes(world: collectives.Communicator, axis: str, measure: Callable) ->
 
 
 def parse(size: int) -> argparse.Namespace:
-    """Parse the flags; raise ValueError for what cannot be measured."""
+    """Parse the flags; raise ValueError for invalid ones."""
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--seq", type=positive, default=32768, help="tokens of the sequence that attention is about")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["ring"])

@@ -113,7 +113,7 @@ def correlation(predicted: list[float], measured: list[float]) -> float:
 
 
 def parse(size: int) -> argparse.Namespace:
-    """Parse the flags; raise ValueError for what cannot be measured."""
+    """Parse the flags; raise ValueError for invalid ones."""
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     parser.add_argument("--n_layer", type=positive, default=8)

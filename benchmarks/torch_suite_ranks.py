@@ -1,7 +1,7 @@
 """Ranks of torch_suite.py: run PyTorch's tests one after another, and agree on the outcome of each.
 
-The tests ask a backend's name for what it can do, when they are imported.  So they are imported under the name of gloo,
-and of MPI for what is not for gloo; the groups are of the backend asked for.  Two tests that use the name later get its
+On import, the tests select features by the backend's name.  They are therefore imported under the name of gloo, and of
+MPI for tests that are not for gloo; the groups use the requested backend.  Two tests that use the name later get its
 own.  `dist.monitored_barrier`, which torch reserves for gloo, is the group's own method here.
 """
 

@@ -70,7 +70,7 @@ def moved(order: list[int], position: int, draws: random.Random) -> list[int]:
 
 
 def played_if_legal(orders: list[list[int]], rank: int, job: SchedulingProblem) -> SimulatedTimes | None:
-    """None where a rank's order has too much alive, or what an action needs comes after it."""
+    """Simulate the orders; return None if the rank's order is illegal, or the ranks deadlock."""
     if not is_legal(orders[rank], job.num_micro_batches, job.limits[rank]):
         return None
     try:
