@@ -56,7 +56,7 @@ class AxisGroup:
 
     @cached_property
     def levels(self) -> tuple[AxisGroup, AxisGroup]:
-        """Groups within a node and across nodes, if all nodes have equally many ranks."""
+        """A group within a node and one across nodes, which need equally many ranks."""
         length = len(self.nodes[0])
         across = tuple((rank,) for rank in range(len(self.nodes)))
         return (
@@ -67,7 +67,8 @@ class AxisGroup:
     def seconds(self, collective: str, nbytes: float) -> float:
         """Return the fastest algorithm's seconds for a vector of `nbytes`; for all_gather, of the gathered vector.
 
-        On several nodes, hierarchical algorithms, within nodes and then across, are considered, too.
+        On several nodes with equally many ranks, collectives but all_to_all run hierarchically: within nodes, and
+        across.
         """
         if self.size == 1 or nbytes <= 0:
             return 0.0
