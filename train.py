@@ -1,4 +1,4 @@
-"""Train a GPT from a checkout: the same as `python -m training`.
+"""Train a GPT from a checkout; equivalent to `python -m training`.
 
 mpirun -n 2 python train.py
 """

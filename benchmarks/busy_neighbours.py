@@ -1,10 +1,10 @@
-"""all_reduce while others take the cores: plans, calls, the MPI library's; by torch.distributed, ours and gloo's.
+"""all_reduce on oversubscribed cores: plans, calls, the MPI library's; by torch.distributed, ours and gloo's.
 
     mpirun -n 2 python benchmarks/busy_neighbours.py --out busy.md
 
-Rank 0 starts the neighbours, which compute and never wait.  Times are of the slowest rank, in us: of rounds in which
-all ways take turns the median and, in brackets, the mean, which counts stalls, too.  A round has as many calls as take
-`--seconds` undisturbed.
+Rank 0 starts the neighbours, processes that compute without waiting.  Times are those of the slowest rank, in us: the
+median of rounds in which all ways alternate and, in brackets, the mean, which includes stalls.  A round has as many
+calls as take `--seconds` undisturbed.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def main() -> None:
 
 @contextmanager
 def neighbours(number: int) -> Iterator[None]:
-    """Run processes that compute all the time."""
+    """Run processes that compute continuously."""
     busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(number)]
     try:
         yield

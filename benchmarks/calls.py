@@ -1,11 +1,12 @@
-"""Calls beside plans and beside the MPI library's own collectives, in one run.
+"""Compare calls with plans and with the MPI library's own collectives, in one run.
 
     mpirun -n 2 python benchmarks/calls.py --out benchmarks/results/calls-openmpi-2.md
 
-Arrays are ordinary NumPy arrays of float32.  "call" passes the same arrays each time, "moving" one of 8 sets in turn,
-which lie elsewhere; "symmetric" are arrays from `comm.empty`.  Sizes are of the whole vector: what all_reduce,
-reduce_scatter and all_to_all take, what all_gather gives, what broadcast sends.  Times are of the slowest rank, in us:
-the medians of rounds in which all ways take turns.  `--collectives`, `--bytes` and `--rounds` choose.
+Arrays are ordinary NumPy arrays of float32.  "call" passes the same arrays each time, "moving" alternates between 8
+sets at different addresses; "symmetric" uses arrays from `comm.empty`.  Sizes are those of the whole vector: the input
+of all_reduce, reduce_scatter and all_to_all, the output of all_gather, the message of broadcast.  Times are those of
+the slowest rank, in us: medians of rounds in which all ways alternate.  `--collectives`, `--bytes` and `--rounds`
+choose.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from collectives.job.launch import library_name, start_mpi
 from collectives.job.progress_bar import progress_bar, show
 
 MPI = start_mpi()
-NUM_SETS = 8  # of arrays that take turns
+NUM_SETS = 8  # of alternating arrays
 SIZES = [8, 64, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26]
 WAYS = ("plan", "call", "moving", "symmetric", "MPI", "MPI moving")
 
@@ -50,7 +51,7 @@ def main() -> None:
 
 
 def ways(comm: collectives.Communicator, collective: str, nbytes: int) -> list[Callable[[], Any]]:
-    """Return a call of the collective in each of `WAYS`, on arrays of its own."""
+    """Return a call of the collective for each of `WAYS`, on separate arrays."""
     sets = [arrays(collective, nbytes, comm.size, ordinary) for _ in range(NUM_SETS)]
     plan_sets = arrays(collective, nbytes, comm.size, ordinary)
     call = getattr(comm, collective)
@@ -78,7 +79,7 @@ def ordinary(count: int) -> np.ndarray:
 
 
 def measure(comm: collectives.Communicator, calls: list[Callable[[], Any]], rounds: int) -> list[float]:
-    """Return the slowest rank's seconds of one call of each."""
+    """Return the slowest rank's seconds per call of each way."""
     clock, largest = MPI.Wtime, MPI.COMM_WORLD.allreduce
     numbers = []
     for call in calls:

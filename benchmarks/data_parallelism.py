@@ -1,22 +1,22 @@
-"""Data parallelism as its texts tell it, side by side: bytes, memory and time of each way to train one GPT.
+"""Compare variants of data parallelism: bytes, memory and time of each to train the same GPT.
 
     mpirun -n 4 python benchmarks/data_parallelism.py --output ways.json --picture ways.png
 
 Every rank computes a part of a batch.  A parameter server gathers all gradients, updates the parameters and broadcasts
-them; an all-reduce at the end needs no server; in buckets it goes on during the backward pass; hierarchical, it works
-within groups and across them; and the stages of ZeRO share the optimizer's states, the gradients and the parameters.
-Before anything is timed, the parameters after two steps are compared with those of plain training on the whole batch.
+them; an all-reduce at the end needs no server; in buckets it overlaps with the backward pass; a hierarchical one runs
+within groups and across them; ZeRO's stages shard optimizer states, gradients and parameters.  Before anything is
+timed, the parameters after two steps are compared with those of plain training on the whole batch.
 
-All go by messages, as between machines.  "busiest" are the bytes that a rank sends and receives in a step, where these
-are most, counted by the schedules that run; formulas are in `benchmarks/held_bytes.py`.  ZeRO's stage 3 keeps the
-last two blocks from the forward to the backward pass, and so sends less than its formula.  "out of a group" is what
-leaves one half of the ranks, as if that were a node.
+All communicate by messages, as between machines.  "busiest" is the largest number of bytes that a rank sends and
+receives in a step, counted from the schedules; formulas are in `benchmarks/held_bytes.py`.  ZeRO stage 3 keeps the
+last two blocks from the forward to the backward pass, and so sends less than its formula.  "out of a group" counts the
+bytes that leave one half of the ranks, as if that were a node.
 
-"held" are parameters, gradients and the optimizer's states between steps, "peak" is how much more memory than before
-the model was made a rank has at one moment of a step: of the ranks that have most.  Linux with glibc only.
+"held" are parameters, gradients and optimizer states between steps, "peak" is the largest increase of a rank's memory
+since before the model was built; both for the rank with most.  Linux with glibc only.
 
-Contestants take turns, round by round, and so does the computing alone of each: the same step, whose collectives are
-over at once.  Times are of the slowest rank, and medians; exposed communication is a round's step less its computing.
+Contestants alternate, round by round, and so does the computation alone of each: the same step with collectives that
+return at once.  Times are medians of the slowest rank; exposed communication is a round's step less its computation.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from models.gpt import GPT, GPTConfig
 from parallelism.data.buckets import num_bytes
 from parallelism.data.loop import LoopModule
 
-RTOL = 1e-3  # of what training has changed: float32's sums in another order
+RTOL = 1e-3  # relative to the change by training, as float32 sums differ in order
 CHECKED = 2  # steps
 TITLES = {
     "busiest_mib": "busiest, MiB",
@@ -61,7 +61,7 @@ TITLES = {
 
 
 class Entry:
-    """One way on this rank: checked and measured when made, then timed.  Collective."""
+    """One way on this rank: checked and measured on construction, then timed.  Collective."""
 
     def __init__(self, name: str, kind: Kind, contest: "Contest"):
         self.kind, self.contest = kind, contest
@@ -131,9 +131,9 @@ class Contest:
         return {name: p.detach() for name, p in gpt.named_parameters()}
 
     def check(self, way: str, parameters: dict[str, Tensor]) -> None:
-        """Compare with plain training's.  Collective.
+        """Compare the parameters with those of plain training.  Collective.
 
-        Raises: SystemExit with what differs.
+        Raises: SystemExit with the difference.
         """
         errors = [(off(actual, self.wanted[name], self.start[name]), name) for name, actual in parameters.items()]
         worst, name = max(MPI.COMM_WORLD.allgather(max(errors)))
@@ -149,7 +149,7 @@ def off(actual: Tensor, expected: Tensor, start: Tensor) -> float:
 def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:
     """Parse the flags; return them and the model's config.
 
-    Raises: ValueError for what cannot be measured.
+    Raises: ValueError for invalid flags.
     """
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--n_layer", type=positive, default=8)
@@ -179,7 +179,7 @@ def main() -> None:
     comm = collectives.world()
     with comm.agreed("data_parallelism"):
         args, config = parse(comm.size)
-    LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # what is freed goes back at once
+    LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # return freed memory immediately
     contest = Contest(comm, args, config)
     entries = {name: Entry(name, kind, contest) for name, kind in WAYS.items()}
     for _ in progress_bar(range(args.repeats + 1), "round", comm.rank):

@@ -1,4 +1,4 @@
-"""The picture of benchmarks/data_parallelism.py: bars for each way, beside what formulas say."""
+"""Draw the results of benchmarks/data_parallelism.py: a bar for each way, beside the formula's value."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FORMULAS = {
 
 def picture(figures: Figures) -> Any:
     """Draw a panel for each quantity."""
-    from matplotlib.figure import Figure  # takes half a second, which only the one that draws should pay
+    from matplotlib.figure import Figure  # takes half a second, so only when drawing
 
     rows = {name: {**values, "working_mib": working(values)} for name, values in figures.items()}
     figure = Figure(figsize=(16, 2.5 + 0.4 * len(figures)), layout="constrained")

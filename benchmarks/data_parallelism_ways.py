@@ -20,17 +20,17 @@ from parallelism.data.loop import DataParallel
 from parallelism.zero.sharded import Sharded
 from parallelism.zero.units import ShardGroups
 
-EVERYTHING_MB = 1e6  # of a bucket that is as large as any model
+EVERYTHING_MB = 1e6  # size of a bucket that holds any model
 LR, EPS, WEIGHT_DECAY = 1e-3, 1e-3, 1e-2
 
 
 def adamw(params: Iterable[nn.Parameter]) -> AdamW:
-    """Make an AdamW with a large `eps`, so that the scale of gradients matters and noise in small ones does not."""
+    """Make an AdamW with a large `eps`, for which the scale of gradients matters and noise in small ones does not."""
     return AdamW([{"params": list(params), "weight_decay": WEIGHT_DECAY}], lr=LR, eps=EPS)
 
 
 class Way:
-    """A GPT in training on one rank.  A step is a forward and a backward pass of the rank's samples, and the update."""
+    """Training of a GPT on one rank.  A step is the rank's forward and backward pass, and the update."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, update: Callable[[], Any], arrays: Any = ()):
         self.model, self.optimizer, self.update, self.arrays = model, optimizer, update, arrays
@@ -88,7 +88,7 @@ def replicated(gpt: GPT, wire: Wire | Communicator, bucket_mb: float = 4.0, **re
 
 
 def at_the_end(gpt: GPT, wire: Wire, bucket_mb: float) -> Way:
-    """Reduce a single bucket, which is full when the last gradient has appeared."""
+    """Reduce a single bucket, which is complete with the last gradient."""
     return replicated(gpt, wire, EVERYTHING_MB)
 
 
@@ -103,9 +103,9 @@ def shared(gpt: GPT, wire: Wire | Communicator, bucket_mb: float = 4.0, zero_sta
 
 
 class Kind(NamedTuple):
-    """How a way is made, the bytes through its busiest rank by formula, and its stage of ZeRO.
+    """Constructor of a way, the formula of its busiest rank's bytes, and its ZeRO stage.
 
-    The formula is of so many bytes of parameters and of ranks.
+    The formula takes the bytes of the parameters and the number of ranks.
     """
 
     make: Callable[..., Way]
@@ -117,7 +117,7 @@ class Kind(NamedTuple):
 
 
 def through_server(num_bytes: float, num_ranks: int) -> float:
-    """Gradients of all others, and parameters to as many as a binomial tree's root sends to."""
+    """Return the server's bytes: gradients of all others, and parameters to the children of a binomial tree's root."""
     return (num_ranks - 1 + (num_ranks - 1).bit_length()) * num_bytes
 
 

@@ -1,4 +1,4 @@
-"""What a benchmark leaves in a file: its command, the machine, versions, and the results."""
+"""Result files of benchmarks: command, machine, versions, and results."""
 
 import argparse
 import json
@@ -49,7 +49,7 @@ def write(path: Path, results: Any, **settings: Any) -> None:
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Lines of columns as wide as they must be: names on the left, numbers on the right."""
+    """Format aligned columns: names to the left, numbers to the right."""
     cells = [[str(cell) for cell in row] for row in (titles, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells)

@@ -1,8 +1,8 @@
-"""A training step with dropout beside one without, by torch's own and by ours, which is the same on any layout.
+"""Compare a training step without dropout, with torch's, and with ours, whose masks do not depend on the layout.
 
     OMP_NUM_THREADS=1 python benchmarks/dropout.py --output benchmarks/results/dropout.json
 
-Forward and backward of a GPT on one rank, all ways in turn; times are medians.
+Forward and backward pass of a GPT on one rank; all ways alternate, and times are medians.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from training.gpt import gpt2_plan
 
 
 def step_of(args: argparse.Namespace, dropout: float, ours: bool, comm: collectives.Communicator) -> Callable[[], None]:
-    """Build a model; return what computes its loss and gradients."""
+    """Build a model; return a function that computes its loss and gradients."""
     shape = {"n_layer": args.n_layer, "n_head": args.n_head, "n_embd": args.n_embd, "block_size": args.block_size}
     model = GPT(GPTConfig(vocab_size=256, dropout=dropout, bias=False, **shape))
     tokens = torch.randint(0, 256, (args.micro_batch_size, args.block_size))

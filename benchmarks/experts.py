@@ -1,14 +1,14 @@
-"""Dispatch and combine of tokens to experts, beside MPI_Alltoallv and gloo's all_to_all of the same tokens.
+"""Compare dispatch and combine of tokens to experts with MPI_Alltoallv and gloo's all_to_all of the same tokens.
 
     mpirun -n 4 python benchmarks/experts.py --output experts.json
     python -m mpi_tests.rig run --hosts 4 --slots 2 --rate 1gbit -- python benchmarks/experts.py
 
-A round takes tokens and their choices to rows, expert by expert, on the experts' ranks, and the rows back to sums of
-tokens.  The others' way is the usual one: a row for each choice, packed by expert; counts; one exchange there, one
-back, of rows that are put in order on each side.  Contestants take turns; times are of the slowest rank, and medians.
+A round sends tokens to the ranks of their experts, as rows grouped by expert, and returns each token's sum of rows.
+The peers do it the usual way: a row per choice, packed by expert, an exchange of counts, and one exchange of rows each
+way, reordered on both sides.  Contestants alternate; times are medians of the slowest rank.
 
-Balanced, choices are drawn evenly.  Skewed, the fullest rank is chosen four times as often as the others; what counts
-is the time for each row of the fullest rank, which computes for as long.
+Balanced choices are drawn uniformly.  With skew, the fullest rank is chosen four times as often as the others; the
+measure is the time per row of the fullest rank, which limits the computation.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def choices(args: argparse.Namespace, rank: int, size: int, skewed: bool) -> Ten
 def check(name: str, way: Any, x: Tensor, experts: Tensor) -> int:
     """Compare a round's sums with the tokens, and return the rows of the fullest rank.
 
-    Raises: SystemExit where they differ.
+    Raises: SystemExit if they differ.
     """
     sums, num_rows = way(x, experts)
     is_wrong = not torch.allclose(sums, x * experts.shape[1], rtol=1e-5)
@@ -115,7 +115,7 @@ def timed(way: Any, x: Tensor, experts: Tensor) -> float:
 def parse(size: int) -> argparse.Namespace:
     """Parse the flags.
 
-    Raises: ValueError for what cannot be timed.
+    Raises: ValueError for invalid flags.
     """
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=positive, default=1024, help="of each rank")

@@ -1,13 +1,13 @@
-"""GPT-2 of 124M parameters on one device: our training of one rank beside a plain loop, in one run.
+"""Compare our training of GPT-2 with 124M parameters on one device with a plain torch loop, in one run.
 
     python benchmarks/gpt2.py --device cuda --output gpt2.json
 
-The plain loop is one as nanoGPT's, of torch alone: the whole model, autocast, AdamW fused, gradients clipped, batches
-from pinned memory.  Both are given the same weights and samples, and are compiled or not; their losses are compared.
-They take turns, some steps each, in which the device is waited for at both ends; medians over the turns.
+The plain loop is like nanoGPT's, in torch only: the whole model, autocast, fused AdamW, clipped gradients, batches from
+pinned memory.  Both use the same weights and samples, compiled or not; their losses are compared.  They alternate,
+some steps each, with the device synchronized before and after; results are medians over the turns.
 
-Model FLOP/s are those of `models.gpt.flops_per_token`; beside them stands what the device does in one large product of
-matrices of the same dtype, measured in the same run, the median too.
+Model FLOP/s are those of `models.gpt.flops_per_token`; they are compared with the rate of one large matrix product of
+the same dtype, the median in the same run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from training.device import set_matrix_precision
 from training.pending import LateReport
 from training.run import TrainingRun
 
-SHARE_GOAL = 0.45  # of the matrix rate
+SHARE_GOAL = 0.45  # fraction of the matrix product's rate
 VOCABULARY = 50304  # GPT-2's, padded to a multiple of 64
 MATRIX_REPEATS = 10
 
@@ -110,7 +110,7 @@ def timed(steps: Callable[[int], float], number: int, device: str) -> float:
 
 
 def matrix_flops_per_s(length: int, dtype: torch.dtype, device: str) -> float:
-    """Measure the FLOP/s of a product of square matrices: on a device by its events, on the CPU by the clock."""
+    """Measure the FLOP/s of a square matrix product, by events on a device, by the clock on the CPU."""
     a, b = (torch.randn(length, length, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
     times = [multiplied(a, b, out) for _ in range(MATRIX_REPEATS + 2)]
@@ -127,13 +127,13 @@ def multiplied(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> float:
     torch.mm(a, b, out=out)
     last.record()
     last.synchronize()
-    return first.elapsed_time(last) / 1e3  # which is in milliseconds
+    return first.elapsed_time(last) / 1e3  # milliseconds
 
 
 def parse(size: int) -> argparse.Namespace:
     """Parse the command line.
 
-    Raises: ValueError for what cannot be measured.
+    Raises: ValueError for invalid flags.
     """
     if size > 1:
         raise ValueError(f"this is of one rank, not of {size}: start it without mpirun")
@@ -165,7 +165,7 @@ def config_of(args: argparse.Namespace, data: str) -> Config:
 
 
 def make_data(args: argparse.Namespace, path: Path) -> None:
-    """Random tokens, enough for some steps, the largest among them."""
+    """Make random tokens for some steps, with the largest token among them."""
     count = 8 * args.micro_batch_size * args.block_size
     tokens = np.random.default_rng(0).integers(args.vocab_size, size=count, dtype=np.uint16)
     tokens[0] = args.vocab_size - 1
@@ -173,7 +173,7 @@ def make_data(args: argparse.Namespace, path: Path) -> None:
 
 
 def measured(run: TrainingRun, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Measure each contestant, after a turn that loads and compiles what it needs and compares losses."""
+    """Measure each contestant, after a turn that loads and compiles, and compares losses."""
     contestants = {"ours": Ours(run), "plain loop": Plain(run)}
     device, config = run.config.device, run.config
     losses = {name: one.steps(args.steps) for name, one in contestants.items()}
@@ -190,7 +190,7 @@ def measured(run: TrainingRun, args: argparse.Namespace) -> dict[str, dict[str, 
 
 
 def figures(step_s: float, num_tokens: int, flops: int, rate: float) -> dict[str, float]:
-    """Return the figures that follow from a step's time, FLOPs a token and the rate of matrix products.
+    """Return the figures derived from a step's time, the FLOPs per token and the rate of matrix products.
 
     >>> figures(0.5, 1000, 10**9, 4e12)["share"]
     0.5

@@ -1,4 +1,4 @@
-"""What a rank holds and sends with ZeRO: as measured, and by the formulas.
+"""Bytes that a rank holds and sends with ZeRO, measured and by formula.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
 arXiv 1910.02054, sections 3.1 and 5 (memory), and 7 (communication).
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class HeldBytes(NamedTuple):
-    """Bytes that a rank holds between steps, beside activations and working memory."""
+    """Bytes that a rank holds between steps, without activations and working memory."""
 
     parameters: float
     gradients: float
@@ -43,7 +43,7 @@ def held_by_formula(
 ) -> HeldBytes:
     """Return the bytes of `num_params` parameters; K, `state_bytes`, is 8 for Adam's two float32 moments.
 
-    In mixed precision the float32 parameters are of the states, too, and K is 12; as in the source's figure 1, in GB:
+    In mixed precision the states include the float32 parameters, and K is 12; as in the source's figure 1, in GB:
 
     >>> mixed = dict(num_params=7.5e9, num_ranks=64, parameter_bytes=2, gradient_bytes=2, state_bytes=12)
     >>> [round(held_by_formula(stage, **mixed).total / 1e9, 1) for stage in range(4)]
@@ -58,7 +58,7 @@ def held_by_formula(
 
 
 def held(parameters: Any, gradients: Any, optimizer: Optimizer, masters: MasterWeights | None = None) -> HeldBytes:
-    """Return the bytes of arrays and of an optimizer's states, with the float32 weights beside 16-bit ones."""
+    """Return the bytes of arrays and of optimizer states, including float32 master weights."""
     tensors = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     weights = [] if masters is None or masters.weights is None else [masters.weights]
     return HeldBytes(parameters.nbytes, gradients.nbytes, sum(tensor.nbytes for tensor in (*tensors, *weights)))
@@ -77,9 +77,9 @@ def sent_by_formula(zero_stage: int, num_bytes: float, num_ranks: int, kept_byte
 
 
 class CountingCommunicator:
-    """A communicator whose plans count, in `nbytes`, what comes from other ranks as they run.
+    """A communicator whose plans count the bytes received from other ranks, in `nbytes`.
 
-    All ranks together get what all ranks send.
+    Summed over all ranks, received and sent bytes are equal.
     """
 
     def __init__(self, comm: Communicator):
@@ -111,7 +111,7 @@ def counting(ranks: ShardGroups) -> tuple[ShardGroups, list[CountingCommunicator
 
 
 def received(rounds: Sequence[Round], rank: int, counts: Sequence[float]) -> float:
-    """Elements that a rank is sent, or reads of others; the chunks, over and over, have `counts`.
+    """Count the elements that a rank receives or reads from others; chunk sizes repeat `counts`.
 
     >>> from collectives.algorithms import direct, ring
     >>> [received(list(all_reduce(0, 4)), 0, counts=[5, 5, 5, 5]) for all_reduce in (ring.all_reduce, direct.two_shot)]

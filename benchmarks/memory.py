@@ -1,13 +1,13 @@
-"""What a rank holds when a model is split: activations of attention, parameters, and the loss of a large vocabulary.
+"""Memory of a rank when a model is split: attention's activations, parameters, and the loss of a large vocabulary.
 
     mpirun -n 8 python benchmarks/memory.py --output benchmarks/results/memory-openmpi-8.json
 
-Each table is of 1, 2, 4 and 8 of the ranks, and of the rank that holds most.  "kept" are the tensors that the backward
-pass keeps, parameters aside, each memory once.  "peak" is how much more memory the process had than before, at one
-moment of a forward and a backward pass; of memory that ranks share, it is what the rank has touched.  "process" is by
-how much it has grown when the whole model has been built and split.  Linux with glibc only.
+Each table is for 1, 2, 4 and 8 of the ranks, and for the rank that holds most.  "kept" are the tensors saved for the
+backward pass without parameters, each memory counted once.  "peak" is the largest increase of the process's memory in
+a forward and a backward pass; shared memory counts where the rank has touched it.  "process" is the increase after
+building and splitting the whole model.  Linux with glibc only.
 
-For all ways of sequence parallelism, which takes longer: --modes ring ulysses hybrid --n_head 8.
+For all modes of sequence parallelism, which takes longer: --modes ring ulysses hybrid --n_head 8.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LIBC = ctypes.CDLL(None)
 
 
 class SavedTensors:
-    """Within it, notes the memory of what is saved for the backward pass, but for a module's parameters."""
+    """Context that records the memory of tensors saved for the backward pass, except for a module's parameters."""
 
     def __init__(self, module: nn.Module):
         self.parameters = {p.untyped_storage().data_ptr() for p in module.parameters()}
@@ -64,7 +64,7 @@ def of_process(field: str) -> float:
 
 
 def of_others() -> float:
-    """Return the shared memory that this process has touched, less its proportional part, in MiB."""
+    """Return the shared memory that this process has touched, minus its proportional part, in MiB."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     part_kib = next(int(line.split()[1]) for line in lines if line.startswith("Pss_Shmem"))
     return of_process("RssShmem") - part_kib / 1024
@@ -79,7 +79,7 @@ def settled() -> float:
 
 
 def measured(module: nn.Module, forward: Callable[[], Tensor]) -> dict[str, float]:
-    """Return the MiB that a forward pass keeps, and the peak of it and the backward pass."""
+    """Return the MiB that a forward pass saves, and the peak of both passes."""
     before, saved = settled(), SavedTensors(module)
     with saved.hooks:
         result = forward()
@@ -95,7 +95,7 @@ def attention(comm: collectives.Communicator, args: argparse.Namespace, mode: st
     module.attend = SequenceAttention(sp)
     num_tokens = len(sp.positions(args.seq))
     brief, long = (torch.randn(1, n, args.n_embd, requires_grad=True) for n in (4, num_tokens))
-    module(brief).sum().backward()  # what is loaded and compiled at first is not the tokens'
+    module(brief).sum().backward()  # excludes memory of loading and compiling
     return measured(module, lambda: module(long))
 
 
@@ -134,7 +134,7 @@ def loss(comm: collectives.Communicator | None, args: argparse.Namespace) -> dic
 
 
 def parts(world: collectives.Communicator) -> Iterator[tuple[int, collectives.Communicator | None]]:
-    """Communicators of the first ranks; None on the others, which wait."""
+    """Yield communicators of the first ranks, or None on the others, which wait."""
     for size in SIZES:
         if size <= world.size:
             yield size, world.split(0 if world.rank < size else None)
@@ -152,7 +152,7 @@ def over_sizes(world: collectives.Communicator, axis: str, measure: Callable) ->
 
 
 def parse(size: int) -> argparse.Namespace:
-    """Parse the flags; raise ValueError for what cannot be measured."""
+    """Parse the flags; raise ValueError for invalid ones."""
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--seq", type=positive, default=32768, help="tokens of the sequence that attention is about")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["ring"])
@@ -176,7 +176,7 @@ def main() -> None:
     world = collectives.world()
     with world.agreed("memory"):
         args = parse(world.size)
-    LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # what is freed goes back at once
+    LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # return freed memory immediately
     results: dict[str, Any] = {}
     for mode in progress_bar(args.modes, "mode", world.rank):
         title = f"attention to {args.seq} tokens, {mode}, MiB"

@@ -1,10 +1,10 @@
-"""mpi4py's calls with our collectives beside the library's own, in turn in one run: medians and their ratios.
+"""Compare mpi4py's calls with our collectives and with the library's own, alternating in one run.
 
 mpirun -n 4 python benchmarks/mpi4py_face.py --out benchmarks/results/mpi4py-face-openmpi-4.md
 
-Buffers are plain arrays of NumPy's, of float64; sizes are of the vector that a call is about.  A cell is the library's
-median over that with ours, which is near 1 where the library does the call in both; the last row has geometric means
-from 64 KiB on.
+Buffers are plain NumPy arrays of float64; sizes are those of a call's vector.  A cell is the ratio of medians, the
+library's over ours, which is near 1 for calls that the library does in both; the last row has geometric means from
+64 KiB on.
 """
 
 import argparse
@@ -35,13 +35,13 @@ METHODS += "Exscan Barrier Iallreduce Allreduce_init"
 
 
 def methods(comm: MPI.Intracomm) -> SimpleNamespace:
-    """Return a communicator's methods as they are now, before they are replaced."""
+    """Return a communicator's current methods, before they are replaced."""
     functions = {name: partial(getattr(MPI.Intracomm, name), comm) for name in METHODS.split()}
     return SimpleNamespace(size=comm.size, rank=comm.rank, **functions)
 
 
 def calls(comm: SimpleNamespace, nbytes: int) -> dict[str, Call]:
-    """Return the calls of one size on a communicator, each on arrays of its own."""
+    """Return the calls of one size on a communicator, on separate arrays."""
     size, rank = comm.size, comm.rank
     count = max(nbytes // 8 // size, 1)
     x, out, part = np.ones(count * size), np.empty(count * size), np.empty(count)
@@ -75,7 +75,7 @@ def calls(comm: SimpleNamespace, nbytes: int) -> dict[str, Call]:
 
 
 def medians(both: list[Call], comm: MPI.Comm) -> list[float]:
-    """Return the slowest rank's medians of two calls that take turns, each begun by all ranks together."""
+    """Return the slowest rank's medians of two alternating calls, each started after a barrier."""
     times: list[list[float]] = [[], []]
     trials = FEWEST_TRIALS
     for trial in range(MOST_TRIALS):
@@ -86,7 +86,7 @@ def medians(both: list[Call], comm: MPI.Comm) -> list[float]:
             begin = time.perf_counter()
             call()
             durations.append(time.perf_counter() - begin)
-        if trial == 2:  # the first ones bind
+        if trial == 2:  # the first trials bind plans
             times = [[], []]
             trials = comm.bcast(int(TRIALS_S / (durations[-1] + 1e-6)) if durations else trials)
             trials = min(max(trials, FEWEST_TRIALS), MOST_TRIALS)

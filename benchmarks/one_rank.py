@@ -1,11 +1,11 @@
-"""A step of train.py on one rank beside plain loops in torch, of a GPT-2 and of a Llama.
+"""Compare a step of train.py on one rank with plain torch loops, for a GPT-2 and a Llama.
 
     OMP_NUM_THREADS=1 python benchmarks/one_rank.py --output benchmarks/results/one-rank.json
 
-"train.py" takes its batch, computes, clips, updates and reads its numbers.  A plain loop does the same on a batch that
-is there already: "same kernels" with this project's fused passes and AdamW, "torch's" with torch's own.  All take
-turns of several steps, the first of which find the caches full of another's data, and do not count; times are medians,
-speeds those of train.py beside the others.
+"train.py" fetches its batch, computes, clips, updates and reads its numbers.  A plain loop does the same on a prepared
+batch: "same kernels" with this project's fused passes and AdamW, "torch's" with torch's own.  All alternate in turns of
+several steps, the first of which, with cold caches, do not count; times are medians, speeds those of train.py relative
+to the others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from training.fused import fuse
 from training.run import TrainingRun
 
 BETAS = (0.9, 0.95)
-WARM_UP, STEPS = 2, 8  # of a turn
+WARM_UP, STEPS = 2, 8  # steps per turn
 
 
 def trained(run: TrainingRun) -> Callable[[], float]:
@@ -75,7 +75,7 @@ def timed(step: Callable[[], float]) -> float:
 
 
 def measure(config: Config, comm: collectives.Communicator, turns: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of each way, and the speed of train.py beside it."""
+    """Return the milliseconds of each way, and the relative speed of train.py."""
     with ExitStack() as stack:
         steps = ways(config, stack.enter_context(TrainingRun(config, comm)))
         times: dict[str, list[float]] = {name: [] for name in steps}

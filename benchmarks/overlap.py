@@ -1,4 +1,4 @@
-"""How much of an all-reduce hides behind other work: `start()`, work, `wait()`, against one after the other.
+"""Measure how much of an all-reduce overlaps with other work: `start()`, work, `wait()`, against both in sequence.
 
     mpirun -n 2 python benchmarks/overlap.py
 
@@ -22,7 +22,7 @@ from collectives.job.launch import library_name
 
 
 def timed(comm: collectives.Communicator, action: Callable[[], None], repeats: int) -> float:
-    """Median milliseconds of the slowest rank."""
+    """Return the slowest rank's median milliseconds."""
     times = []
     for _ in range(repeats + 1):
         comm.barrier()
@@ -34,7 +34,7 @@ def timed(comm: collectives.Communicator, action: Callable[[], None], repeats: i
 
 
 def products(seconds: float) -> Callable[[], None]:
-    """Matrix products that take about so long."""
+    """Return a function whose matrix products take about so long."""
     a = torch.ones(256, 256)
     begin = time.perf_counter()
     for _ in range(50):

@@ -1,11 +1,11 @@
-"""Our collectives beside the MPI library's own and gloo's, in one run, for each size in turn.
+"""Compare our collectives with the MPI library's own and gloo's, in one run, for each size in turn.
 
     mpirun -n 2 python benchmarks/peers.py --out benchmarks/results/peers-openmpi-2.json
 
-Times are of the slowest rank, in turn over the peers, and medians; results are checked.  Sizes are of the whole
-vector: what all_reduce, reduce_scatter and all_to_all take, what all_gather gives, what broadcast sends.  "copy" is
-every rank copying, by NumPy and at the same time, as many bytes as it must read and write: for an all-reduce of n bytes
-n, so that p ranks move 2pn.  benchmarks/table.py makes tables of the files.
+Times are medians of the slowest rank, with peers alternating; results are checked.  Sizes are those of the whole
+vector: the input of all_reduce, reduce_scatter and all_to_all, the output of all_gather, the message of broadcast.
+"copy" is a concurrent NumPy copy on every rank of as many bytes as it must read and write: n for an all-reduce of n
+bytes, so that p ranks move 2pn.  benchmarks/table.py makes tables of the files.
 """
 
 import argparse
@@ -28,11 +28,11 @@ MPI = start_mpi()
 from collectives.bench.peers import mpi_call, start_torch, torch_call  # noqa: E402  once MPI is ready
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
-LONG_ENOUGH_S = 2e-4  # a measurement of many calls lasts about as long
+LONG_ENOUGH_S = 2e-4  # approximate duration of a measurement of many calls
 
 
 def arrays(collective: str, nbytes: int, size: int, empty: Callable) -> tuple[Any, Any]:
-    """Input and output of one rank; the same array where the collective works in place."""
+    """Return a rank's input and output; the same array if the collective works in place."""
     count = nbytes // 4
     match collective:
         case "all_reduce" | "broadcast":
@@ -52,7 +52,7 @@ def ours(comm: collectives.Communicator, collective: str, x: Any, out: Any, algo
 
 
 def copy(collective: str, nbytes: int, size: int) -> Callable:
-    """Return a copy of a rank's share of the least memory that the collective must read and write."""
+    """Return a function that copies a rank's part of the memory that the collective must at least read and write."""
     share = {"reduce_scatter": (size + 1) / (2 * size), "broadcast": (size - 1) / size}.get(collective, 1)
     source = np.ones(max(1, int(nbytes * share) // 4), "float32")
     target = np.ones_like(source)
@@ -64,7 +64,7 @@ def fill(collective: str, x: Any, rank: int) -> None:
 
 
 def is_right(collective: str, out: Any, rank: int, size: int) -> bool:
-    """Return whether the result is exact, which small whole numbers allow."""
+    """Return whether the result is exact, as it must be for small integers."""
     n = len(out)
     match collective:
         case "all_reduce":
@@ -81,7 +81,7 @@ def is_right(collective: str, out: Any, rank: int, size: int) -> bool:
 
 
 class Contestant:
-    """Something to be timed, on arrays of its own."""
+    """A function to time, on separate arrays."""
 
     def __init__(self, mpi: Any, collective: str, call: Callable, x: Any, out: Any):
         self.mpi, self.collective, self.call, self.x, self.out = mpi, collective, call, x, out
@@ -90,17 +90,17 @@ class Contestant:
     def check(self) -> None:
         if self.x is None:
             return
-        for _ in range(2):  # stages are used in turn
+        for _ in range(2):  # staging buffers alternate
             fill(self.collective, self.x, self.mpi.rank)
             self.call()
             right = is_right(self.collective, self.out, self.mpi.rank, self.mpi.size)
             if not self.mpi.allreduce(right, MPI.LAND):
                 raise SystemExit(f"{self.collective}: wrong result of {self.call}")
         if self.collective == "all_reduce":
-            self.x[:] = 0  # sums of sums overflow
+            self.x[:] = 0  # repeated sums would overflow
 
     def time(self) -> float:
-        """Return the slowest rank's seconds of a call."""
+        """Return the slowest rank's seconds per call."""
         self.mpi.Barrier()
         begin = time.perf_counter()
         for _ in range(self.calls):
@@ -108,14 +108,14 @@ class Contestant:
         return self.mpi.allreduce((time.perf_counter() - begin) / self.calls, MPI.MAX)
 
     def settle(self) -> None:
-        """Warm up, and find how many calls make a measurement."""
+        """Warm up, and determine the number of calls per measurement."""
         self.time()
         self.calls = max(1, min(400, int(LONG_ENOUGH_S / self.time())))
         self.calls = self.mpi.bcast(self.calls)
 
 
 def contest(comm: collectives.Communicator, mpi: Any, collective: str, nbytes: int, args: Any) -> dict[str, float]:
-    """Median seconds of each contestant."""
+    """Return each contestant's median seconds."""
     size = comm.size
     empties = {"symmetric": comm.empty, "ordinary": lambda count: np.empty(count, "float32")}
     contestants = {"copy": Contestant(mpi, collective, copy(collective, nbytes, size), None, None)}

@@ -1,18 +1,18 @@
-"""Our pipelines beside torch.distributed.pipelining's over gloo, in one run: same model, stages and schedules.
+"""Compare our pipelines with torch.distributed.pipelining over gloo, in one run: same model, stages and schedules.
 
     mpirun -n 2 python benchmarks/pipelining.py --output benchmarks/results/pipelining-openmpi-2.json
 
 A step is a schedule's forward and backward passes of some micro-batches, without an optimizer.  Before anything is
-timed, every contestant's loss and gradients are compared with those of the plain model.  Of breadth-first, torch's does
-the backward passes of the micro-batches in reverse order, which costs as much; all else is done in the same order.
+timed, every contestant's loss and gradients are compared with those of the plain model.  In breadth-first, torch runs
+the backward passes of the micro-batches in reverse order, at the same cost; otherwise the orders are the same.
 
-There are two models.  The stages of "sleep" send activations of a GPT's size, and sleep, so that few cores can play
+There are two models.  The stages of "sleep" send activations of a GPT's size, and sleep, so that few cores can emulate
 many ranks; those of "gpt" compute.
 
-A schedule's price is what it takes by the times of its actions, if messages took none.  These are measured in each
-round, on all ranks at once, on our stages.  The overhead is the step less the price; there is none of a model that
-computes on more ranks than there are cores.  Contestants take turns, round by round; times are of the slowest rank, and
-medians.
+A schedule's price is its predicted time with messages of zero time; the times of its actions are measured in each
+round, on all ranks at once, on our stages.  The overhead is the step less the price; it is not given for a model that
+computes on more ranks than there are cores.  Contestants alternate, round by round; times are medians of the slowest
+rank.
 """
 
 import argparse
@@ -41,8 +41,8 @@ from parallelism.pipeline.schedule.actions import WEIGHTS, Schedule
 from parallelism.pipeline.schedule.price import Costs, price
 from parallelism.pipeline.stage import Batch
 
-RTOL = 1e-4  # of float32's sums in another order
-REHEARSALS = 3  # of each action, whose median is its time
+RTOL = 1e-4  # float32 sums differ in order
+REHEARSALS = 3  # repetitions of each action, whose median is its time
 
 
 class Round(NamedTuple):
@@ -54,7 +54,7 @@ class Round(NamedTuple):
 
 
 class Match:
-    """Our pipeline and torch's, of one model and one schedule."""
+    """Our pipeline and torch's, for one model and one schedule."""
 
     def __init__(self, model: Model, schedule: Schedule):
         self.model, self.schedule = model, schedule
@@ -68,7 +68,7 @@ class Match:
     def check(self) -> None:
         """Compare losses and gradients with the plain model's.
 
-        Raises: SystemExit with what differs.
+        Raises: SystemExit with the difference.
         """
         expected_loss, expected = self.model.plain(self.schedule.num_stages)
         for name, contestant in self.contestants.items():
@@ -86,7 +86,7 @@ class Match:
         self.rounds.append(Round(price_s, **{name: timed(each) for name, each in self.contestants.items()}))
 
     def costs(self) -> Costs:
-        """Measure each stage's actions; in schedules of whole backward passes these count as those of inputs."""
+        """Measure each stage's actions; whole backward passes count as INPUTS."""
         parts = any(action.kind == WEIGHTS for order in self.schedule.orders for action in order)
         MPI.COMM_WORLD.Barrier()
         stages = self.contestants["ours"].stages
@@ -101,7 +101,7 @@ class Match:
         return [median(seconds) for seconds in zip(*times, strict=True)]
 
     def figures(self) -> dict[str, float | None]:
-        """Medians over the rounds but the first, in milliseconds."""
+        """Return the medians over all rounds but the first, in milliseconds."""
         steps = {"ours_ms": self.median_ms(lambda r: r.ours), "torch_ms": self.median_ms(lambda r: r.torch)}
         if not self.has_price:
             return steps | dict.fromkeys(("price_ms", "ours_overhead_ms", "torch_overhead_ms"))
@@ -148,7 +148,7 @@ def timed(contestant: Any) -> float:
 def parse(size: int) -> tuple[argparse.Namespace, list[Schedule]]:
     """Parse the flags; return them and the schedules.
 
-    Raises: ValueError for what cannot be timed.
+    Raises: ValueError for invalid flags.
     """
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=("sleep", "gpt"), default=("sleep", "gpt"))

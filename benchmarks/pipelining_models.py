@@ -1,4 +1,4 @@
-"""What pipelines are timed on: a GPT, and stages that sleep; the plain model, and it as ours and as torch's."""
+"""Models for timing pipelines: a GPT, and stages that sleep; each as a plain model, and as our and torch's pipeline."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -21,11 +21,11 @@ from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.stage import Batch, cut
 from training.gpt import gpt2_layers
 
-Result = tuple[float, dict[str, Tensor]]  # a loss, and gradients
+Result = tuple[float, dict[str, Tensor]]  # loss and gradients
 
 
 class Ours(NamedTuple):
-    """A pipeline of ours, and what can be done with it."""
+    """Our pipeline of a model."""
 
     stages: Mapping[int, Passes]
     step: Callable[[], float]
@@ -38,7 +38,7 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 class Model:
-    """A model, and a batch for it.  `computes` says that its ranks need cores, `activation` is what its stages send."""
+    """A model and a batch.  `computes`: whether its ranks need cores; `activation`: the tensor that stages send."""
 
     computes: bool
 
@@ -91,7 +91,7 @@ class Gpt(Model):
     def stage(self, stage: int, num_stages: int) -> GPTStage:
         model = GPT(self.config)
         layers = gpt2_layers(model)
-        part = balance([layer.cost for layer in layers], num_stages)[stage]  # as ours
+        part = balance([layer.cost for layer in layers], num_stages)[stage]  # as in our pipeline
         cut(model, layers, {stage: part})
         return GPTStage(model, part)
 

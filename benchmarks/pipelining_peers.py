@@ -1,4 +1,4 @@
-"""The pipelines of torch.distributed.pipelining, over gloo."""
+"""Pipelines of torch.distributed.pipelining over gloo."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
@@ -30,11 +30,11 @@ SCHEDULES = {
 
 
 class TorchPipeline:
-    """Modules, by the number of their stage, run by a schedule; the loss is the mean of the micro-batches'.
+    """Modules by stage number, run by a schedule; the loss is the mean of the micro-batches' losses.
 
-    The first stage is given the tokens, and `loss` the last one's output and the targets.  `tied` are the ranks that
-    have the first and the last stage, where these share a parameter: its gradients, which pipelining leaves to its
-    user, are summed up at the end of a step.
+    The first stage gets the tokens, and `loss` the last stage's output and the targets.  `tied` are the ranks of the
+    first and the last stage if these have a tied parameter: its gradients, which pipelining leaves to the user, are
+    summed at the end of a step.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TorchPipeline:
 
     def sum_up_tied(self) -> None:
         here = [p.grad for name, p in self.parameters().items() if name in TIED]
-        for a, b in combinations(here, 2):  # of one rank
+        for a, b in combinations(here, 2):  # on one rank
             b.copy_(a.add_(b))
         if len(here) == 1:
             distributed.all_reduce(here[0], group=self.tied)
@@ -91,7 +91,7 @@ TIED = ("transformer.wte.weight", "lm_head.weight")
 
 
 class GPTStage(nn.Module):
-    """Some layers of a GPT, as `gpt2_layers` counts them; `model` is one that has been cut."""
+    """Some layers of a GPT, numbered as by `gpt2_layers`; `model` has been cut."""
 
     def __init__(self, model: GPT, layers: range):
         super().__init__()

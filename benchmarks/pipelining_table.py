@@ -1,8 +1,8 @@
-"""Tables of what benchmarks/pipelining.py has measured.
+"""Make tables of the results of benchmarks/pipelining.py.
 
     python benchmarks/pipelining_table.py benchmarks/results/pipelining-*.json
 
-Ratios are ours over torch's: of steps, and of what they take above the schedule's price.
+Ratios are ours over torch's: of steps, and of their overhead over the schedule's price.
 """
 
 import json
@@ -30,7 +30,7 @@ def number(milliseconds: float | None) -> str:
 
 
 def compared(ours: float | None, theirs: float | None) -> tuple[str, str, str]:
-    """Return both numbers and their ratio, where the peer's is positive."""
+    """Return both numbers, and their ratio if the peer's is positive."""
     ratio = "" if ours is None or theirs is None or theirs <= 0 else f"{ours / theirs:.2f}"
     return number(ours), number(theirs), ratio
 

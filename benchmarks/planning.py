@@ -1,11 +1,11 @@
-"""What the planner predicts for layouts of 4 ranks, beside what train.py's steps take, in memory and time.
+"""Compare the planner's predictions of memory and time with steps of train.py, for layouts of 4 ranks.
 
     mpirun -n 4 python benchmarks/planning.py --output planning.json
 
-Before, the ranks' links, and how fast they compute, all of them at once, are measured.  Memory is how much more a rank
-has at one moment of some steps than before the run was made, its part of what ranks share, of the rank that has most;
-the data is in it, and what libraries keep.  Time is the median step of the slowest rank.  Of either there is the rank
-correlation of what was predicted and measured: 1 if the order of the layouts is the same.  Linux with glibc only.
+First, the ranks' links and their speed, while all compute at once, are measured.  Memory is the largest increase on any
+rank during some steps, relative to the time before the run was set up, with a rank's part of shared memory; it includes
+data and libraries' memory.  Time is the median step of the slowest rank.  For both, the rank correlation of predicted
+and measured values is printed: 1 if the order of the layouts is the same.  Linux with glibc only.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ LAYOUTS = {
     "dp 4, ep 4, 8 experts": ParallelLayout(dp=4, ep=4),
     "dp 4, ep 2, zero 1, 8 experts": ParallelLayout(dp=4, ep=2, zero_stage=1),
 }
-EXPERTS = {"num_experts": 8, "experts_per_token": 2}  # where a layout's name says so
+EXPERTS = {"num_experts": 8, "experts_per_token": 2}  # for layouts with experts in their name
 WARMUPS = 2  # steps
-PROBES = 5, 1  # measurements of each link, and those before
+PROBES = 5, 1  # measurements of each link, and warm-ups
 
 
 class Figures(NamedTuple):
-    """MiB of a rank, and milliseconds of a step."""
+    """MiB per rank, and milliseconds per step."""
 
     predicted_mib: float
     measured_mib: float
@@ -73,7 +73,7 @@ class Figures(NamedTuple):
 
 
 def sized(layout: ParallelLayout, samples: int) -> ParallelLayout:
-    """Return the layout with one micro-batch of all samples, or one sample a micro-batch for a pipeline."""
+    """Return the layout with one micro-batch of all samples, or for a pipeline with one sample per micro-batch."""
     own = samples // layout.dp
     return layout._replace(
         micro_batch_size=own if layout.pp == 1 else 1, num_micro_batches=1 if layout.pp == 1 else own
@@ -81,7 +81,7 @@ def sized(layout: ParallelLayout, samples: int) -> ParallelLayout:
 
 
 def planned(name: str, config: Config, samples: int, target: Machine) -> PlannedLayout:
-    """Plan the only layout with all of the values that a name stands for."""
+    """Plan the only layout with all values that a name stands for."""
     job = TrainingJob(shape_of(config, load_tokens(config.data).vocab_size), samples)
     return best(job, target._replace(memory_bytes=float("inf")), sized(LAYOUTS[name], samples)._asdict())
 
@@ -90,7 +90,7 @@ def measured(config: Config, world: collectives.Communicator, num_steps: int) ->
     """Return the largest rank's MiB, and the slowest rank's median seconds.  Collective."""
     MPI.COMM_WORLD.Barrier()
     before = settled() - of_others()
-    run = TrainingRun(config, world.split(0))  # whose memory is its own
+    run = TrainingRun(config, world.split(0))  # a communicator with separate memory
     settled()
     steps_s = [timed(run, *each) for each in enumerate(islice(run.inputs(), WARMUPS + num_steps), 1)]
     MPI.COMM_WORLD.Barrier()
@@ -113,7 +113,7 @@ def correlation(predicted: list[float], measured: list[float]) -> float:
 
 
 def parse(size: int) -> argparse.Namespace:
-    """Parse the flags; raise ValueError for what cannot be measured."""
+    """Parse the flags; raise ValueError for invalid ones."""
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     parser.add_argument("--n_layer", type=positive, default=8)
@@ -136,7 +136,7 @@ def parse(size: int) -> argparse.Namespace:
 def main() -> None:
     torch.set_num_threads(1)
     comm = collectives.world()
-    LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # what is freed goes back at once
+    LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # return freed memory immediately
     with comm.agreed("planning"):
         args = parse(comm.size)
         shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "block_size")}
@@ -147,7 +147,7 @@ def main() -> None:
     with comm.agreed("planning"):
         plans = {name: planned(name, config, args.samples, target) for name, config in configs.items()}
     figures = {}
-    # What is loaded and compiled at first is no layout's.
+    # Exclude the memory of loading and compiling.
     measured(plain, comm, 1)
     for name, plan in progress_bar(plans.items(), "layout", comm.rank):
         mib, seconds = measured(replace(configs[name], **plan.layout._asdict()), comm, args.steps)

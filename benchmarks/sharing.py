@@ -1,18 +1,18 @@
-"""Our data parallelism and ZeRO beside torch's DDP and FSDP2 over gloo, in one run.
+"""Compare our data parallelism and ZeRO with torch's DDP and FSDP2 over gloo, in one run.
 
     mpirun -n 2 python benchmarks/sharing.py --output benchmarks/results/sharing-openmpi-2.json
 
-A step is a forward and a backward pass of one GPT, each rank's on a batch of its own, and AdamW's update.  Before
+A step is a forward and a backward pass of one GPT, with a different batch on each rank, and AdamW's update.  Before
 anything is timed, the losses of each contestant's first steps are compared with those of one process that has all
 batches.
 
-"memory" is how much more a process has, at the highest moment of its first steps, than before the model was made: the
-mean of the ranks; of what they share, each is counted its part, and of files, programs say, nothing.  The contestants
-are there one after the other for this.  Linux with glibc only.
+"memory" is the peak increase of a process's memory during its first steps, since before the model was built: the mean
+over the ranks, with a rank's part of shared memory, and without mapped files such as programs.  Contestants are
+measured one after another.  Linux with glibc only.
 
-Contestants then take turns, round by round, and so does the computing alone of each: a plain model's passes on every
-rank at once, and the update of the whole of it or, where ranks share the update, of a rank's share.  Times are of the
-slowest rank, and medians; exposed communication is the median of a round's step less its computing alone.
+Contestants then alternate, round by round, and so does the computation alone of each: a plain model's passes on every
+rank at once, and the update of all of it or, if the update is sharded, of a rank's shard.  Times are medians of the
+slowest rank; exposed communication is the median of a round's step less its computation alone.
 """
 
 import argparse
@@ -35,12 +35,12 @@ from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.gpt import GPT, GPTConfig
 
-RTOL = 1e-4  # of float32's sums in another order
+RTOL = 1e-4  # float32 sums differ in order
 NUM_CHECKED = 4  # steps
 
 
 class Contest:
-    """All contestants, on one model and one batch a rank."""
+    """All contestants, on one model and one batch per rank."""
 
     def __init__(self, comm: collectives.Communicator, config: GPTConfig, batch: int):
         draws = torch.Generator().manual_seed(0)
@@ -55,11 +55,11 @@ class Contest:
         }
 
     def way(self, name: str) -> Way:
-        """Make one of the ways, with this rank's batch.  Collective."""
+        """Construct a contestant, with this rank's batch.  Collective."""
         return self.with_batch(self.ways[name](GPT(self.config)))
 
     def alone(self, name: str) -> Way:
-        """Make the computation of a way without its communication."""
+        """Construct a contestant's computation without its communication."""
         shares_update = name.startswith(("ZeRO", "FSDP2"))
         return self.with_batch(Alone(GPT(self.config), self.comm.size if shares_update else 1))
 
@@ -74,14 +74,14 @@ class Contest:
         return [float(trained(one)) for _ in range(NUM_CHECKED)]
 
     def memory(self) -> dict[str, float]:
-        """Return the MiB of each way."""
+        """Return the MiB of each contestant."""
         expected = self.losses()
         return {name: self.memory_of(name, expected) for name in self.ways}
 
     def memory_of(self, name: str, expected: list[float]) -> float:
         """Measure the memory of first steps, and compare their losses with those of one process.
 
-        Raises: SystemExit with what differs.
+        Raises: SystemExit with the difference.
         """
         before = settled() - not_counted()
         way = self.way(name)
@@ -105,7 +105,7 @@ def trained(way: Way) -> Tensor:
 
 
 class Alone(Way):
-    """The computing of a step: the whole model's passes, and the update of one of `num_shares` of it."""
+    """Computation of a step: the whole model's passes, and the update of one of `num_shares` shards."""
 
     def __init__(self, gpt: GPT, num_shares: int = 1):
         self.num_shares = num_shares
@@ -143,7 +143,7 @@ def main() -> None:
     with comm.agreed("sharing"):
         args, config = parse()
     start_torch(MPI.COMM_WORLD, "gloo", alone=True)
-    Contest(comm, replace(config, n_layer=1, n_embd=2 * config.n_head), args.batch).memory()  # loads what is needed
+    Contest(comm, replace(config, n_layer=1, n_embd=2 * config.n_head), args.batch).memory()  # warm-up
     contest = Contest(comm, config, args.batch)
     memory_mib = contest.memory()
     contestants = {name: Contestant(contest.way(name), contest.alone(name)) for name in contest.ways}

@@ -1,8 +1,8 @@
-"""A pipeline whose stages sleep: as few cores as there are play as many ranks as are asked for.
+"""Pipeline stages that sleep, so that a few cores can emulate many ranks.
 
-A stage multiplies its input by a weight of its own, after a sleep; the gradients of its input and of its weight each
-take a sleep, too.  So what goes from stage to stage is real, losses and gradients can be compared, and how long each
-action takes is known.
+A stage multiplies its input by its weight, after a sleep; the gradients of its input and of its weight take a sleep
+each, too.  Messages between stages are therefore real, losses and gradients can be compared, and the time of each
+action is known.
 """
 
 import time
@@ -38,7 +38,7 @@ class Nap(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """x times a number, slowly.  The two gradients are nodes of their own, to be had one without the other."""
+    """x times a number, slowly.  The two gradients are separate nodes, which can be computed separately."""
 
     def __init__(self, naps: Naps, weight: float = 1.0):
         super().__init__()
@@ -46,19 +46,19 @@ class Layer(nn.Module):
         self.weight = nn.Parameter(torch.tensor(weight))
 
     def forward(self, x: Tensor) -> Tensor:
-        if not x.requires_grad and torch.is_grad_enabled():  # the first stage's, which sleeps like the others
+        if not x.requires_grad and torch.is_grad_enabled():  # on the first stage, which sleeps like the others
             x = x.detach().requires_grad_()
         x = Nap.apply(x, self.naps.forward, self.naps.inputs)
         return x * Nap.apply(self.weight, 0.0, self.naps.weights)
 
 
 class Sleeping:
-    """A stage of a pipeline: the first takes the batch's `tokens`, the last compares with its `targets`."""
+    """A pipeline stage: the first takes the batch's `tokens`, the last compares with its `targets`."""
 
     def __init__(self, layer: nn.Module, is_first: bool, is_last: bool):
         self.layer, self.is_first, self.is_last = layer, is_first, is_last
-        self.alive: dict[int, tuple[Tensor, GradientEdge]] = {}  # input, and where its output is in the graph
-        self.gradients: dict[int, Tensor] = {}  # of outputs, while those of weights are to come
+        self.alive: dict[int, tuple[Tensor, GradientEdge]] = {}  # input, and the output's graph edge
+        self.gradients: dict[int, Tensor] = {}  # of outputs, until the weights' part
 
     @property
     def num_alive(self) -> int:

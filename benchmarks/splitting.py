@@ -1,14 +1,14 @@
-"""Our tensor and sequence parallelism beside torch's (DTensor plans) and DeepSpeed's (Ulysses), in one run.
+"""Compare our tensor and sequence parallelism with torch's (DTensor plans) and DeepSpeed's (Ulysses), in one run.
 
     mpirun -n 2 python benchmarks/splitting.py --output benchmarks/results/splitting-openmpi-2.json
 
-A step is the forward and the backward pass of one GPT on one batch, without an optimizer, and without sums of weights'
-gradients over ranks that share a sequence, which are data parallelism's.  Theirs talk by gloo.  Before anything is
-timed, every contestant's loss and gradients are compared with those of the plain model.
+A step is the forward and the backward pass of one GPT on one batch, without an optimizer, and without the sums of
+weight gradients over ranks that split a sequence, which belong to data parallelism.  The peers use gloo.  Before
+anything is timed, every contestant's loss and gradients are compared with those of the plain model.
 
-Contestants take turns, round by round, and so does the computing alone of each: the same step, whose collectives are
-over at once.  Ours give what the first of their shape gave; theirs are of torch's "fake" process group.  Times are of
-the slowest rank, and medians; exposed communication is the median of a round's step less its computing.
+Contestants alternate, round by round, and so does the computation alone of each: the same step with collectives that
+return at once.  Ours return the first result of their shape; the peers' use torch's "fake" process group.  Times are
+medians of the slowest rank; exposed communication is the median of a round's step less its computation.
 
 DeepSpeed is not among the project's dependencies: pip install deepspeed.
 """
@@ -38,11 +38,11 @@ from parallelism.sequence.token_shards import TokenShards
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_plan
 
-RTOL = 1e-4  # of float32's sums in another order
+RTOL = 1e-4  # float32 sums differ in order
 
 
 class Ours:
-    """A GPT split over `tp` ranks, or of whose sequences ranks share the tokens by `sp`."""
+    """A GPT split over `tp` ranks, or with sequences split over `sp` ranks."""
 
     def __init__(
         self, model: GPT, tp: Any, tokens: Tensor, targets: Tensor, sp: SequenceParallel | None = None, sequence=False
@@ -65,7 +65,7 @@ class Ours:
 
 
 class Over(NamedTuple):
-    """A collective that has ended."""
+    """A completed collective."""
 
     result: Tensor
 
@@ -74,7 +74,7 @@ class Over(NamedTuple):
 
 
 class Silence:
-    """Within it, collectives of exchanges give at once what the first of their shape gave."""
+    """Context in which collectives return at once, with the first result of their shape."""
 
     def __init__(self):
         self.results: dict[tuple, Tensor] = {}
@@ -84,7 +84,7 @@ class Silence:
         key = exchange, collective, x.shape, x.dtype, *arguments.values()
         if key not in self.results:
             self.results[key] = self.run(exchange, collective, x, **arguments)
-        return self.results[key].detach()  # a tensor of its own, in whose place in a graph no other is
+        return self.results[key].detach()  # a new tensor, with no place in a graph
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -136,7 +136,7 @@ class Contest:
     def check(self, contestants: dict[str, Contestant]) -> None:
         """Compare loss and gradients with the plain model's.
 
-        Raises: SystemExit with what differs.
+        Raises: SystemExit with the difference.
         """
         plain = self.model()
         _, expected_loss = plain(*self.batch)
@@ -162,7 +162,7 @@ def same(what: str, actual: Tensor, expected: Tensor) -> None:
 def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:
     """Parse the flags; return them and the model's config.
 
-    Raises: ValueError for what cannot be timed.
+    Raises: ValueError for invalid flags.
     """
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--n_layer", type=positive, default=4)

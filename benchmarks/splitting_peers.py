@@ -1,7 +1,7 @@
-"""The GPT split by others: tensor parallelism by torch's DTensor, head exchange by DeepSpeed's Ulysses.
+"""Peers that split the GPT: tensor parallelism by torch's DTensor, head exchange by DeepSpeed's Ulysses.
 
-Each is given a process group; with one of torch's "fake" backend, whose collectives are over at once and leave results
-as they are, the same step is its computing alone.
+Each takes a process group; with torch's "fake" backend, whose collectives return at once and leave the output
+unchanged, the same step is its computation alone.
 """
 
 import io
@@ -35,7 +35,7 @@ def groups() -> tuple[Any, Any]:
 
 
 def tensor_plan(sequence: bool) -> dict[str, Any]:
-    between = Shard(SEQ) if sequence else Replicate()  # what lies between split layers
+    between = Shard(SEQ) if sequence else Replicate()  # activations between split layers
     plan = {
         "transformer.wte": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
         "transformer.h.*.attn.c_attn": ColwiseParallel(input_layouts=between),
@@ -52,7 +52,7 @@ def tensor_plan(sequence: bool) -> dict[str, Any]:
 
 
 class TorchTensorParallel:
-    """A GPT split by a DTensor plan; embedding and head stay tied, the loss is of logits split along the vocabulary."""
+    """A GPT split by a DTensor plan; embedding and head stay tied, and the loss takes logits split by vocabulary."""
 
     def __init__(self, model: nn.Module, group: Any, sequence: bool, tokens: Tensor, targets: Tensor):
         mesh = distributed.DeviceMesh.from_group(group, "cpu")
@@ -75,7 +75,7 @@ class TorchTensorParallel:
 
 @torch.no_grad()
 def reorder(weight: Tensor, shares: tuple[int, ...], size: int) -> None:
-    """Put rows so that each rank's consecutive ones are its q, k and v."""
+    """Reorder rows so that each rank's shard is its q, k and v."""
     split = placement.Shard(0, len(weight), shares)
     weight.copy_(torch.cat([split.local(weight, rank, size) for rank in range(size)]))
 
@@ -88,7 +88,7 @@ def local(gradient: Tensor, parameter: Tensor) -> Tensor:
 
 
 class Ulysses(nn.Module):
-    """Takes the place of a GPT's attention."""
+    """Replaces a GPT's attention."""
 
     def __init__(self, group: Any):
         super().__init__()
@@ -102,13 +102,13 @@ class Ulysses(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention.  Shapes: (batch, seq, heads, head_size)."""
+    """Compute causal attention.  Shapes: (batch, seq, heads, head_size)."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
 class DeepSpeedUlysses:
-    """A GPT of which each rank has consecutive tokens; the mean of the ranks' losses is taken without gradients."""
+    """A GPT with consecutive tokens on each rank; the mean of the ranks' losses is computed without gradients."""
 
     def __init__(self, model: nn.Module, group: Any, tokens: Tensor, targets: Tensor):
         size, rank = distributed.get_world_size(group), distributed.get_rank(group)
@@ -126,7 +126,7 @@ class DeepSpeedUlysses:
         return mean
 
     def gradients(self) -> dict[str, Tensor]:
-        """Means over the ranks."""
+        """Return the means of the gradients over the ranks."""
         return {name: averaged(p.grad) for name, p in self.model.named_parameters()}
 
 
@@ -139,7 +139,7 @@ def averaged(gradient: Tensor) -> Tensor:
 def start_deepspeed() -> bool:
     """Start DeepSpeed on torch's process groups; return whether it is installed."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    logging.disable(logging.WARNING)  # it has much to say about a CPU, and prints what it compiles
+    logging.disable(logging.WARNING)  # silences warnings about a CPU, and compiler output
     with redirect_stdout(io.StringIO()):
         try:
             import deepspeed

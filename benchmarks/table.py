@@ -1,8 +1,8 @@
-"""Tables of what benchmarks/peers.py has measured: how many times as fast as the best peer.
+"""Make tables of the results of benchmarks/peers.py: speedups over the best peer.
 
     python benchmarks/table.py benchmarks/results/peers-*.json
 
-The best peer at a size is the fastest of all files with as many ranks: each MPI library's own collective, and gloo's.
+The best peer at a size is the fastest in all files with as many ranks: each MPI library's own collective, and gloo's.
 """
 
 import json
@@ -18,11 +18,11 @@ PEERS = ("mpi", "gloo")
 
 
 class Ratios(NamedTuple):
-    """Of one kind of memory over some sizes."""
+    """Speedups with one kind of memory, over some sizes."""
 
-    mean: float  # geometric
+    mean: float  # geometric mean
     least: float
-    at: int  # bytes, where it is least
+    at: int  # bytes at which it is least
 
 
 def best_peers(runs: Iterable[dict]) -> dict[tuple[int, str, int], float]:
@@ -54,7 +54,7 @@ def of_copy(run: dict, collective: str) -> float:
 
 
 def bfloat16_rate(run: dict) -> float:
-    """Bytes a second of a sum of 16 MiB of bfloat16, over float32's."""
+    """Return the bytes per second of a sum of 16 MiB of bfloat16, relative to float32."""
     seconds = next(r["seconds"] for r in run["results"] if (r["collective"], r["bytes"]) == ("all_reduce", HUGE))
     return seconds["auto symmetric"] / seconds["auto bfloat16"]
 

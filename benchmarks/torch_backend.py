@@ -1,8 +1,8 @@
-"""all_reduce through torch.distributed, over these collectives and over gloo, in one run.
+"""Compare all_reduce of torch.distributed over these collectives with gloo, in one run.
 
     mpirun -n 2 python benchmarks/torch_backend.py
 
-Times are of the slowest rank, the median of rounds that take turns between the two backends.
+Times are those of the slowest rank, medians of rounds that alternate between the two backends.
 """
 
 import argparse
@@ -36,11 +36,11 @@ def main() -> None:
 
 
 def measure(groups: dict, nbytes: int, rounds: int, seconds: float) -> dict[str, float]:
-    """Microseconds for each backend."""
+    """Return the microseconds of each backend."""
     x = torch.zeros(nbytes // 4)
     times: dict[str, list[float]] = {name: [] for name in groups}
     for group in groups.values():
-        time_of(x, group, 3)  # binds, and compiles
+        time_of(x, group, 3)  # binds plans, and compiles
     calls = {name: max(2, int(seconds / slowest(time_of(x, group, 3)))) for name, group in groups.items()}
     for _ in range(rounds):
         for name, group in groups.items():

@@ -1,11 +1,11 @@
-"""PyTorch's own tests of backends, run over gloo and over the collectives: a table of what passed, failed, was skipped.
+"""Run PyTorch's own tests of backends over gloo and over the collectives, and tabulate passes, failures and skips.
 
     python benchmarks/torch_suite.py --ranks 4 --out torch-suite.md
 
 The tests are in the wheel: torch.testing._internal.distributed.distributed_test, which needs `pip install expecttest`.
-All run in one job for each backend, in a new default group each (see torch_suite_ranks.py); one that has not ended
-after `--limit` seconds ends the job, and another goes on after it.  The exit status is 1 where a backend fails what
-gloo does not.
+All tests of a backend run in one job, in a new default group each (see torch_suite_ranks.py); a test that has not ended
+after `--limit` seconds ends the job, and another job continues after it.  The exit status is 1 if a backend fails
+tests that gloo passes.
 """
 
 import argparse

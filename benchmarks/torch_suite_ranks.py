@@ -1,7 +1,7 @@
-"""The ranks of torch_suite.py: run PyTorch's tests one after the other, and agree on what came of each.
+"""Ranks of torch_suite.py: run PyTorch's tests one after another, and agree on the outcome of each.
 
-The tests ask a backend's name for what it can do, when they are imported.  So they are imported under the name of gloo,
-and of MPI for what is not for gloo; the groups are of the backend asked for.  Two tests that use the name later get its
+On import, the tests select features by the backend's name.  They are therefore imported under the name of gloo, and of
+MPI for tests that are not for gloo; the groups use the requested backend.  Two tests that use the name later get its
 own.  `dist.monitored_barrier`, which torch reserves for gloo, is the group's own method here.
 """
 
@@ -43,7 +43,7 @@ def main() -> None:
     args = parser.parse_args()
     world = start_mpi().COMM_WORLD
     torch.set_num_threads(1)
-    if args.backend == "fake":  # does nothing, so that tests fail
+    if args.backend == "fake":  # moves no data, so that tests fail
         importlib.import_module("torch.testing._internal.distributed.fake_pg")
     if args.backend != "gloo":
         dist.monitored_barrier = monitored_barrier
@@ -83,7 +83,7 @@ def load(name: str) -> ModuleType:
 
 
 def go_through(test: str, num_left: int, args: argparse.Namespace, world, outcomes: dist.Store) -> None:
-    """Run a test, and keep its outcome.  A rank that does not end ends the job."""
+    """Run a test, and store its outcome.  A rank that does not end aborts the job."""
     suite, why = choose(test)
     row = {"test": test, "backend": args.backend, "outcome": "skipped", "why": why}
     if why:
@@ -116,9 +116,9 @@ def choose(test: str) -> tuple[ModuleType, str]:
 
 def run(test: str, suite: ModuleType, args: argparse.Namespace, world) -> tuple[str, str]:
     """Run one test on one rank, in a new default group; return its outcome and the reason."""
-    from torch.testing._internal.common_utils import TestCase  # which looks at the command line
+    from torch.testing._internal.common_utils import TestCase  # reads the command line at import
 
-    faulthandler.dump_traceback_later(2 * args.limit, exit=True)  # where rank 0 itself is stuck
+    faulthandler.dump_traceback_later(2 * args.limit, exit=True)  # in case rank 0 itself is stuck
     turns, store = itertools.count(), create_store(world)
 
     def barrier(_=None, wait_for=None, timeout=args.limit) -> None:
@@ -137,7 +137,7 @@ def run(test: str, suite: ModuleType, args: argparse.Namespace, world) -> tuple[
         dist.init_process_group(args.backend, store=store, rank=case.rank, world_size=case.world_size, timeout=limit)
         barrier()
         outcome = result_of(case)
-        with suppress(dist.DistStoreError):  # a group that ends early would break off what others still test
+        with suppress(dist.DistStoreError):  # a group that ends early would interrupt other ranks' tests
             barrier()
         if dist.is_initialized():
             dist.destroy_process_group()

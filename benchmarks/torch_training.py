@@ -1,11 +1,11 @@
-"""DDP and FSDP2 by torch, over these collectives and over gloo, in one run: a step, and the communication that shows.
+"""Compare torch's DDP and FSDP2 over these collectives with gloo, in one run: step time and exposed communication.
 
     python benchmarks/torch_training.py --ranks 2 4 --out torch-training.md
     mpirun -n 2 python benchmarks/torch_training.py --output torch-training-2.json
 
-The first starts the second on so many ranks, one job after another, and writes a table of all.  Times are of the
-slowest rank, and medians of rounds in which the contestants take turns.  "exposed" is how much longer a step is than
-one that does not communicate: of DDP with a hook that leaves the all_reduce out, of FSDP2 the plain model's.
+The first command starts the second on these numbers of ranks, one job after another, and writes a table.  Times are
+those of the slowest rank, medians of rounds in which the contestants alternate.  "exposed" is the step less one
+without communication: DDP with a hook that omits the all_reduce, or for FSDP2 the plain model.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from models.config import GPTConfig
 from models.gpt import GPT, TransformerBlock
 
 BACKENDS = ("collectives", "gloo")
-GOAL = 0.35  # of gloo's exposed communication
+GOAL = 0.35  # fraction of gloo's exposed communication
 TITLES = ("ranks", "", "alone, ms", "collectives", "gloo", "exposed", "gloo's", "exposed, of gloo's")
 
 
 @dataclass
 class Times:
-    """Milliseconds of a step that does not communicate, and of one over each backend."""
+    """Milliseconds of a step without communication, and of one over each backend."""
 
     alone_ms: float
     collectives_ms: float
@@ -45,7 +45,7 @@ class Times:
 
     @property
     def ratio(self) -> float:
-        """Our exposed communication over gloo's.
+        """Ratio of our exposed communication to gloo's.
 
         >>> Times(10, 12, 14, 1, 4).ratio
         0.25
@@ -87,7 +87,7 @@ def parse() -> argparse.Namespace:
 
 
 def start(ranks: int, words: list[str]) -> dict[str, Times]:
-    """Run a job, by the same flags but for what is of the table alone."""
+    """Run a job with the same flags, except for those of the table."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "results.json"
         command = ["mpirun", "-n", str(ranks), sys.executable, __file__, *own(words), "--output", str(path)]
@@ -144,7 +144,7 @@ def wrap_ddp(model: torch.nn.Module, group: dist.ProcessGroup) -> torch.nn.Modul
 
 
 def silent_ddp(model: torch.nn.Module, group: dist.ProcessGroup) -> torch.nn.Module:
-    """Wrap a model in a DDP that does all but the all_reduce, its copies to and from buckets included."""
+    """Wrap a model in a DDP that omits the all_reduce, but not its copies to and from buckets."""
     ddp = wrap_ddp(model, group)
     ddp.register_comm_hook(None, as_it_is)
     return ddp
@@ -164,7 +164,7 @@ def wrap_fsdp2(model: torch.nn.Module, group: dist.ProcessGroup) -> torch.nn.Mod
 
 
 class Training:
-    """Steps of one model, with the seconds that each took on the slowest rank."""
+    """Steps of one model, with the slowest rank's seconds of each."""
 
     def __init__(self, model: torch.nn.Module, seq: int):
         self.model, self.optimizer = model, torch.optim.AdamW(model.parameters())
@@ -181,7 +181,7 @@ class Training:
         self.steps_s.append(slowest(time.perf_counter() - start))
 
     def median_s(self, less: "Training | None" = None) -> float:
-        """Return the median of the steps but the first, less the same round's time of another training."""
+        """Return the median of all steps but the first, minus the same round's time of another training."""
         others_s = less.steps_s if less else [0.0] * len(self.steps_s)
         return statistics.median(own - other for own, other in list(zip(self.steps_s, others_s, strict=True))[1:])
 

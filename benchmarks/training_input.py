@@ -1,9 +1,9 @@
-"""What a step's input costs: memory for many files of tokens, and how long steps wait for their batches.
+"""Measure the cost of a step's input: memory for many token files, and the wait for batches.
 
     mpirun -n 8 python benchmarks/training_input.py --output benchmarks/results/training-input-openmpi-8.json
 
-Trains on files of tokens, 100 of 10 MB by default, and before that on one small file.  "private" is the memory that a
-rank alone has, "files" what it has mapped of files, which all ranks have in common; both of the rank with most.  Linux
+Trains on files of tokens, 100 of 10 MB by default, and before that on one small file.  "private" is a rank's unshared
+memory, "files" its mapped file pages, which all ranks have in common; both are those of the rank with most.  Linux
 only.
 """
 

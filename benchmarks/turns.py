@@ -1,4 +1,4 @@
-"""Contestants that take turns, each with the computing alone of the same step."""
+"""Alternating contestants, each with the computation alone of the same step."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from peers import MPI
 
 
 class Contestant:
-    """A way to do a step, and the same without communication."""
+    """A step, and the same step without communication."""
 
     def __init__(self, talking: Any, silent: Any, silence: Callable[[], AbstractContextManager] = nullcontext):
         self.talking, self.silent, self.silence = talking, silent, silence
@@ -23,7 +23,7 @@ class Contestant:
             self.computing_s.append(timed(self.silent))
 
     def figures(self, num_tokens: int) -> dict[str, float]:
-        """Medians over the rounds but the first."""
+        """Return the medians over all rounds but the first."""
         steps_s, computing_s = np.array(self.steps_s[1:]), np.array(self.computing_s[1:])
         seconds = {"step_ms": steps_s, "computing_ms": computing_s, "exposed_ms": steps_s - computing_s}
         milliseconds = {name: 1e3 * float(np.median(values)) for name, values in seconds.items()}

@@ -1,4 +1,4 @@
-"""A communicator whose ranks talk by messages only, which are counted, or left out."""
+"""A communicator that uses messages only, which can be counted, or suppressed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ BY_MESSAGES = {
 
 
 class Traffic(NamedTuple):
-    """Bytes: through a rank, sent and received; and sent beyond its group."""
+    """Bytes that a rank sends and receives, and bytes sent out of its group."""
 
     through: float = 0
     beyond: float = 0
@@ -28,7 +28,7 @@ class Traffic(NamedTuple):
 
 
 class Wire:
-    """What is counted in `traffic` are the runs of plans that are made here, by their schedules."""
+    """Communicator by messages; `traffic` counts the runs of its plans, by their schedules."""
 
     def __init__(self, comm: collectives.Communicator):
         self.comm = comm
@@ -57,7 +57,7 @@ class Wire:
         return self.comm.broadcast(x, root, algorithm=BY_MESSAGES["broadcast"])
 
     def traffic_of(self, collective: str, algorithm: str, counts: list[float], itemsize: int) -> Traffic:
-        """Return the traffic of one run with these numbers of elements a chunk."""
+        """Return the traffic of one run with these chunk sizes in elements."""
         row, traffic = algorithms.find(collective, algorithm), Traffic()
         for moves in row.rounds(self.comm.rank, self.comm.size, 0, self.comm.topology.nodes):
             for move in moves:
@@ -69,7 +69,7 @@ class Wire:
 
     @contextmanager
     def silence(self) -> Iterator[None]:
-        """Make plans finish at once and change nothing, while within it."""
+        """Let plans return at once, without moving data, in this context."""
         self.is_silent = True
         yield
         self.is_silent = False

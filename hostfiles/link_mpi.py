@@ -20,7 +20,7 @@ LIBRARIES = {
 def main() -> None:
     mpirun = shutil.which("mpirun")
     if sys.platform == "darwin" or mpirun is None or Path(mpirun).is_relative_to(sys.prefix):
-        return  # mpi4py finds the wheel's by itself, and on macOS Homebrew's
+        return  # mpi4py finds the wheel's library, and on macOS Homebrew's
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
     names = next((names for word, names in LIBRARIES.items() if word in version), None)
     library = names and find_library(Path(mpirun).resolve().parents[1], names)

@@ -1,4 +1,4 @@
-"""The shape of a model, of each family."""
+"""Model shapes, by family."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from models.ranges import (
     WIDTH,
 )
 
-HIDDEN_UNIT = 64  # of which the width of a gated MLP is a multiple, unless it is given
+HIDDEN_UNIT = 64  # a gated MLP's default width is a multiple of this
 
 
 def number(default: Any, values: Range) -> Any:
@@ -29,14 +29,14 @@ def number(default: Any, values: Range) -> Any:
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """What the models of every family have."""
+    """Settings common to all model families."""
 
     vocab_size: int = number(256, VOCABULARY)
     block_size: int = number(128, LENGTH)
     n_layer: int = number(4, LAYERS)
     n_head: int = number(4, HEADS)
     n_embd: int = number(192, WIDTH)
-    n_kv_head: int | None = number(None, HEADS)  # of keys and values, each shared by as many of queries; None: n_head
+    n_kv_head: int | None = number(None, HEADS)  # key and value heads, each used by several query heads; None: n_head
 
     def __post_init__(self):
         check(self)
@@ -61,9 +61,9 @@ class TransformerConfig:
 class GPTConfig(TransformerConfig):
     dropout: float = number(0.0, DROPOUT)
     bias: bool = False
-    num_experts: int = number(0, EXPERTS)  # of a mixture in place of each MLP; 0: none
+    num_experts: int = number(0, EXPERTS)  # experts of a mixture in place of each MLP; 0: none
     experts_per_token: int = number(2, EXPERTS_PER_TOKEN)
-    expert_capacity: float | None = number(None, CAPACITY)  # times the mean of an expert's tokens; None: no limit
+    expert_capacity: float | None = number(None, CAPACITY)  # relative to an expert's mean load; None: no limit
     balance_loss: float = number(0.0, LOSS_WEIGHT)
 
     tied: ClassVar[bool] = True
@@ -87,12 +87,12 @@ class GPTConfig(TransformerConfig):
 
 @dataclass(frozen=True)
 class LlamaConfig(TransformerConfig):
-    n_hidden: int | None = number(None, WIDTH)  # width within the MLP; None: 8/3 of n_embd, rounded up
-    rope_theta: float = number(10000.0, ROPE_THETA)  # the slowest rotation takes about 2 pi times as many positions
-    rope_factor: float = number(1.0, ROPE_FACTOR)  # by which slow rotations are slowed down, for longer texts
-    rope_original_length: int = number(8192, LENGTH)  # tokens of the texts before: rotations slower than that are slow
-    norm_eps: float = number(1e-5, EPSILON)  # added to the mean square that a norm divides by
-    tied: bool = False  # the head is the embedding
+    n_hidden: int | None = number(None, WIDTH)  # hidden width of the MLP; None: 8/3 of n_embd, rounded up
+    rope_theta: float = number(10000.0, ROPE_THETA)  # the slowest rotation's period is about 2 pi times this
+    rope_factor: float = number(1.0, ROPE_FACTOR)  # by which slow rotations are slowed further, for longer contexts
+    rope_original_length: int = number(8192, LENGTH)  # before scaling: rotations with longer periods are slow
+    norm_eps: float = number(1e-5, EPSILON)  # added to a norm's mean square
+    tied: bool = False  # head and embedding have the same weights
 
     is_gated: ClassVar[bool] = True
     has_rms_norms: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Tokens from text or .bin files, and the windows of them that a model is trained on."""
+"""Training data: tokens from text or .bin files, and windows of them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from models.token_files import TokenFile, TokenSequence
 from models.tokenizer import BYTES, Tokenizer, load_tokenizer, saved_tokenizer, token_ids
 
 GPT2_VOCABULARY = 50257
-BLOCK_TOKENS, MOST_BLOCKS = 1 << 22, 64  # of which the largest token is looked for
+BLOCK_TOKENS, MOST_BLOCKS = 1 << 22, 64  # sample in which the largest token is searched
 
 
 class Tokens(NamedTuple):
-    """What there is to train on: tokens, how many kinds of them there are, and their tokenizer."""
+    """Training data: tokens, the vocabulary size, and the tokenizer."""
 
     ids: TokenSequence
     vocab_size: int
     name: str
     tokenizer: Tokenizer
-    val_ids: TokenSequence | None = None  # to validate on; None: the end of `ids`
+    val_ids: TokenSequence | None = None  # validation data; None: the end of `ids`
 
 
 def language_reference() -> bytes:
-    """Return the parts of Python's language reference that CPython carries for `help()`.
+    """Return the parts of Python's language reference that CPython includes for `help()`.
 
-    Raises: ValueError where this Python was installed without them.
+    Raises: ValueError if this Python was installed without them.
     """
     try:
         from pydoc_data.topics import topics
@@ -47,14 +47,14 @@ def load_tokens(
     vocab_size: int | None = None,
     text_field: str = "text",
 ) -> Tokens:
-    """Read files, and those of folders, one after the other, or the language reference if there are none.
+    """Read files, and the files in folders, in order; without any, the language reference.
 
-    .bin files hold tokens of uint16 or uint32, as nanoGPT writes them or, with a header, llm.c; they are read when
-    windows of them are.  What `python -m training.prepare` has written beside them says which tokenizer they are of.
-    Others hold text: plain, JSON lines or Parquet.  In a folder, .bin files whose names begin with "val" are to
-    validate on.  `vocab_size` may be larger than what the tokenizer has.
+    .bin files hold tokens of uint16 or uint32, in nanoGPT's format or, with a header, llm.c's; they are read lazily, by
+    window.  A file that `python -m training.prepare` writes beside them names their tokenizer.  Other files hold text:
+    plain, JSON lines or Parquet.  In a folder, .bin files whose names begin with "val" are validation data.
+    `vocab_size` may exceed the tokenizer's.
 
-    Raises: ValueError naming the path and what to do.
+    Raises: ValueError with the path and the remedy.
     """
     if not paths:
         ids = TokenSequence([np.frombuffer(language_reference(), np.uint8)])
@@ -97,7 +97,7 @@ def load_bin(paths: list[str], name: str, tokenizer: str) -> Tokens:
 
 
 def tokenizer_of(paths: list[str], name: str) -> Tokenizer | None:
-    """Return the tokenizer of .bin files: the one named, or else what is beside them."""
+    """Return the tokenizer of .bin files: the requested one, or else the one stored beside them."""
     if name != BYTES:
         return load_tokenizer(name)
     tokenizers = [saved_tokenizer(folder) for folder in sorted({Path(path).parent for path in paths})]
@@ -106,7 +106,7 @@ def tokenizer_of(paths: list[str], name: str) -> Tokenizer | None:
 
 
 def check_tokenizers(tokenizers: Sequence[Tokenizer]) -> None:
-    """Refuse data whose tokens mean different things.
+    """Refuse data of different tokenizers.
 
     Raises: ValueError with both tokenizers.
     """
@@ -125,28 +125,28 @@ def load_text(paths: list[str], name: str, tokenizer: Tokenizer, field: str) -> 
 
 
 def tokenize(path: str, tokenizer: Tokenizer, field: str) -> Iterator[np.ndarray]:
-    """Yield the tokens of a file's documents.  Plain files of bytes follow each other without an end between."""
+    """Yield the tokens of a file's documents.  Plain files, as bytes, are joined without end tokens."""
     ends = tokenizer.name != BYTES or path.endswith((".jsonl", ".parquet"))
     for text in read_documents(path, field):
         yield tokenizer.tokens(text, ends)
 
 
 def largest_token(ids: TokenSequence) -> int:
-    """Return the largest of the tokens, of some blocks of them if they are many."""
+    """Return the largest token, sampling blocks if there are many."""
     step = max(1, len(ids) // (BLOCK_TOKENS * MOST_BLOCKS)) * BLOCK_TOKENS
     return max(int(np.asarray(ids[start : start + BLOCK_TOKENS]).max()) for start in range(0, len(ids), step))
 
 
 def bin_vocab_size(largest: int) -> int:
-    # GPT-2's vocabulary, whichever of its tokens occur; beyond it, a multiple of 64, which splits evenly
-    # over ranks and fills the tiles of a matrix unit.
+    # At least GPT-2's vocabulary; above it, a multiple of 64, which splits evenly over ranks and fills the tiles
+    # of a matrix unit.
     return GPT2_VOCABULARY if largest < GPT2_VOCABULARY else (largest // 64 + 1) * 64
 
 
 def split(tokens: Tokens, val_fraction: float, block_size: int) -> tuple[TokenSequence, TokenSequence]:
-    """Return the ids to train on and, of their own or from the end, the ids to validate on.
+    """Return the training ids and the validation ids, which are separate or the end of the data.
 
-    Raises: ValueError where these are too few for `TokenWindows` of each.
+    Raises: ValueError if either is too short for `TokenWindows`.
     """
     if not 0 < val_fraction < 1:
         raise ValueError(f"val_fraction={val_fraction} must be between 0 and 1, for example 0.1")
@@ -163,10 +163,10 @@ def split(tokens: Tokens, val_fraction: float, block_size: int) -> tuple[TokenSe
 
 
 class TokenWindows:
-    """Windows that tile `ids`, in each epoch from another phase in [0, block_size).
+    """Windows that tile `ids`, with a different phase in [0, block_size) in each epoch.
 
-    Their number is the same in every epoch: it is that at the largest phase. With seed=None the phase
-    stays 0, to validate on the same windows each time.
+    Their number is the same in every epoch: that at the largest phase. With seed=None the phase
+    is always 0, to validate on the same windows each time.
     """
 
     def __init__(self, ids: TokenSequence | np.ndarray, block_size: int, seed: int | None):
@@ -194,14 +194,14 @@ class TokenWindows:
 
 
 def draw(seed: int, epoch: int) -> int:
-    # Raw bits are the same in every version of NumPy. The last word of the counter names a stream: 0 is
-    # left to a shuffle keyed by the same seed and epoch.
+    # Raw bits are the same in every version of NumPy. The last word of the counter selects a stream: 0 is
+    # reserved for a shuffle with the same seed and epoch.
     philox = np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, 1])
     return int(philox.random_raw())
 
 
 def windows(ids: TokenSequence | np.ndarray, starts: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return `block_size` ids from each start and the ids that follow each of them, as int64.
+    """Return `block_size` ids from each start, and the ids shifted by one, as int64.
 
     Shapes: starts (batch,), results (batch, seq).
     """
@@ -216,7 +216,7 @@ def windows(ids: TokenSequence | np.ndarray, starts: np.ndarray, block_size: int
 
 
 def documents(ids: np.ndarray, end: int) -> np.ndarray:
-    """Return the number of each token's document, where each document ends with token `end`.
+    """Return each token's document number, where each document ends with token `end`.
 
     Shapes: ids and result (batch, seq).
 

@@ -1,4 +1,4 @@
-"""Files that are never half written."""
+"""Atomic file replacement."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name beside `path` that replaces it on success, so that it is never half written."""
+    """Yield a temporary path in the same folder, which replaces `path` on success, so that it is never incomplete."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary

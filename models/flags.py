@@ -1,4 +1,4 @@
-"""A dataclass as command line flags, and a TOML file that sets them."""
+"""Settings: read a dataclass from command line flags and TOML files."""
 
 import argparse
 import dataclasses
@@ -13,16 +13,16 @@ from typing import Any, TypeVar, get_type_hints
 from collectives.job.settings import Parser, refusal, value_type
 
 C = TypeVar("C")
-CONFIGS = Path(__file__).parent / "configs"  # those of the repository, and of its wheel
+CONFIGS = Path(__file__).parent / "configs"  # of the repository and the wheel
 
 
 def parse(kind: type[C], description: str, arguments: Sequence[str] | None = None) -> C:
-    """Make a `kind` from flags; what they leave out is taken from the `--config` file, then from the defaults.
+    """Make a `kind` from flags; other fields are from the `--config` file, or the defaults.
 
-    A field's help is its metadata["help"]; collectives/job/settings.py says what else it may have.  A flag on the
-    command line comes before what the file has of it, and of the fields in its metadata["sets"].
+    A field's help is its metadata["help"]; collectives/job/settings.py documents the other keys.  A flag overrides the
+    file's value of its field, and of the fields in its metadata["sets"].
 
-    Raises: ValueError for an unknown flag or key, or a value that can't be.
+    Raises: ValueError for an unknown flag or key, or an invalid value.
     """
     parser = Parser(description=description, allow_abbrev=False)
     parser.add_argument("--config", type=config_file, help=f"{config_help()}; flags override it")
@@ -39,7 +39,7 @@ def parse(kind: type[C], description: str, arguments: Sequence[str] | None = Non
 
 
 def config_file(text: str) -> Path:
-    """Return the file of settings that a command line names, by its path or, of those in `CONFIGS`, by its name.
+    """Return the file of settings that a command line names, by path, or by name if it is in `CONFIGS`.
 
     >>> config_file("small").name, config_file("my/small.toml").as_posix()
     ('small.toml', 'my/small.toml')
@@ -74,9 +74,9 @@ def add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field, hint: An
 
 
 def from_toml(path: Path, kind: type, strict: bool = True) -> dict[str, Any]:
-    """Read settings from a TOML file.  Unless `strict`, it may have others than `kind` has fields for.
+    """Read settings from a TOML file.  Unless `strict`, settings that are not fields of `kind` are allowed.
 
-    Raises: ValueError that names the file.
+    Raises: ValueError with the file's name.
     """
     fields, hints = {field.name: field for field in dataclasses.fields(kind)}, get_type_hints(kind)
     values = read_toml(path)

@@ -1,6 +1,6 @@
-"""What a model computes: floating-point operations of one token's forward pass.
+"""Floating-point operations of a model, per token of a forward pass.
 
-Source: as of `models.gpt.flops_per_token`, of which these are the third that is not backward.
+Source: that of `models.gpt.flops_per_token`; the forward pass is a third of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def block_flops(config: ModelConfig) -> int:
 
 
 def matrix_flops(config: ModelConfig) -> int:
-    """Return twice the number of elements of a block's matrices that a token is multiplied with."""
+    """Return a block's matrix FLOPs per token: twice the number of elements that a token is multiplied with."""
     width, kv_width = config.n_embd, config.head_size * config.num_kv_heads
     mlps = config.experts_per_token if config.num_experts else 1
     attention = width * (width + 2 * kv_width) + width * width
@@ -23,12 +23,12 @@ def matrix_flops(config: ModelConfig) -> int:
 
 
 def mlp_params(config: ModelConfig) -> int:
-    """Return the elements of an MLP's matrices."""
+    """Count the elements of an MLP's matrices."""
     return (3 if config.is_gated else 2) * config.hidden_width * config.n_embd
 
 
 def attention_flops(config: ModelConfig) -> int:
-    """Return the FLOPs of attention a token: 4 d T for scores and values of T tokens."""
+    """Return attention's FLOPs per token: 4 d T for scores and values of T tokens."""
     return 4 * config.n_embd * config.block_size
 
 
@@ -42,7 +42,7 @@ def layer_flops(config: ModelConfig) -> list[int]:
 
 
 def muon_flops(config: ModelConfig, ep: int = 1) -> int:
-    """Return Muon's FLOPs of a block's matrices in a step, on the experts of one rank of `ep`."""
+    """Return Muon's FLOPs per step for a block's matrices, with the experts of one of `ep` ranks."""
     width, kv_width, hidden = config.n_embd, config.head_size * config.num_kv_heads, config.hidden_width
     mlp = (3 if config.is_gated else 2) * orthogonal_flops(width, hidden)
     attention = 2 * orthogonal_flops(width, width) + 2 * orthogonal_flops(width, kv_width)
@@ -51,6 +51,6 @@ def muon_flops(config: ModelConfig, ep: int = 1) -> int:
 
 
 def orthogonal_flops(rows: int, columns: int) -> int:
-    """Return the FLOPs of `models.muon.orthogonal`: two products with the matrix and one of squares an iteration."""
+    """Return the FLOPs of `models.muon.orthogonal`: per iteration, two products with the matrix and one of squares."""
     short, long = sorted((rows, columns))
     return NEWTON_SCHULZ_STEPS * (4 * short**2 * long + 2 * short**3)

@@ -1,4 +1,4 @@
-"""Text from a model, token by token; keys and values of the tokens before are kept."""
+"""Text generation, token by token, with a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from models.model import Model
 
 
 class CachedAttention(nn.Module):
-    """Attention that keeps keys and values, so that later tokens are given alone.
+    """Attention with a cache of keys and values; its input is only the new tokens.
 
     Shapes: q (batch, n_head, seq, head_size), k and v (batch, n_kv_head, seq, head_size).
     """
@@ -23,7 +23,7 @@ class CachedAttention(nn.Module):
     def __init__(self, attend: nn.Module, block_size: int):
         super().__init__()
         self.attend, self.block_size = attend, block_size
-        self.length = 0  # of what is kept
+        self.length = 0  # cached tokens
 
     def forward(self, q, k, v, documents=None):
         start, self.length = self.length, self.length + k.shape[2]
@@ -38,7 +38,7 @@ class CachedAttention(nn.Module):
 
 @contextmanager
 def caching(gpt: Model) -> Iterator[list[CachedAttention]]:
-    """Have a model's attention keep keys and values."""
+    """Let a model's attention cache keys and values in this context."""
     attentions: list[Any] = [block.get_submodule("attn") for block in gpt.transformer.h]
     caches = [CachedAttention(attention.attend, gpt.config.block_size) for attention in attentions]
     for attention, cache in zip(attentions, caches, strict=True):
@@ -61,10 +61,10 @@ def generate(
     generator: torch.Generator | None = None,
     agree: Callable[[Tensor], Tensor] = lambda token: token,
 ) -> Tensor:
-    """Append `num_tokens` sampled tokens, one by one.  Dropout stays on unless in eval mode.
+    """Append `num_tokens` sampled tokens, one by one.  Call in eval mode, as dropout is active otherwise.
 
-    Beyond the model's block_size, where positions move with each token, it computes the whole window anew.  Where
-    several ranks compute a model, `agree` makes the token that was drawn the same on all.
+    Beyond the model's block_size, each token shifts the positions, and the whole window is recomputed.  If several
+    ranks compute the model, `agree` broadcasts the drawn token.
 
     Shapes: tokens (batch, seq), result (batch, seq + num_tokens).
     """
@@ -76,7 +76,7 @@ def generate(
                 for cache in caches:
                     cache.length = 0
                 start = max(0, length - gpt.config.block_size)
-                logits, _ = gpt.forward(tokens[:, start:])  # not compiled: each length is another
+                logits, _ = gpt.forward(tokens[:, start:])  # not compiled, as the length changes
             else:
                 logits, _ = gpt.forward(tokens[:, start:], positions=torch.arange(start, length, device=tokens.device))
             token = agree(draw(logits[:, -1].float(), temperature, top_k, top_p, generator))
@@ -96,7 +96,7 @@ def check(temperature: float, top_k: int | None, top_p: float | None) -> None:
 def draw(
     logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
 ) -> Tensor:
-    """Draw a token of the `top_k` likeliest, and of those of the fewest that have `top_p` of the probability.
+    """Draw a token among the `top_k` likeliest, and of these among the fewest with `top_p` of the probability.
 
     Source of the latter: Holtzman et al., "The Curious Case of Neural Text Degeneration", 2020, section 3.1.
     Shapes: logits (batch, vocab_size), result (batch, 1).

@@ -1,4 +1,4 @@
-"""GPT-2 as plain single-device torch code, its modules and parameters named as Hugging Face names them."""
+"""GPT-2 as plain single-device torch code, with Hugging Face's names of modules and parameters."""
 
 import math
 
@@ -11,7 +11,7 @@ from models.mixture import Mixture
 
 
 class CausalAttention(nn.Module):
-    """Each position attends to itself and those before it, of the same document.
+    """Causal attention: a position attends to itself and to earlier ones of the same document.
 
     Shapes: q (batch, n_head, seq, head_size), k and v (batch, n_kv_head, seq, head_size), documents (batch, seq).
     """
@@ -34,7 +34,7 @@ class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.head_size = config.head_size
-        self.shares = config.n_head, config.num_kv_heads, config.num_kv_heads  # of q, k and v in c_attn
+        self.shares = config.n_head, config.num_kv_heads, config.num_kv_heads  # heads of q, k and v in c_attn
         self.c_attn = nn.Linear(config.n_embd, sum(self.shares) * self.head_size, bias=config.bias)
         self.attend = CausalAttention(config.dropout)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
@@ -49,7 +49,7 @@ class CausalSelfAttention(nn.Module):
 
 
 def split_heads(qkv, shares, head_size):
-    """Return q, k and v, of which a rank of several has `shares` of the heads.
+    """Return q, k and v, with heads in proportion to `shares`; a tp rank has fewer.
 
     Shapes: qkv (batch, seq, heads head_size), results (batch, heads, seq, head_size).
     """
@@ -112,7 +112,7 @@ class Transformer(nn.Module):
 
 
 class CrossEntropy(nn.Module):
-    """Mean over the tokens in nats, in at least float32, but for those whose targets are `ignored`; 0 if all are."""
+    """Mean cross entropy per token in nats, in at least float32, except where targets are `ignored`; 0 if all are."""
 
     ignored = -100
 
@@ -126,7 +126,7 @@ class CrossEntropy(nn.Module):
 
 
 def init_weights(model: nn.Module, n_layer: int, seed: int) -> None:
-    """Draw weights with std 0.02, or 0.02 / sqrt(2 n_layer) where a projection adds to the residual."""
+    """Draw weights with std 0.02, or 0.02 / sqrt(2 n_layer) for projections that add to the residual stream."""
     generator = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         if p.dim() >= 2:
@@ -137,7 +137,7 @@ def init_weights(model: nn.Module, n_layer: int, seed: int) -> None:
 
 
 class GPT(nn.Module):
-    """A GPT-2 whose initial weights depend on the config and the seed alone.
+    """A GPT-2, whose initial weights depend only on the config and the seed.
 
     Source: Karpathy 2022, nanoGPT, model.py.
     """
@@ -145,7 +145,7 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig, seed: int = 1337):
         super().__init__()
         self.config = config
-        with torch.random.fork_rng(devices=[]):  # layers draw weights from the global generator when made
+        with torch.random.fork_rng(devices=[]):  # layers draw weights from the global generator
             self.transformer = Transformer(config)
             self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.transformer.wte.weight
@@ -161,8 +161,8 @@ class GPT(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the logits and, given targets, the mean cross entropy in nats.
 
-        `positions` are 0, 1, ... by default.  `documents` number the document that each token belongs to, where
-        several follow each other: none attends to another.
+        `positions` are 0, 1, ... by default.  `documents` are the tokens' document numbers in packed sequences;
+        documents do not attend to each other.
 
         Shapes: tokens, targets and documents (batch, seq), positions (seq) or (batch, seq), logits (batch, seq,
         vocab_size).
@@ -171,14 +171,14 @@ class GPT(nn.Module):
         return logits, None if targets is None else self.loss(logits, targets)
 
     def num_params(self) -> int:
-        """Count parameters as nanoGPT does: the tied embedding once, the position embedding not at all."""
+        """Count parameters as nanoGPT does: tied embeddings once, and position embeddings not at all."""
         return sum(p.numel() for name, p in self.named_parameters() if name != "transformer.wpe.weight")
 
 
 def flops_per_token(config: ModelConfig, num_params: int) -> int:
-    """Forward and backward of one token: 6 N + 12 L d T, where N is `num_params` less what takes no product.
+    """Count the FLOPs of one token, forward and backward: 6 N + 12 L d T, with N parameters in matrix products.
 
-    Those are the experts not chosen, and an embedding that is not the head, too.
+    N is `num_params` without the experts not chosen, and without an untied embedding.
 
     Source: nanoGPT, `GPT.estimate_mfu` in model.py, after Chowdhery et al. 2022 (PaLM), appendix B.
     """

@@ -1,6 +1,6 @@
-"""Models as Hugging Face directories, which AutoModelForCausalLM.from_pretrained loads, and back.
+"""Save and load models in Hugging Face's format, as AutoModelForCausalLM.from_pretrained does.
 
-hf_gpt2.py and hf_llama.py have the names and shapes of each family.
+hf_gpt2.py and hf_llama.py define the names and shapes of each family.
 """
 
 import json
@@ -20,7 +20,7 @@ from models.files import replacing
 from models.mixture import routers
 from models.model import Model, make
 
-# Where weights are, the first that there is; an index names several files.
+# Files of weights, in order of preference; an index names several files.
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json")
 
 FAMILIES: dict[str, Any] = {"gpt2": hf_gpt2, "llama": hf_llama}  # by the model_type in config.json
@@ -31,7 +31,7 @@ def family_of(config: ModelConfig) -> Any:
 
 
 def to_hugging_face(model: Model) -> dict[str, torch.Tensor]:
-    """Name and lay out the weights as GPT2LMHeadModel or LlamaForCausalLM saves them."""
+    """Convert the weights to the names and layout of GPT2LMHeadModel or LlamaForCausalLM."""
     return family_of(model.config).to_theirs(model)
 
 
@@ -40,7 +40,7 @@ def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def save_hugging_face(model: Model, directory: str | Path):
-    """Write model.safetensors and config.json, each replaced as a whole."""
+    """Write model.safetensors and config.json, each replaced atomically."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     with replacing(directory / "config.json") as temporary:
@@ -50,13 +50,13 @@ def save_hugging_face(model: Model, directory: str | Path):
             save_file(to_hugging_face(model), temporary, metadata={"format": "pt"})
         except SafetensorError as error:
             raise OSError(f"{directory / 'model.safetensors'} can't be written: {error}") from None
-        shutil.copymode(directory / "config.json", temporary)  # safetensors leaves it to its owner alone
+        shutil.copymode(directory / "config.json", temporary)  # safetensors restricts access to the owner
 
 
 def load_hugging_face(directory: str | Path) -> Model:
-    """Read what `save_hugging_face`, GPT2LMHeadModel.save_pretrained or LlamaForCausalLM.save_pretrained wrote.
+    """Load a model saved by `save_hugging_face`, or by save_pretrained of GPT2LMHeadModel or LlamaForCausalLM.
 
-    Raises: ValueError if a file is missing or is not that of a model of these kinds.
+    Raises: ValueError if a file is missing, or of another kind of model.
     """
     config = read_config(existing(Path(directory) / "config.json"))
     family = family_of(config)
@@ -77,9 +77,9 @@ def load_hugging_face(directory: str | Path) -> Model:
 
 
 def initialize(model: Model, directory: str | Path) -> None:
-    """Give a model the weights of one that `load_hugging_face` reads; of its positions, as many as the model has.
+    """Copy the weights that `load_hugging_face` reads to a model; positions beyond the model's are dropped.
 
-    Raises: ValueError if a file is missing, or the models differ: with what differs, in both.
+    Raises: ValueError if a file is missing, or with both values if the models differ.
     """
     loaded = load_hugging_face(directory)
     family, own = family_of(loaded.config), family_of(model.config)
@@ -88,7 +88,7 @@ def initialize(model: Model, directory: str | Path) -> None:
     ours, theirs = family.sizes(model.config), family.sizes(loaded.config)
     if model.config.embeds_positions:
         ours["block_size"] = max(ours["block_size"], theirs["block_size"])
-        theirs["bias"] |= ours["bias"]  # which may be 0
+        theirs["bias"] |= ours["bias"]  # biases in the file may all be 0
     if differing := [name for name in ours if ours[name] != theirs[name]]:
         our_sizes, their_sizes = (", ".join(f"{name}={of[name]}" for name in differing) for of in (ours, theirs))
         raise ValueError(
@@ -103,7 +103,7 @@ def initialize(model: Model, directory: str | Path) -> None:
 
 
 def read_tensors(directory: Path) -> tuple[Path, dict[str, torch.Tensor]]:
-    """Read a directory's file of weights, or the files that it names; return its path and the tensors."""
+    """Read a directory's weights, from one file or from those in an index; return its path and the tensors."""
     paths = [directory / name for name in WEIGHTS]
     path = existing(next((path for path in paths if path.is_file()), paths[0]))
     if path.suffix != ".json":

@@ -1,4 +1,4 @@
-"""A GPT in the names and shapes of Hugging Face's GPT2LMHeadModel."""
+"""Conversion between our GPT and Hugging Face's GPT2LMHeadModel."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from models.mixture import routers
 
 NAME, EMBEDDING = "GPT-2", "transformer.wte.weight"
 
-# Hugging Face keeps these as Conv1D, with weights (in, out) where nn.Linear has (out, in).
+# Hugging Face stores these as Conv1D, with weights (in, out), the transpose of nn.Linear's.
 CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
-# Tensors that are no weights: which tokens attend to which.
+# Buffers, not weights: attention masks.
 MASK = re.compile(r"\bh\.\d+\.attn\.(masked_)?bias$")
 
 # GPTConfig's fields by their names in config.json.
@@ -31,10 +31,10 @@ FIELDS = {
     "resid_pdrop": "dropout",
 }
 
-# GPTConfig's fields of mixtures, which are no GPT-2 of theirs, by the same names in config.json.
+# GPTConfig's fields of mixtures, which Hugging Face's GPT-2 lacks; same names in config.json.
 MIXTURE = ("num_experts", "experts_per_token", "expert_capacity", "balance_loss")
 
-# What every GPT of models/gpt.py has in common.
+# Values common to all GPTs of models/gpt.py.
 FIXED = {
     "model_type": "gpt2",
     "activation_function": "gelu_new",
@@ -46,9 +46,9 @@ FIXED = {
 
 
 def to_theirs(model: GPT) -> dict[str, Tensor]:
-    """Name and lay out the weights as they do, with biases of 0 where there are none."""
+    """Convert the weights to their names and layout, with zeros for missing biases."""
     tensors = {f"{name}.bias": router.bias.cpu() for name, router in routers(model)}
-    for name, p in model.named_parameters():  # lists lm_head.weight only as the wte.weight it is tied to
+    for name, p in model.named_parameters():  # the tied lm_head.weight is listed as wte.weight only
         weight = p.detach().cpu()
         tensors[name] = transposed(name, weight).contiguous()
         has_bias = weight.dim() < 3 and not name.endswith(("wte.weight", "wpe.weight", "router.weight"))
@@ -62,13 +62,13 @@ def to_ours(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tenso
 
 
 def transposed(name: str, weight: Tensor) -> Tensor:
-    """Convert a weight between our layout and Conv1D's; those of experts are (in, out) in both."""
+    """Convert a weight between our layout and Conv1D's; experts' weights are (in, out) in both."""
     return weight.t() if name.endswith(CONV1D) and weight.dim() == 2 else weight
 
 
 def config_file(config: GPTConfig) -> dict[str, Any]:
     """Return the contents of config.json."""
-    grouped = {} if config.n_kv_head is None else {"n_kv_head": config.n_kv_head}  # which is no GPT-2 of theirs
+    grouped = {} if config.n_kv_head is None else {"n_kv_head": config.n_kv_head}  # not in Hugging Face's GPT-2
     mixture = {name: getattr(config, name) for name in MIXTURE} if config.num_experts else {}
     return {
         **FIXED,
@@ -79,26 +79,26 @@ def config_file(config: GPTConfig) -> dict[str, Any]:
         "n_ctx": config.block_size,
         "embd_pdrop": config.dropout,
         "attn_pdrop": config.dropout,
-        # The default, 50256, lies outside a smaller vocabulary.
+        # The default, 50256, is outside of a smaller vocabulary.
         "bos_token_id": None,
         "eos_token_id": None,
     }
 
 
 def read_config(values: Mapping[str, Any]) -> GPTConfig:
-    """Return the config of config.json's values; raise ValueError for values that no GPT can have."""
+    """Return the config for config.json's values; raise ValueError for values that models/gpt.py does not support."""
     fields = {ours: values[theirs] for theirs, ours in FIELDS.items()}
     return GPTConfig(**fields, **{name: values[name] for name in ("n_kv_head", *MIXTURE) if name in values})
 
 
 def fitted(config: GPTConfig, tensors: Mapping[str, Tensor]) -> GPTConfig:
-    """Return the config with biases if any bias in the file is not 0."""
+    """Return the config, with biases if any bias in the file is not 0."""
     biases = (tensor for name, tensor in tensors.items() if name.endswith(".bias") and "router" not in name)
     return replace(config, bias=any(bool(tensor.any()) for tensor in biases))
 
 
 def weights_in(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a file's weights by today's names: GPT2Model omits "transformer."; older files have attention masks."""
+    """Return a file's weights by current names: GPT2Model omits "transformer."; older files contain attention masks."""
     return {named(name): tensor for name, tensor in tensors.items() if not MASK.search(name)}
 
 

@@ -1,4 +1,4 @@
-"""A Llama in the names and shapes of Hugging Face's LlamaForCausalLM."""
+"""Conversion between our Llama and Hugging Face's LlamaForCausalLM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from models.llama import FAST_TURNS, Llama
 
 NAME, EMBEDDING = "Llama", "model.embed_tokens.weight"
 
-# Their names of weights by ours, whose rows theirs follow each other in.
+# Hugging Face's names, by ours, of weights; ours stack several of theirs by rows.
 MODEL: dict[str, tuple[str, ...]] = {
     "transformer.wte.weight": ("model.embed_tokens.weight",),
     "transformer.ln_f.weight": ("model.norm.weight",),
@@ -29,10 +29,10 @@ BLOCK = {
     "mlp.c_proj.weight": ("mlp.down_proj.weight",),
 }
 
-# Tensors that are no weights: the speeds of rotations, in older files.
+# Buffers, not weights: the speeds of rotations, in older files.
 SPEEDS = re.compile(r"rotary_emb\.inv_freq$")
 
-# LlamaConfig's fields by their names in config.json, and those that may be missing there.
+# LlamaConfig's fields by their names in config.json, and the optional ones.
 FIELDS = {
     "vocab_size": "vocab_size",
     "max_position_embeddings": "block_size",
@@ -44,13 +44,13 @@ FIELDS = {
 }
 OPTIONAL = {"num_key_value_heads": "n_kv_head", "rope_theta": "rope_theta", "tie_word_embeddings": "tied"}
 
-# Of a Llama whose slow rotations are slowed down: what all of them have, and LlamaConfig's fields.
+# A Llama with slowed rotations: the common values, and LlamaConfig's fields.
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": float(FAST_TURNS)}
 SCALING = {"factor": "rope_factor", "original_max_position_embeddings": "rope_original_length"}
 
 ROPE = ("rope_theta", *SCALING.values())
 
-# What every Llama of models/llama.py has in common.
+# Values common to all Llamas of models/llama.py.
 FIXED = {
     "model_type": "llama",
     "hidden_act": "silu",
@@ -70,7 +70,7 @@ def names_of(config: LlamaConfig) -> dict[str, tuple[str, ...]]:
 
 
 def to_theirs(model: Llama) -> dict[str, Tensor]:
-    """Name and lay out the weights as they do."""
+    """Convert the weights to their names and layout."""
     tensors, config = {}, model.config
     kv_width = config.num_kv_heads * config.head_size
     for name, theirs in names_of(config).items():
@@ -95,21 +95,21 @@ def config_file(config: LlamaConfig) -> dict[str, Any]:
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_size,
         "architectures": ["LlamaForCausalLM"],
-        # The defaults, 1 and 2, are tokens of a vocabulary of theirs.
+        # The defaults, 1 and 2, are tokens of Hugging Face's vocabulary.
         "bos_token_id": None,
         "eos_token_id": None,
     }
 
 
 def rope_scaling(config: LlamaConfig) -> dict[str, Any] | None:
-    """Return what config.json has of rope_factor."""
+    """Return config.json's entries for rope_factor."""
     if config.rope_factor == 1:
         return None
     return {"rope_type": "llama3", **LLAMA3, **{theirs: getattr(config, ours) for theirs, ours in SCALING.items()}}
 
 
 def read_config(values: Mapping[str, Any]) -> LlamaConfig:
-    """Return the config of config.json's values; raise ValueError for values that models/llama.py does not support."""
+    """Return the config for config.json's values; raise ValueError for values that models/llama.py does not support."""
     fields = {ours: values[theirs] for theirs, ours in (FIELDS | OPTIONAL).items() if values.get(theirs) is not None}
     config = LlamaConfig(**{**fields, **rope_fields(values)})
     if values.get("head_dim") not in (None, config.head_size):
@@ -118,7 +118,7 @@ def read_config(values: Mapping[str, Any]) -> LlamaConfig:
 
 
 def rope_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return LlamaConfig's settings of rotations; transformers 5 has all of them where 4 has the factor alone."""
+    """Return LlamaConfig's settings of rotations; transformers 5 keeps all of them in one entry, 4 only the factor."""
     name = "rope_parameters" if values.get("rope_parameters") else "rope_scaling"
     rope = values.get(name) or {}
     if not isinstance(rope, dict):

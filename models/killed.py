@@ -1,4 +1,4 @@
-"""The picture of a run that is killed: Open MPI's mpirun gives its ranks 0.2 s when it gets a Ctrl-C itself."""
+"""Plot of a run that is killed: on Ctrl-C, Open MPI's mpirun gives its ranks 0.2 s."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if not sys.stdin.buffer.read(1):  # the run has ended without a word
 
 @contextmanager
 def drawn_if_killed(out_dir: str | None, vocab_size: int) -> Iterator[None]:
-    """Have a process of its own draw loss.png from metrics.jsonl if this one ends within the block, however it does."""
+    """Let a separate process draw loss.png from metrics.jsonl if this one ends within the block for any reason."""
     if out_dir is None:
         yield
         return
@@ -30,9 +30,9 @@ def drawn_if_killed(out_dir: str | None, vocab_size: int) -> Iterator[None]:
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # which neither a terminal's signals nor mpirun's reach
+        start_new_session=True,  # shields it from signals of the terminal and of mpirun
     )
     try:
         yield
     finally:
-        waiting.communicate(b".")  # also if it has been killed, too
+        waiting.communicate(b".")  # returns even if that was killed, too

@@ -1,4 +1,4 @@
-"""The learning rate of each step."""
+"""Learning rate schedules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 STABLE = "wsd"  # warm-up, stable, decay
 
-# The part that is left of what falls, 1 to 0, by the part that is done of the steps in which it falls, 0 to 1.
+# Remaining fraction of the decay, 1 to 0, by the fraction of decay steps done, 0 to 1.
 COURSES: dict[str, Callable[[float], float]] = {
     "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
     "linear": lambda progress: 1 - progress,
@@ -25,10 +25,10 @@ def learning_rate(
     min_lr: float | None = None,
     decay_iters: int | None = None,
 ) -> float:
-    """Linear warm-up to `lr`, then down to `min_lr`, or a tenth; iterations count from 1.
+    """Return the learning rate: linear warm-up to `lr`, then decay to `min_lr`, or a tenth; iterations count from 1.
 
-    It has fallen at the step `decay_iters`, or `max_iters`.  With "wsd" it falls in the last `decay_iters` steps, or in
-    a fifth of all.
+    The decay ends at step `decay_iters`, or `max_iters`.  With "wsd" it takes the last `decay_iters` steps, or a fifth
+    of all.
 
     >>> [learning_rate(i, 1.0, 2, 4) for i in (1, 2, 3, 4)]
     [0.5, 1.0, 0.55, 0.1]

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from models.config import LlamaConfig
 from models.gpt import CausalAttention, CrossEntropy, init_weights, split_heads
 
-FAST_TURNS = 4  # A rotation that turns so often or more in rope_original_length tokens is fast; once or less, slow.
+FAST_TURNS = 4  # Rotations with at least so many turns in rope_original_length tokens are fast; with at most one, slow.
 
 
 def rotation_speeds(config: LlamaConfig) -> torch.Tensor:
-    """Return by how many radians a position turns each pair of elements, float64: theta^(-2i / head_size).
+    """Return each pair's rotation in radians per position, float64: theta^(-2i / head_size).
 
-    Slow rotations are divided by rope_factor, fast ones left as they are, and those between mixed in proportion.
+    Slow rotations are divided by rope_factor, fast ones unchanged, and those between interpolated.
 
     Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, arXiv 2104.09864, section
     3.2.2; the factor: Llama 3.1's reference code (meta-llama/llama-models, `apply_scaling`).
@@ -47,11 +47,11 @@ def rotations(
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate element i and element i + head_size/2 of each head as one point: which, is as in Hugging Face's Llama.
+    """Rotate elements i and i + head_size/2 of each head as one point, the pairing of Hugging Face's Llama.
 
-    Products of queries and keys then depend on how far apart their positions are.
+    Products of queries and keys then depend on the distance of their positions.
 
-    Shapes: x and result (batch, heads, seq, head_size), the heads of a token side by side in memory.
+    Shapes: x and result (batch, heads, seq, head_size), with a token's heads contiguous in memory.
     """
     first, second = x.transpose(1, 2).chunk(2, dim=-1)  # (batch, seq, heads, head_size/2)
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
@@ -59,7 +59,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 class RotaryHeads(nn.Module):
-    """Divides what `c_attn` gives into heads, of q and k rotated by the tokens' positions.
+    """Splits the output of `c_attn` into heads, and rotates q and k by the tokens' positions.
 
     Shapes: qkv (batch, seq, (n_head + 2 n_kv_head) head_size), results (batch, heads, seq, head_size).
     """
@@ -67,12 +67,12 @@ class RotaryHeads(nn.Module):
     def __init__(self, config: LlamaConfig):
         super().__init__()
         self.head_size, self.speeds = config.head_size, rotation_speeds(config)
-        self.shares = config.n_head, config.num_kv_heads, config.num_kv_heads  # of q, k and v
+        self.shares = config.n_head, config.num_kv_heads, config.num_kv_heads  # heads of q, k and v
 
     def forward(self, qkv, positions=None):
         q, k, v = split_heads(qkv, self.shares, self.head_size)
         turns = rotations(q, positions, self.speeds)
-        return rotate(q, *turns), rotate(k, *turns), v.clone()  # a view would keep all of qkv
+        return rotate(q, *turns), rotate(k, *turns), v.clone()  # a view would keep all of qkv alive
 
 
 class RotaryAttention(nn.Module):
@@ -105,7 +105,7 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: LlamaConfig):
         super().__init__()
-        self.c_fc = nn.Linear(config.n_embd, 2 * config.hidden_width, bias=False)  # the gate, and what it lets pass
+        self.c_fc = nn.Linear(config.n_embd, 2 * config.hidden_width, bias=False)  # gates and values
         self.gate = Gate()
         self.c_proj = nn.Linear(config.hidden_width, config.n_embd, bias=False)
 
@@ -150,7 +150,7 @@ class LlamaTransformer(nn.Module):
 
 
 class Llama(nn.Module):
-    """A Llama whose initial weights depend on the config and the seed alone; it is called as a `models.gpt.GPT`.
+    """A Llama, whose initial weights depend only on the config and the seed; the interface is `models.gpt.GPT`'s.
 
     Source: Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", 2023, arXiv 2302.13971, section 2.2;
     grouped heads: Touvron et al., "Llama 2", 2023, arXiv 2307.09288, section 2.2.
@@ -159,7 +159,7 @@ class Llama(nn.Module):
     def __init__(self, config: LlamaConfig, seed: int = 1337):
         super().__init__()
         self.config = config
-        with torch.random.fork_rng(devices=[]):  # layers draw weights from the global generator when made
+        with torch.random.fork_rng(devices=[]):  # layers draw weights from the global generator
             self.transformer = LlamaTransformer(config)
             self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tied:
@@ -174,10 +174,10 @@ class Llama(nn.Module):
         positions: torch.Tensor | None = None,
         documents: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the logits and, given targets, the mean cross entropy in nats, as `GPT.forward`."""
+        """Return the logits and, given targets, the mean cross entropy in nats, as `GPT.forward` does."""
         logits = self.lm_head(self.transformer(tokens, positions, documents))
         return logits, None if targets is None else self.loss(logits, targets)
 
     def num_params(self) -> int:
-        """Count parameters: a tied embedding once."""
+        """Count parameters, tied embeddings once."""
         return sum(p.numel() for p in self.parameters())

@@ -1,4 +1,4 @@
-"""A mixture of experts in place of a block's MLP: router, dispatch, experts, combine.
+"""Mixture of experts in place of a block's MLP: router, dispatch, experts, combine.
 
 Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, arXiv 2412.19437, section 2.1.2 (scores, bias, balance loss
 of a sequence); Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts", 2024, arXiv
@@ -17,31 +17,31 @@ from torch.nn import functional as F
 
 from models.config import GPTConfig
 
-BIAS_STEP = 1e-3  # by which a step changes an expert's bias
-DROPPED = -1  # the expert of a choice that is beyond the capacity
+BIAS_STEP = 1e-3  # change of an expert's bias per step
+DROPPED = -1  # expert number of a choice that exceeds the capacity
 
 
 class Routing(Protocol):
-    """Which rows go to which expert, and back."""
+    """Routes of rows to experts and back."""
 
-    choices: Tensor  # of each row, the number of the choice among its token's, (rows)
+    choices: Tensor  # for each row, the index among its token's choices, (rows)
 
     @property
     def counts(self) -> Sequence[int]:
-        """The rows of each expert that is here."""
+        """Number of rows of each local expert."""
 
     def dispatch(self, x: Tensor) -> Tensor:
-        """Return the rows of tokens that are for the experts here, one expert's after the other's.
+        """Return the rows of tokens for the local experts, grouped by expert.
 
         Shapes: x (tokens, width), result (rows, width).
         """
 
     def combine(self, rows: Tensor) -> Tensor:
-        """Return the sum of each token's rows, in float32 at least while summing: the reverse of `dispatch`."""
+        """Return the sum of each token's rows, computed in at least float32: the inverse of `dispatch`."""
 
 
 class LocalRouting:
-    """All experts are here.
+    """Routing with all experts on this rank.
 
     >>> routing = LocalRouting(torch.tensor([[1, 0], [1, DROPPED]]), num_experts=2)
     >>> rows = routing.dispatch(torch.tensor([[1.0], [2.0]]))
@@ -66,7 +66,7 @@ class LocalRouting:
 
 
 class WithLoss(torch.autograd.Function):
-    """The same tensor; its backward pass is that of `loss`, too, times `scale`."""
+    """Identity, whose backward pass also runs that of `loss`, times `scale`."""
 
     @staticmethod
     def forward(ctx, x: Tensor, loss: Tensor, scale: Any) -> Tensor:  # type: ignore[override]
@@ -79,13 +79,13 @@ class WithLoss(torch.autograd.Function):
 
 
 class Router(nn.Module):
-    """Chooses the experts of each token by their scores and a bias, and weighs them by their scores alone.
+    """Chooses each token's experts by scores and a bias, and weighs them by the scores only.
 
-    Each time a gradient comes back, `loads` has counted how many tokens have chosen each expert; `update_bias` makes
-    the next ones choose those more that had too few.  In training, an expert takes at most
-    `expert_capacity` x seq x experts_per_token / num_experts tokens of a sequence, the first ones, if there is a
-    capacity.  `balance_loss` weighs a loss of sequences whose tokens prefer few experts; it reaches the gradients,
-    times `loss_scale`, by which the model's loss is scaled in the backward pass, but not the model's loss.
+    The backward pass adds each expert's number of tokens to `loads`, from which `update_bias` favours experts with too
+    few.  With a capacity, in training an expert takes at most `expert_capacity` x seq x experts_per_token / num_experts
+    tokens of a sequence, the first ones.  `balance_loss` is the weight of a loss that penalizes sequences whose tokens
+    prefer few experts; it is not part of the model's loss, but adds to the gradients, times `loss_scale`, the factor of
+    the model's loss in the backward pass.
 
     Shapes: x (batch, seq, n_embd); experts and weights (batch, seq, experts_per_token), expert -1 for no expert.
     """
@@ -107,7 +107,7 @@ class Router(nn.Module):
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()  # (batch, seq, num_experts)
         experts = (scores.detach() + self.bias).topk(self.num_choices).indices
         weights = scores.gather(-1, experts)
-        if self.num_choices > 1:  # of one, it would be no function of the score
+        if self.num_choices > 1:  # with one choice, the weight would be constant
             weights = weights / weights.sum(-1, keepdim=True)
         if weights.requires_grad:
             if self.balance_loss:
@@ -128,7 +128,7 @@ class Router(nn.Module):
         assert self.capacity is not None
         most = math.ceil(self.capacity * experts[0].numel() / self.num_experts)
         counts = self.per_expert(experts).flatten(1, 2).cumsum(1).view(*experts.shape, self.num_experts)
-        place = counts.gather(-1, experts[..., None])[..., 0]  # from 1 on, among its expert's
+        place = counts.gather(-1, experts[..., None])[..., 0]  # rank among its expert's choices, from 1
         return experts.masked_fill(place > most, DROPPED)
 
     def per_expert(self, experts: Tensor) -> Tensor:
@@ -140,13 +140,13 @@ class Router(nn.Module):
 
     @torch.no_grad()
     def update_bias(self) -> None:
-        """Raise the bias of the experts that were chosen less often than the mean, and lower that of the others."""
+        """Raise the bias of experts chosen less often than the mean, and lower that of the others."""
         self.bias += BIAS_STEP * (self.loads.mean() - self.loads).sign()
         self.loads.zero_()
 
 
 class ExpertLinear(nn.Module):
-    """A linear layer of each expert, without bias; rows come one expert's after the other's.
+    """A linear layer per expert, without bias; rows are grouped by expert.
 
     Shapes: weight (num_experts, in, out), rows (rows, in).
     """
@@ -161,7 +161,7 @@ class ExpertLinear(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Each token goes to the experts that its router has chosen; what they make of it is summed up by weight."""
+    """Sends each token to the experts chosen by its router, and sums their results by weight."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -170,7 +170,7 @@ class Mixture(nn.Module):
         self.gelu = nn.GELU(approximate="tanh")
         self.c_proj = ExpertLinear(config.num_experts, 4 * config.n_embd, config.n_embd)
         self.dropout = nn.Dropout(config.dropout)
-        self.route: Callable[[Tensor, int], Routing] = LocalRouting  # of choices (tokens, experts_per_token)
+        self.route: Callable[[Tensor, int], Routing] = LocalRouting  # by the choices (tokens, experts_per_token)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.mix(x, *self.router(x)))
@@ -192,13 +192,13 @@ def routers(model: nn.Module) -> Iterator[tuple[str, Router]]:
 
 
 def scale_losses(routers: Sequence[Router], scale: Any) -> None:
-    """Say by what the model's loss is scaled in the backward passes to come."""
+    """Set the factor by which the model's loss is scaled in later backward passes."""
     for router in routers:
         router.loss_scale = scale
 
 
 def balance(routers: Sequence[Router], sum_up: Callable[[Tensor], Any] = lambda loads: None) -> None:
-    """Update the bias of each router, after a step; `sum_up` adds up loads in place, where others have counted, too."""
+    """Update each router's bias after a step; `sum_up` sums loads over ranks in place, if there are several."""
     if routers:
         loads = torch.stack([router.loads for router in routers])
         sum_up(loads)

@@ -1,4 +1,4 @@
-"""A model of either family."""
+"""Construction of models of either family."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ Model = GPT | Llama
 
 
 def make(config: ModelConfig, seed: int = 1337) -> Model:
-    """Make the model of a shape, with initial weights by the seed."""
+    """Make a model of this shape, with initial weights by the seed."""
     return Llama(config, seed) if isinstance(config, LlamaConfig) else GPT(config, seed)

@@ -1,4 +1,4 @@
-"""Muon: momentum that is made orthogonal, matrix by matrix, by a few products of matrices.
+"""Muon: orthogonalize the momentum of each matrix, by a few matrix products.
 
 Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024,
 kellerjordan.github.io/posts/muon.
@@ -15,27 +15,27 @@ from torch import Tensor, nn
 from models.flops import NEWTON_SCHULZ_STEPS
 from models.optimizer import GroupedOptimizer
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the source: they raise small singular values fastest
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # from the source: they increase small singular values fastest
 LEAST_NORM = 1e-7
 
-Function = Callable[[str, Tensor], Tensor]  # of the name of a matrix, and of the whole matrix
+Function = Callable[[str, Tensor], Tensor]  # takes a matrix's name, and the whole matrix
 Apply = Callable[[Function, Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 def locally(function: Function, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Apply a function to matrices that are whole."""
+    """Apply a function to matrices that are not sharded."""
     return {name: function(name, tensor) for name, tensor in tensors.items()}
 
 
 class Muon(GroupedOptimizer):
-    """Momentum of Nesterov's form, made orthogonal; with decoupled weight decay.
+    """Orthogonalized Nesterov momentum, with decoupled weight decay.
 
-    `matrices` are parameters by name, or shards of them: `apply` then applies a function to the whole matrices of which
-    ranks hold shards, and returns the shards of the results.  Matrices that are stacked rows, such as those of queries,
-    keys and values, are made orthogonal one by one: `rows` has the relative lengths of these, by name.
+    `matrices` are parameters by name, or shards of them: `apply` then applies a function to the whole matrices, and
+    returns the shards of the results.  Stacked matrices, such as those of queries, keys and values, are orthogonalized
+    one by one: `rows` has their relative row counts, by name.
 
-    It computes in the parameters' dtype, not in bfloat16 as the source does, so that float32 weights have the same
-    course in every layout but for rounding.
+    It computes in the parameters' dtype, unlike the source, which uses bfloat16, so that with float32 weights all
+    layouts agree up to rounding.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Muon(GroupedOptimizer):
 
     @torch.no_grad()
     def step(self, skipped: Tensor | None = None) -> None:
-        """Update the parameters.  Where `apply` is collective, this is collective even on ranks without gradients."""
+        """Update the parameters.  If `apply` is collective, so is this, even on ranks without gradients."""
         (group,) = self.param_groups
         rate, momentum = group["lr"], group["momentum"]
         directions = {}
@@ -80,16 +80,16 @@ def replace(old: Tensor, new: Tensor, skipped: Tensor | None) -> None:
 
 
 def scaled(matrix: Tensor) -> Tensor:
-    """Make a matrix (out, in) orthogonal, longer where it has more outputs than inputs, as the source scales it.
+    """Orthogonalize a matrix (out, in), scaled up as in the source if it has more outputs than inputs.
 
-    Of a mixture's experts, (experts, in, out), each.
+    For a mixture's experts, (experts, in, out), each matrix separately.
     """
     rows, columns = (matrix if matrix.dim() == 2 else matrix.mT).shape[-2:]
     return orthogonal(matrix) * math.sqrt(max(1, rows / columns))
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Bring a matrix's singular values, but for tiny ones, to between about 0.7 and 1.2, by Newton-Schulz iterations.
+    """Map singular values, except tiny ones, to between about 0.7 and 1.2, by Newton-Schulz iterations.
 
     Shapes: (..., rows, columns).
 

@@ -1,4 +1,4 @@
-"""Optimizers: what all of them do, and AdamW."""
+"""Optimizers: the common interface, and AdamW."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ BETAS = (0.9, 0.95)
 
 
 class Optimizer(Protocol):
-    """What is asked of one: torch's are such, but for `skipped`, and AdamW here."""
+    """Interface of optimizers; torch's conform to it, except for `skipped`."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups, each with "params" and "lr", which may be changed between steps."""
+        """Parameter groups, each with "params" and "lr", which may be changed between steps."""
 
     @property
     def state(self) -> MutableMapping[Any, Any]:
-        """The tensors that belong to each parameter, by their names."""
+        """State tensors of each parameter, by name."""
 
     def step(self, skipped: Any = None) -> Any: ...
 
 
 class GroupedOptimizer:
-    """Updates parameters in groups, each with "params", all of one dtype and device, and with settings of its own.
+    """Updates groups of parameters, each with "params", of one dtype and device, and its own settings.
 
-    A parameter without a gradient stays as it is.
+    A parameter without a gradient is not changed.
 
-    Optimizers of torch import its compiler when they are made, which takes each rank 2 s; these do not.
+    Unlike torch's optimizers, these do not import its compiler, which takes 2 s per rank.
     """
 
     def __init__(self, groups: Iterable[Mapping[str, Any]], **settings: Any):
@@ -40,7 +40,7 @@ class GroupedOptimizer:
 
     @torch.no_grad()
     def step(self, skipped: Tensor | None = None) -> None:
-        """Update the parameters, and the states; where `skipped`, of float32 on their device, is 1, neither."""
+        """Update parameters and states, unless `skipped`, a float32 tensor on their device, is 1."""
         for group in self.param_groups:
             gradients = {param: param.grad for param in group["params"] if param.grad is not None}
             if gradients:
@@ -61,9 +61,9 @@ class GroupedOptimizer:
 
 
 class AdamW(GroupedOptimizer):
-    """Adam with decoupled weight decay: bit for bit torch.optim.AdamW(fused=True), whose operator it calls.
+    """Adam with decoupled weight decay: bitwise torch.optim.AdamW(fused=True), whose operator it calls.
 
-    `groups` have a "weight_decay".  Parameters have the states that torch gives them, by the same names.
+    `groups` have a "weight_decay".  States and their names are torch's.
 
     Source: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019, arXiv 1711.05101.
     """
@@ -82,7 +82,7 @@ class AdamW(GroupedOptimizer):
     ) -> None:
         states = [self.state[param] or self._start(param) for param in gradients]
         steps = [state["step"] for state in states]
-        torch._foreach_add_(steps, [1 - skipped] * len(steps) if skipped is not None else 1)  # one tensor would be read
+        torch._foreach_add_(steps, [1 - skipped] * len(steps) if skipped is not None else 1)  # a lone tensor is read
         torch._fused_adamw_(
             [*gradients],
             [*gradients.values()],
@@ -101,14 +101,14 @@ class AdamW(GroupedOptimizer):
         )
 
     def _start(self, param: nn.Parameter) -> dict[str, Tensor]:
-        """Make a parameter's states: the number of steps is on its device, too, where the operator wants it."""
+        """Create a parameter's states; the step count is on its device, too, as the operator requires."""
         step = torch.zeros((), dtype=torch.float32, device=param.device)
         self.state[param] |= {"step": step, "exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
         return self.state[param]
 
 
 class Together:
-    """Several optimizers, each of parameters of its own, as one."""
+    """Several optimizers for different parameters, as one."""
 
     def __init__(self, *optimizers: GroupedOptimizer):
         self.optimizers = optimizers
@@ -131,13 +131,13 @@ def adamw(
 ) -> AdamW:
     """Make the AdamW of a GPT.
 
-    It reads and writes each number once, on a GPU by few kernels: parameters in an arena begin where those want them.
+    It reads and writes each number once; on a GPU it needs few kernels, for which an arena's alignment suffices.
     """
     return AdamW(decay_groups(params, weight_decay), lr, betas, eps)
 
 
 def decay_groups(params: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Weights decay in matrices only, not in biases and norms."""
+    """Return groups in which matrices have weight decay, and biases and norms have none."""
     params = list(params)
     return [
         {"params": [p for p in params if p.dim() >= 2], "weight_decay": weight_decay},

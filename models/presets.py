@@ -1,4 +1,4 @@
-"""Shapes of models by name, and the dial from which a shape, a batch and a learning rate follow."""
+"""Presets: model shapes by name, and shape, batch and learning rate by depth."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PRESETS: dict[str, ModelConfig] = {
     "llama-8b": LlamaConfig(128256, 8192, 32, 32, 4096, n_kv_head=8, n_hidden=14336, rope_theta=5e5),
 }
 DEFAULT = "gpt2-tiny"
-LR = 3e-3  # of the tiny ones
+LR = 3e-3  # of the tiny models
 ROPE = ("rope_theta", "rope_factor", "rope_original_length")
 SHAPE = ("n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "bias", *ROPE, "norm_eps", "tied")
 SET_BY_MODEL = (*SHAPE, "block_size", "lr")
@@ -34,14 +34,14 @@ SET_BY_DEPTH = (*SHAPE, "lr", "global_batch_size", "num_micro_batches")
 
 
 def fill(settings: Any) -> None:
-    """Set what is None in a run's settings and follows from their `depth`, else from their `model`.
+    """Fill settings that are None from the run's `depth`, or else from its `model`.
 
     Raises: ValueError for an unknown model, and a depth out of range.
     """
     check(settings, "model", "depth")
     preset = PRESETS[settings.model]
     values = {**vars(preset), "lr": LR, **({} if settings.depth is None else of_depth(settings.depth))}
-    del values["vocab_size"]  # the data's
+    del values["vocab_size"]  # determined by the data
     if settings.depth is None:
         values["num_micro_batches"] = 1
     set_missing(settings, values)
@@ -54,9 +54,9 @@ def set_missing(settings: Any, values: dict[str, Any]) -> None:
 
 
 def of_depth(depth: int) -> dict[str, Any]:
-    """Return the shape of so many blocks, and the learning rate: at 12, those of GPT-2 124M as nanoGPT trains it.
+    """Return the shape and learning rate for a depth in blocks; 12 gives nanoGPT's GPT-2 124M.
 
-    Heads are of 64; the rate falls with the root of the width.
+    The head size is 64; the learning rate is inversely proportional to the root of the width.
 
     >>> of_depth(12)["n_embd"], of_depth(12)["lr"], of_depth(48)["lr"]
     (768, 0.0006, 0.0003)
@@ -68,7 +68,7 @@ def of_depth(depth: int) -> dict[str, Any]:
 
 
 def samples_of_depth(depth: int, block_size: int) -> int:
-    """Return a power of two of samples, as near as may be to 2^19 tokens at a depth of 12, and in proportion to it.
+    """Return the samples per step, a power of two: about 2^19 tokens at a depth of 12, and in proportion to it.
 
     >>> samples_of_depth(12, 1024), samples_of_depth(24, 1024)
     (512, 1024)
@@ -80,7 +80,7 @@ def samples_of_depth(depth: int, block_size: int) -> int:
 
 
 def refuse_other_family(settings: Any) -> None:
-    """Raise ValueError for a setting of a shape that the model's kind lacks, if it is not as it is by default."""
+    """Raise ValueError for a non-default setting that the model's family lacks."""
     kind = type(PRESETS[settings.model])
     own = {field.name for field in fields(kind)}
     defaults = {field.name: field.default for field in fields(settings)}
@@ -93,7 +93,7 @@ def refuse_other_family(settings: Any) -> None:
 
 
 def shape_of(settings: Any, vocab_size: int) -> ModelConfig:
-    """Return the shape that settings ask for, once they are filled; what they lack is the model's."""
+    """Return the shape in filled settings; fields that these lack are the model's."""
     preset = PRESETS[settings.model]
     own = {field.name: getattr(settings, field.name) for field in fields(preset) if hasattr(settings, field.name)}
     return replace(preset, **{**own, "vocab_size": vocab_size})

@@ -1,4 +1,4 @@
-"""What numbers a training run's settings may be: for train.py, the planner and a GPT alike."""
+"""Valid ranges of settings, common to train.py, the planner and the models."""
 
 from collectives.job.settings import Range
 

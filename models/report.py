@@ -1,4 +1,4 @@
-"""What a training run reports: a line an iteration, metrics.jsonl and loss.png."""
+"""Reports of a training run: a line per iteration, metrics.jsonl and loss.png."""
 
 import json
 import math
@@ -24,11 +24,11 @@ class Metrics(NamedTuple):
     lr: float
     tokens_per_s: float
     flops_per_s: float
-    mfu: float | None  # 0 to 1; None where the peak is not known
+    mfu: float | None  # 0 to 1; None if the peak is unknown
     compute_ms: float
     comm_ms: float
     memory_mib: float
-    bubble: float | None = None  # part of a pipeline's step that its ranks wait, 0 to 1
+    bubble: float | None = None  # idle fraction of a pipeline's step, 0 to 1
 
 
 def iteration_line(m: Metrics) -> str:
@@ -50,7 +50,7 @@ def iteration_line(m: Metrics) -> str:
 
 
 def scaled(value: float) -> tuple[float, str]:
-    """Split off the SI prefix that leaves less than 1000, as "%.1f" prints it."""
+    """Split off the SI prefix with which "%.1f" prints less than 1000."""
     prefixes = ["", "k", "M", "G", "T", "P"]
     while value >= 999.95 and len(prefixes) > 1:
         value, prefixes = value / 1000, prefixes[1:]
@@ -58,18 +58,18 @@ def scaled(value: float) -> tuple[float, str]:
 
 
 def peak_memory_mib() -> float:
-    """Return the most resident memory that this process has had, in MiB."""
+    """Return this process's peak resident memory, in MiB."""
     return system.peak_memory_bytes() / 2**20
 
 
 class TrainingReport:
     """Print iterations and validations, and record them in `out_dir`; None writes no files.
 
-    Of iterations, those are reported whose numbers `log_interval` divides, and the last.
+    Every `log_interval`-th iteration is reported, and the last.
 
-    metrics.jsonl gets a record each, at once: the fields of `Metrics`, or iter and val_loss; if the run goes on, behind
-    those of before.  So does each of `sinks`.  loss.png is drawn on leaving, also after an error.  What can't be
-    written, as on a full disk, is said once, and the run goes on.
+    Each is appended to metrics.jsonl immediately, and passed to `sinks`, as a record: the fields of `Metrics`, or iter
+    and val_loss.  loss.png is drawn on leaving, also after an error.  Failures to write, as on a full disk, are
+    reported once, and do not stop the run.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class TrainingReport:
         self.log_interval, self.sinks = log_interval, sinks
         self.vocab_size = vocab_size
         self.progress = progress
-        # A rank's terminal may be one that mpirun set up for it, of no width and height; this is then 80 x 24.
+        # mpirun may give a rank a terminal of width and height 0, for which this returns 80 x 24.
         width, height = shutil.get_terminal_size()
         self.bar = tqdm(
             total=max_iters,
@@ -118,7 +118,7 @@ class TrainingReport:
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """Say, once, what can't be written."""
+        """Report a failure to write, once."""
         assert self.out_dir is not None
         path = self.out_dir / name
         try:
@@ -156,7 +156,7 @@ class TrainingReport:
 
 
 def draw_recorded(out_dir: str, vocab_size: int) -> None:
-    """Draw loss.png from metrics.jsonl, whose last line may not be whole."""
+    """Draw loss.png from metrics.jsonl, whose last line may be incomplete."""
     records = []
     for line in Path(out_dir, "metrics.jsonl").read_text().splitlines():
         with suppress(json.JSONDecodeError):
@@ -167,7 +167,7 @@ def draw_recorded(out_dir: str, vocab_size: int) -> None:
 
 def loss_figure(records: list[dict[str, Any]], vocab_size: int):
     """Draw the training loss, faint and smoothed, the validation losses, and log(vocab_size)."""
-    from matplotlib.figure import Figure  # takes half a second, which only the one that draws should pay
+    from matplotlib.figure import Figure  # takes half a second, so only when drawing
 
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot(xlabel="iteration", ylabel="loss (nats per token)")
@@ -182,7 +182,7 @@ def loss_figure(records: list[dict[str, Any]], vocab_size: int):
 
 
 def smoothed(losses: list[float]) -> list[float]:
-    """Centred means over 1/20 of the run, narrower towards its ends, so that the curve does not lag."""
+    """Return centred means over 1/20 of the run, narrower towards its ends, so that the curve does not lag."""
     last = len(losses) - 1
     halves = [min(i, last - i, len(losses) // 40) for i in range(len(losses))]
     return [float(np.mean(losses[i - half : i + half + 1])) for i, half in enumerate(halves)]

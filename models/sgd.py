@@ -12,9 +12,9 @@ from models.optimizer import GroupedOptimizer
 
 
 class SGD(GroupedOptimizer):
-    """Gradient descent with momentum: bit for bit torch.optim.SGD(fused=True), whose operator it calls.
+    """Gradient descent with momentum: bitwise torch.optim.SGD(fused=True), whose operator it calls.
 
-    `groups` have a "weight_decay", which is added to the gradient times the parameter.
+    `groups` have a "weight_decay"; its product with the parameter is added to the gradient.
 
     Source: Sutskever et al., "On the Importance of Initialization and Momentum in Deep Learning", 2013, section 2, in
     torch's form: the momentum is a sum of gradients, and the learning rate scales the whole of it.
@@ -37,6 +37,6 @@ class SGD(GroupedOptimizer):
             dampening=0.0,
             nesterov=False,
             maximize=False,
-            is_first_step=False,  # the momentum of before is 0
+            is_first_step=False,  # the initial momentum is 0
             found_inf=skipped,
         )

@@ -1,4 +1,4 @@
-"""Documents of text from files as people have them: plain text, JSON lines, Parquet, and folders of these."""
+"""Text documents from plain text, JSON lines, Parquet, and folders of these."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from models.token_files import reading
 
 PLAIN = (".txt", ".md", ".rst", ".tex", ".html", ".py", ".c", ".h", ".cpp", ".java", ".js", ".sh")
-MOST_FILES = 100_000  # to look through
-KINDS = (*PLAIN, ".jsonl", ".parquet", ".bin")  # which files of a folder are read
+MOST_FILES = 100_000  # to search
+KINDS = (*PLAIN, ".jsonl", ".parquet", ".bin")  # files of a folder that are read
 
 
 def find_files(paths: list[str]) -> list[str]:
-    """Return the files, and those in the folders, in the order of their names.
+    """Return the files, and the files in the folders, sorted by name.
 
-    Raises: ValueError for a folder without any.
+    Raises: ValueError for a folder without data files.
     """
     all_files: list[str] = []
     for path in paths:
@@ -32,7 +32,7 @@ def find_files(paths: list[str]) -> list[str]:
 
 
 def files_beneath(folder: str) -> Iterator[Path]:
-    """Yield what is in a folder and in those in it, but for what is hidden.
+    """Yield the files of a folder and its subfolders, except hidden ones.
 
     Raises: ValueError for more than `MOST_FILES`.
     """
@@ -46,9 +46,9 @@ def files_beneath(folder: str) -> Iterator[Path]:
 
 
 def read_documents(path: str, field: str) -> Iterator[str]:
-    """Yield a file's documents: a plain file is one; of JSON lines and Parquet, `field` of each row.
+    """Yield a file's documents: all of a plain file, or `field` of each row of JSON lines and Parquet.
 
-    Raises: ValueError naming the path and what to do.
+    Raises: ValueError with the path and the remedy.
     """
     if path.endswith(".parquet"):
         yield from read_parquet(path, field)

@@ -1,4 +1,4 @@
-"""Files of tokens, read where they are needed: nanoGPT's and llm.c's .bin, many of them as one sequence."""
+"""Token files, read lazily: .bin files of nanoGPT and llm.c, joined to one sequence."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 
 import numpy as np
 
-# llm.c's formats: its magic numbers, the version, and the type of a token.
+# llm.c's formats: magic number, version, and type of a token.
 LLMC_FORMATS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}
 LLMC_HEADER_BYTES = 256 * 4
-SAMPLE_TOKENS = 4096  # by which uint32 tokens are told from uint16 ones
+SAMPLE_TOKENS = 4096  # to distinguish uint32 tokens from uint16 ones
 LARGEST_UINT32_TOKEN = 2 * 2**16 + 2**16 - 1
 
 
 class TokenFile:
-    """The tokens of a .bin file.  It is read, not mapped: mapped pages would count as this process's memory.
+    """Tokens of a .bin file.  It is read, not mapped, because mapped pages would count as this process's memory.
 
-    Raises: ValueError naming the path and what to do.
+    Raises: ValueError with the path and the remedy.
     """
 
     def __init__(self, path: str):
@@ -31,7 +31,7 @@ class TokenFile:
             num_bytes = os.path.getsize(path)
             header = np.fromfile(path, "<i4", LLMC_HEADER_BYTES // 4)
             sample = np.fromfile(path, "<u2", 2 * SAMPLE_TOKENS)
-        # No GPT-2 tokens begin like a magic number: its lower half, read as uint16, is beyond 50256.
+        # GPT-2 tokens cannot begin like a magic number: its lower half, read as uint16, exceeds 50256.
         is_llmc = len(header) and int(header[0]) in LLMC_FORMATS
         if is_llmc:
             check_llmc(path, header, num_bytes)
@@ -66,7 +66,7 @@ class TokenFile:
 
 
 class TokenSequence:
-    """Tokens of several files or arrays, one after the other.  A slice is another view of them; `np.asarray` reads it.
+    """Concatenated tokens of several files or arrays.  A slice is a view, which `np.asarray` reads.
 
     >>> ids = TokenSequence([np.array([1, 2, 3]), np.array([4, 5])])
     >>> len(ids), np.asarray(ids[1:4]), np.asarray(ids[3:][1:])
@@ -93,7 +93,7 @@ class TokenSequence:
         return whole if dtype is None else whole.astype(dtype)
 
     def _pieces(self) -> Iterator[tuple[TokenFile | np.ndarray, int, int]]:
-        """Yield the parts that this view spans, each with its range of tokens."""
+        """Yield the parts that this view spans, each with a range of tokens."""
         first = bisect_right(self.ends, self.start)
         for part, end in zip(self.parts[first:], self.ends[first:], strict=True):
             begin = end - len(part)
@@ -108,9 +108,9 @@ class TokenSequence:
 
 
 def looks_like_uint32(sample: np.ndarray) -> bool:
-    """Return whether the uint16 `sample` of a file consists of the lower and upper halves of uint32 tokens.
+    """Return whether a file's uint16 `sample` consists of lower and upper halves of uint32 tokens.
 
-    Upper halves of tokens are 0 to 2 in any vocabulary; of uint16 tokens, no other of 64 are all that small.
+    Upper halves of tokens are 0 to 2 in any vocabulary; every other one of 64 uint16 tokens is never that small.
     """
     upper = sample[1::2]
     return len(upper) >= 32 and len(sample) % 2 == 0 and int(upper.max()) <= LARGEST_UINT32_TOKEN >> 16
@@ -140,7 +140,7 @@ def write_llmc(path: Path, ids: np.ndarray) -> None:
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Say in one line what is wrong with a file that can't be read.
+    """Convert errors of a file that cannot be read to one line.
 
     Raises: ValueError.
     """

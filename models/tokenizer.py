@@ -16,14 +16,14 @@ import numpy as np
 from models.files import replacing
 
 BYTES, TOKEN_IDS = "bytes", "token ids"
-META = "meta.json"  # beside tokens or weights: of which tokenizer they are
+META = "meta.json"  # beside tokens or weights, with the name of their tokenizer
 DOCUMENT_END = "<|endoftext|>"
 
 
 class Tokenizer(NamedTuple):
-    """Text to tokens and back.  `end` is the token that follows each document, or None.
+    """A tokenizer: text to tokens and back.  `end` is the token that follows each document, or None.
 
-    `decode` leaves out numbers that are no tokens, as a model with a larger vocabulary may draw some.
+    `decode` skips invalid tokens, which a model with a larger vocabulary may draw.
     """
 
     name: str
@@ -31,11 +31,11 @@ class Tokenizer(NamedTuple):
     end: int | None
     encode: Callable[[str], Sequence[int] | np.ndarray]
     decode: Callable[[Sequence[int]], str]
-    path: str | None = None  # the file it is in
+    path: str | None = None  # its file
 
     @property
     def dtype(self) -> np.dtype:
-        """The smallest type of tokens that files may have."""
+        """Smallest dtype for token files."""
         return np.dtype(np.uint8 if self.vocab_size <= 256 else "<u2" if self.vocab_size <= 1 << 16 else "<u4")
 
     def tokens(self, text: str, document_end: bool) -> np.ndarray:
@@ -45,9 +45,9 @@ class Tokenizer(NamedTuple):
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """Return the tokenizer "bytes", of a tokenizer.json, or of a .tiktoken file, named by its encoding.
+    """Return the tokenizer "bytes", or that of a tokenizer.json or of a .tiktoken file, named by its encoding.
 
-    Raises: ValueError naming the file and what to do.
+    Raises: ValueError with the file and the remedy.
     """
     if name == BYTES:
         return Tokenizer(BYTES, 256, 0, encode_bytes, decode_bytes)  # UTF-8 text has no byte 0 of its own
@@ -62,12 +62,12 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def token_ids(vocab_size: int) -> Tokenizer:
-    """Return the tokenizer of tokens that nothing is known of: their numbers."""
+    """Return a tokenizer whose text is the tokens' numbers, for tokens of an unknown tokenizer."""
     return Tokenizer(TOKEN_IDS, vocab_size, None, encode_numbers, lambda ids: " ".join(map(str, ids)))
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, vocab_size: int) -> None:
-    """Write beside tokens or weights which tokenizer they are of, and a copy of it."""
+    """Save the tokenizer of tokens or weights beside them: its name, and a copy."""
     if tokenizer.path and Path(tokenizer.path).resolve() != (folder / tokenizer.name).resolve():
         shutil.copy(tokenizer.path, folder / tokenizer.name)
     meta = {"tokenizer": tokenizer.name, "vocab_size": vocab_size}
@@ -78,7 +78,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, vocab_size: int) -> None:
 def saved_tokenizer(folder: Path) -> Tokenizer | None:
     """Return a folder's tokenizer: what `save_tokenizer` wrote, or a tokenizer.json.
 
-    Raises: ValueError naming the file.
+    Raises: ValueError with the file's name.
     """
     path = folder / META
     if not path.is_file():
@@ -114,7 +114,7 @@ def tokenizer_json(path: str) -> Tokenizer:
     tokenizers = import_module("tokenizers")
     try:
         tokenizer = tokenizers.Tokenizer.from_file(path)
-    except Exception as error:  # of no other class
+    except Exception as error:  # the library raises no other class
         raise ValueError(f"tokenizer={path}: not a tokenizer.json ({error}); check the path") from None
     ends = [tokenizer.token_to_id(token) for token in (DOCUMENT_END, "<|end_of_text|>", "</s>", "<eos>")]
 
@@ -126,7 +126,7 @@ def tokenizer_json(path: str) -> Tokenizer:
 
 
 def tiktoken(path: str) -> Tokenizer:
-    """Read a tokenizer of ranks in tiktoken's format; the file's name selects the encoding's splitting pattern."""
+    """Read a tokenizer in tiktoken's format; the file's name selects the encoding's splitting pattern."""
     library, public = import_module("tiktoken"), import_module("tiktoken_ext.openai_public")
     name = Path(path).stem
     encodings = [each for each, make in public.ENCODING_CONSTRUCTORS.items() if each != "gpt2"]
@@ -135,7 +135,7 @@ def tiktoken(path: str) -> Tokenizer:
     try:
         rows = map(str.split, Path(path).read_text().splitlines())
         ranks = {base64.b64decode(token): int(rank) for token, rank in rows}
-        with mock.patch.object(public, "load_tiktoken_bpe", return_value=ranks):  # which would go to the network
+        with mock.patch.object(public, "load_tiktoken_bpe", return_value=ranks):  # would access the network
             encoding = library.Encoding(**public.ENCODING_CONSTRUCTORS[name]())
     except (ValueError, AssertionError) as error:
         raise ValueError(f"tokenizer={path}: not tiktoken's ranks of {name} ({error}); check the file") from None

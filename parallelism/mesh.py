@@ -1,4 +1,4 @@
-"""A mesh: the ranks of a job along named axes, and a communicator for each axis."""
+"""Device mesh: arrange the ranks of a job along named axes, with one communicator per axis."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import numpy as np
 if TYPE_CHECKING:
     from collectives import Communicator
 
-AXES = ("dp", "pp", "sp", "tp")  # of train.py and the planner: tp innermost, so that it stays within a node
+AXES = ("dp", "pp", "sp", "tp")  # axes of train.py and the planner: tp innermost, so that it stays within a node
 
 
 class Within(NamedTuple):
-    """An axis inside another one: groups of `length` neighbours along `axis`."""
+    """An axis nested in another one: groups of `length` neighbouring ranks along `axis`."""
 
     axis: str
     length: int
 
 
 class MeshShape(NamedTuple):
-    """How long each axis is, and the disjoint axes of which each is made: `disjoint` has those, the last innermost."""
+    """Lengths of the axes, and the disjoint axes that each consists of: `disjoint` lists these, innermost last."""
 
     lengths: dict[str, int]
     disjoint: dict[str, int]
     made_of: dict[str, tuple[str, ...]]
 
     def along(self, *axes: str) -> tuple[str, ...]:
-        """Return the disjoint axes that make up these, without those of length 1; a missing axis has length 1."""
+        """Return the disjoint axes that make up `axes`, except those of length 1; a missing axis has length 1."""
         parts = {part for axis in axes for part in self.made_of.get(axis, ())}
         return tuple(axis for axis, length in self.disjoint.items() if axis in parts and length > 1)
 
@@ -55,14 +55,14 @@ class MeshShape(NamedTuple):
 
 
 class Mesh:
-    """The ranks of `comm` along axes of any names, in the order given, the last innermost.
+    """Ranks of `comm` arranged along axes of any names, in the order of the arguments, innermost last.
 
-    `mesh.tp`, or `mesh["tp"]`, is the communicator of the ranks that differ from this one in tp only; `mesh.coords` are
-    this rank's coordinates, `mesh.shape` the lengths of the axes.  An axis that is None is what the others leave: dp,
-    the outermost, where it is not given.  An axis that the mesh lacks has one rank.
+    `mesh.tp`, or `mesh["tp"]`, is the communicator of the ranks whose coordinates differ from this one's in tp only;
+    `mesh.coords` are this rank's coordinates, `mesh.shape` the axis lengths.  An axis that is None takes
+    the remaining ranks; by default dp, the outermost, does.  An axis that the mesh lacks has one rank.
 
-    An axis may lie inside another: with `ep=Within("dp", 2)`, ep has 2 neighbours along dp, and "dp/ep" is the axis of
-    those that are in the same place of each group.  Collective.
+    An axis may be nested in another: with `ep=Within("dp", 2)`, ep groups 2 neighbours along dp, and "dp/ep" is the
+    axis of the ranks with the same position in each group.  Collective.
 
     Raises: InputError where the axes do not multiply to the number of ranks.
     """
@@ -89,36 +89,36 @@ class Mesh:
         return self._parts[self.layout.along(axis)]
 
     def __getattr__(self, axis: str) -> Communicator:
-        if axis.startswith("_") or axis == "layout":  # of a mesh that is not made yet, or is copied
+        if axis.startswith("_") or axis == "layout":  # looked up on a mesh that is still being built or copied
             raise AttributeError(axis)
         return self[axis]
 
     def free(self) -> None:
-        """Give its communicators back to MPI, but not the one it was made of.  Collective."""
+        """Free the communicators of the mesh, but not the one it was built from.  Collective."""
         for part in self._parts.values():
             part.free()
 
 
 def axes_of(layout: Any) -> dict[str, int | Within | None]:
-    """Return the axes of train.py's settings, or of a planner's layout, as `Mesh` takes them."""
+    """Return the axes of train.py's settings, or of a planner's layout, as keyword arguments of `Mesh`."""
     outer = {axis: getattr(layout, axis) for axis in AXES}
     return outer if layout.ep == 1 else {**outer, "ep": Within("dp", layout.ep)}
 
 
 def replica_axes(axes: Iterable[str]) -> tuple[str, ...]:
-    """Return the axes along which ranks hold the same shards of every parameter: dp and sp, without ep inside dp."""
+    """Return the axes along which ranks hold the same shards of every parameter: dp and sp, except ep inside dp."""
     return "dp/ep" if "ep" in axes else "dp", "sp"
 
 
 def mesh_shape(world_size: int, **axes: int | Within | None) -> MeshShape:
-    """Return the shape of a mesh of `world_size` ranks, with the axes that `Mesh` takes.
+    """Return the shape of a mesh of `world_size` ranks; the axes are those of `Mesh`.
 
     >>> mesh_shape(8, sp=2, tp=2).lengths
     {'dp': 2, 'sp': 2, 'tp': 2}
     >>> mesh_shape(8, dp=4, tp=2, ep=Within("dp", 2)).disjoint
     {'dp/ep': 2, 'ep': 2, 'tp': 2}
 
-    Raises: ValueError where the axes do not multiply to the number of ranks, or one does not divide the one around it.
+    Raises: ValueError if the lengths do not multiply to the number of ranks, or one does not divide the axis around it.
     """
     if "dp" not in axes and None not in axes.values():
         axes = {"dp": None, **axes}
@@ -140,7 +140,7 @@ def mesh_shape(world_size: int, **axes: int | Within | None) -> MeshShape:
 
 
 def outer_lengths(world_size: int, axes: Mapping[str, int | None]) -> dict[str, int]:
-    """Return the lengths of axes, computing the one that may be None."""
+    """Return the axis lengths, with the one that is None computed from the others."""
     lengths = {name: length for name, length in axes.items() if length is not None}
     for name, length in lengths.items():
         if length < 1:

@@ -1,6 +1,6 @@
-"""Where a parameter lies: for each axis of a mesh, whether its ranks hold shards of it, or each of them the whole.
+"""Parameter placement: along each axis of a mesh, a parameter is either sharded or replicated.
 
-Source: as in torch.distributed.tensor, whose placements have these names.
+Source: the names are those of the placements in torch.distributed.tensor.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 
 class Shard(NamedTuple):
-    """Shards along a dim of `length`: equal ones of each of several pieces, whose relative lengths are `pieces`.
+    """Shards along a dim of `length`.  Each of several pieces, of relative lengths `pieces`, is sharded evenly.
 
-    With `padded`, the dim is lengthened by zeros until the shards are equal.
+    With `padded`, the dim is padded with zeros until the shards are of equal length.
 
     >>> [Shard(0, 6, pieces=(2, 1)).local(torch.arange(6), rank, 2).tolist() for rank in (0, 1)]
     [[0, 1, 4], [2, 3, 5]]
@@ -51,14 +51,14 @@ class Shard(NamedTuple):
 
 
 class Replicate(NamedTuple):
-    """Each rank that has the parameter has the whole of it."""
+    """Every rank that has the parameter holds all of it."""
 
 
-Placement = Mapping[str, Shard | Replicate]  # by the names of axes; what is not named is replicated
+Placement = Mapping[str, Shard | Replicate]  # by axis name; replicated along axes that are missing
 
 
 def place(parameter: Tensor, **placement: Shard | Replicate) -> None:
-    """Say where a parameter lies along some axes, beside what has been said of others."""
+    """Set a parameter's placement along some axes; its placements along other axes are unchanged."""
     parameter.placement = {**placement_of(parameter), **placement}  # type: ignore[attr-defined]
 
 
@@ -67,10 +67,10 @@ def placement_of(parameter: Tensor) -> Placement:
 
 
 def shards_of(parameter: Tensor) -> dict[str, Shard]:
-    """Return a parameter's shards by axis, the outermost first."""
+    """Return a parameter's shards by axis, outermost first."""
     return {axis: shard for axis, shard in placement_of(parameter).items() if isinstance(shard, Shard)}
 
 
 def shard_of(parameter: Tensor, axis: str) -> Shard | None:
-    """Return how the ranks along an axis shard a parameter, or None if each has the whole."""
+    """Return how a parameter is sharded along an axis, or None if it is replicated."""
     return shards_of(parameter).get(axis)

@@ -1,4 +1,4 @@
-"""What a run says of itself before it begins."""
+"""Announcement: the description that a run prints before it begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a run's settings does not fit: together, to the data, or to the ranks there are."""
+"""Check that a run's settings are compatible with each other, with the data, and with the ranks."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from training.optimizing import check_optimizer
 
 
 class Inputs(NamedTuple):
-    """What a run begins with, the same on every rank."""
+    """Inputs of a run, the same on every rank."""
 
     tokens: Tokens
     windows: TokenWindows  # to train on
     val_ids: TokenSequence
-    num_micro_batches: int  # of a rank
-    batch_size: int  # of all ranks
+    num_micro_batches: int  # per rank
+    batch_size: int  # over all ranks
     schedule: Schedule
     precision: Precision
-    gpt: Model  # whole
+    gpt: Model  # before it is divided
 
 
 def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
-    """Make what a run on the ranks of `topology` begins with, without a message between them; nothing is written.
+    """Check the settings and build the inputs of a run on the ranks of `topology`, without communication or output.
 
-    Rank 0 looks at where the run's trace will be written, too.
+    Rank 0 also checks that the run's trace can be written.
 
-    Raises: ValueError for what does not fit.
+    Raises: ValueError for incompatible settings.
     """
     check_logs(config, rank)
     check_saving(config)
@@ -70,13 +70,13 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
     windows = TokenWindows(train_ids, config.block_size, config.seed)
     number = num_micro_batches(config, shape["dp"], len(windows))
     batch_size = shape["dp"] * config.micro_batch_size * number
-    DistributedSampler(len(windows), batch_size, rank=0, size=shape["dp"])  # refuses an epoch without steps
+    DistributedSampler(len(windows), batch_size, rank=0, size=shape["dp"])  # raises for an epoch without steps
     schedule = make_schedule(config, number)
     gpt = make_model(config, tokens.vocab_size)
     if config.init_from:
         initialize(gpt, config.init_from)
-    strategies(gpt, plan_of(gpt.config), {**shape, "heads": head_ranks})  # refuses what can't be divided
-    check_compiler(config)  # takes long to import
+    strategies(gpt, plan_of(gpt.config), {**shape, "heads": head_ranks})  # raises for modules that cannot be divided
+    check_compiler(config)  # last, as its import takes long
     return Inputs(tokens, windows, val_ids, number, batch_size, schedule, precision, gpt)
 
 
@@ -87,10 +87,10 @@ def check_vocabulary(config: Config, tokens: Tokens) -> None:
 
 
 def check_memory(config: Config, vocab_size: int, topology: Topology) -> None:
-    """Refuse a model that a host can't hold as often as it has ranks, each of which begins with the whole."""
+    """Check that a host can hold a whole model for each of its ranks, which they all start with."""
     (num_params,) = rank_params(TrainingJob(shape_of(config, vocab_size), 1), ParallelLayout())
     ranks = max(map(len, topology.nodes))
-    nbytes = num_params * 4 * ranks  # it is made of float32
+    nbytes = num_params * 4 * ranks  # initialized in float32
     there = system.total_memory_bytes()
     if nbytes > there:
         raise ValueError(
@@ -100,7 +100,7 @@ def check_memory(config: Config, vocab_size: int, topology: Topology) -> None:
 
 
 def check_mixture(config: Config, num_ranks: int) -> None:
-    """Refuse experts that ranks cannot divide, and what counts the tokens of sequences that ranks divide."""
+    """Check that ranks can divide the experts, and refuse per-sequence limits if ranks divide sequences."""
     outer = mesh_shape(num_ranks, **axes_of(replace(config, ep=1)))
     check_experts(config.num_experts, config.ep, outer.lengths["dp"])
     if config.sp > 1 and config.num_experts and (config.balance_loss or config.expert_capacity is not None):
@@ -130,7 +130,7 @@ def check_trace(config: Config, rank: int) -> None:
 
 
 def check_sequences(config: Config, shape: dict[str, int]) -> int:
-    """Refuse sequences that sp and tp ranks cannot divide; returns how many sp ranks exchange heads."""
+    """Check that sp and tp ranks can divide sequences; return the number of sp ranks that exchange heads."""
     shards = shard_tokens(config.block_size, shape["sp"], config.sp_mode, config.sp_order, config.sp_heads)
     if config.sequence_parallel:
         check_between_layers(config.block_size, shape["sp"], shape["tp"])
@@ -138,16 +138,16 @@ def check_sequences(config: Config, shape: dict[str, int]) -> int:
 
 
 def check_zero_group(config: Config, mesh: MeshShape, topology: Topology) -> None:
-    """Refuse groups that do not divide the ranks with the same part of the model."""
+    """Check that the group size divides the ranks with the same part of the model."""
     for ranks in mesh.groups(*replica_axes(mesh.lengths)):
         nodes = Topology.from_ids([topology.node_of[rank] for rank in ranks]).nodes
         groups_of(zero_group(config), len(ranks), nodes)
 
 
 def num_micro_batches(config: Config, dp_size: int, num_samples: int) -> int:
-    """Return a rank's micro-batches of a step: as set, from the global batch, or by the pipeline's depth.
+    """Return a rank's number of micro-batches per step: as set, from the global batch, or by the model's depth.
 
-    A depth's batch is the nearest that the ranks can share, and no more than the samples there are.
+    By depth, the global batch is the nearest one that the ranks divide, of at most `num_samples`.
     """
     together = dp_size * config.micro_batch_size
     if config.global_batch_size is None:
@@ -165,9 +165,9 @@ def num_micro_batches(config: Config, dp_size: int, num_samples: int) -> int:
 
 
 def make_schedule(config: Config, num_micro_batches: int) -> Schedule:
-    """Make the pipeline's schedule; raise ValueError where ranks, micro-batches or layers do not fit it.
+    """Make the pipeline schedule; raise ValueError if ranks, micro-batches or layers are incompatible with it.
 
-    Where one is to be searched, another of as many stages.
+    If a schedule is to be searched, return a placeholder with as many stages.
     """
     name = config.schedule
     if config.max_alive is not None and name != SEARCH:

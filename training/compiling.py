@@ -1,4 +1,4 @@
-"""What torch.compile makes of a model: of a whole one where a rank has it, else of each block."""
+"""Compile a model by torch.compile: as a whole if a rank holds all of it, or else block by block."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ WHOLE = {"pp": (1,), "tp": (1,), "sp": (1,), "zero_stage": (0, 1, 2), "recompute
 
 
 def compiles_whole(config: Config) -> bool:
-    """Return whether a rank computes the whole model without collectives in between, so that it compiles as one."""
+    """Return whether a rank computes the whole model without collectives, so that it can be compiled as one."""
     return config.compile and all(getattr(config, name) in values for name, values in WHOLE.items())
 
 
 def check_compiler(config: Config) -> None:
-    """Raise ValueError where there is no C++ compiler, by which torch.compile makes programs for the CPU."""
+    """Raise ValueError if there is no C++ compiler, which torch.compile needs for the CPU."""
     if not config.compile or config.device != "cpu":
         return
     from torch._inductor import config as settings
@@ -30,7 +30,7 @@ def check_compiler(config: Config) -> None:
 
 
 def compile_model(gpt: Model, config: Config) -> None:
-    """Let a model be compiled when it first computes: whole, or block by block, without modules of parallelism."""
+    """Set up compilation at the first forward pass: of the whole model, or of blocks without parallel modules."""
     for kind in {type(module) for module in gpt.modules()}:
         if kind.__module__.startswith("parallelism.") and not is_left_out(kind.forward):
             kind.forward = torch.compiler.disable(kind.forward)
@@ -38,7 +38,7 @@ def compile_model(gpt: Model, config: Config) -> None:
         gpt.compile(backend=BACKEND)
         return
     for block in gpt.transformer.h:
-        block.forward = torch.compile(block.forward, backend=BACKEND)  # what recomputes a block wraps this
+        block.forward = torch.compile(block.forward, backend=BACKEND)  # recomputation wraps this
 
 
 def is_left_out(function: object) -> bool:

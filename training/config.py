@@ -1,4 +1,4 @@
-"""What a training run is asked for."""
+"""Configuration of a training run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from parallelism.pipeline.schedule import registry
 from parallelism.sequence.token_shards import MODES, ORDERS
 from training.gpt import MODES as RECOMPUTATIONS
 
-SEARCH = "search"  # a schedule that is made for the times measured
-AUTO = "auto"  # to resume: the newest whole checkpoint, if there is one
+SEARCH = "search"  # a schedule searched for the measured times
+AUTO = "auto"  # resume from the newest complete checkpoint, if there is one
 OPTIMIZERS = ("adamw", "sgd", "muon")
-TRACED = 3  # the step that `trace` asks for: by then all is warm
+TRACED = 3  # the step that `trace` records, after warm-up
 
 
 def flag(default: Any, text: str, **more: Any) -> Any:
@@ -32,7 +32,7 @@ def flag(default: Any, text: str, **more: Any) -> Any:
 class Config:
     """A run's settings, as flags, in a TOML file, or in Python.
 
-    Raises: ValueError for what a setting can't be.
+    Raises: ValueError for invalid values.
     """
 
     data: list[str] = flag(

@@ -1,4 +1,4 @@
-"""The GPU that a rank computes on, and how exactly it multiplies float32."""
+"""Device of a rank, its peak memory, and the precision of float32 products."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def own_device(name: str, comm: Communicator) -> str:
-    """Return this rank's device and make it current in torch and CuPy; "cuda" takes a node's devices in turn.
+    """Return this rank's device, and make it current in torch and CuPy; "cuda" assigns a node's devices in turn.
 
-    Raises: ValueError for a device that there isn't.
+    Raises: ValueError for a device that does not exist.
     """
     if name == "cpu":
         return name
-    memory = views.device(name)  # refuses what is not there
+    memory = views.device(name)  # raises if it does not exist
     if not torch.cuda.is_available():
         raise ValueError(f"device {name!r}: this torch sees no CUDA device; install one built for CUDA, or use 'cpu'")
     node = comm.topology.nodes[comm.topology.node_of[comm.rank]]
@@ -33,12 +33,12 @@ def own_device(name: str, comm: Communicator) -> str:
 
 
 def memory_mib(device: str) -> float:
-    """Return the peak memory of this rank in MiB: its process's, or its device's."""
+    """Return the peak memory of this rank's process, or of its device, in MiB."""
     return peak_memory_mib() if device == "cpu" else torch.cuda.max_memory_allocated(device) / 2**20
 
 
 def set_matrix_precision(dtype: str) -> None:
-    """Allow TF32 products of float32 beside 16-bit computing; otherwise they are exact to float32.
+    """Allow TF32 for float32 products if the run computes in 16 bits; otherwise they have full precision.
 
     Source: nanoGPT, train.py, which allows TF32.
     """

@@ -1,4 +1,4 @@
-"""How a model of either family is laid out."""
+"""Sharding plans and pipeline layers of each model family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model whose GELUs, gates and rotations are computed on the host in one pass each, forwards and backwards."""
+"""Fuse a model's GELUs, gates and rotations on the CPU: one pass each, forward and backward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from parallelism.numerics.pointwise import GateFunction, GELUFunction, RotationF
 
 
 def fuse(model: nn.Module) -> None:
-    """Let a model compute so, in place: parameters and their names stay as they are."""
+    """Fuse a model's operations in place; parameters and their names do not change."""
     for module in list(model.modules()):
         if isinstance(module, nn.GELU) and module.approximate == "tanh":
             module.__class__ = FusedGELU

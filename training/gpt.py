@@ -1,4 +1,4 @@
-"""What knows a GPT as well as how it is laid out: its shards, the layers of its stages, and what it recomputes."""
+"""Parallel layout of a GPT: its sharding plan, its pipeline layers, and its recomputation."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from parallelism.tensor.sharding_plan import (
 
 EMBEDDING = ("transformer.wte", "transformer.wpe", "transformer.drop")
 HEAD = ("transformer.ln_f", "lm_head", "loss")
-MODES = ("full", "selective")  # of recomputation
+MODES = ("full", "selective")  # recomputation modes
 
 
 def gpt2_plan(
     vocab_size: int, n_head: int, n_kv_head: int | None = None, has_experts: bool = False
 ) -> dict[str, Strategy]:
-    """Plan a GPT-2 by Hugging Face's module names: one sum over the ranks for attention, one for the MLP.
+    """Return the sharding plan of a GPT-2: one sum over the ranks for attention, and one for the MLP.
 
     With `has_experts`, MLPs are mixtures.
     """
@@ -55,9 +55,9 @@ def gpt2_plan(
 
 
 def gpt2_layers(model: GPT) -> list[Layer]:
-    """Return a layer for each block of a GPT, the first with the embeddings, and one of the head and the loss.
+    """Return the pipeline layers of a GPT: its blocks, the first with the embeddings, and the head with the loss.
 
-    Costs are counted: floating-point operations of one token's forward pass.
+    Costs are the floating-point operations of one token's forward pass.
     """
     return model_layers(model, EMBEDDING, lambda block, x, batch: block(x, batch.documents))
 
@@ -86,7 +86,7 @@ def model_layers(
 
 
 def whole_layer(model: Model) -> Layer:
-    """Return the whole model as one layer that calls it, as the call is what is compiled."""
+    """Return the whole model as one layer that calls it, because the call is compiled."""
 
     def run(x: Tensor | None, batch: Batch) -> Tensor:
         return model(batch.tokens, batch.targets, batch.positions, batch.documents)[1]
@@ -95,13 +95,12 @@ def whole_layer(model: Model) -> Layer:
 
 
 def recompute_model(model: Model, mode: str, place: BatchPosition | None = None) -> None:
-    """Let a model, plain or divided, recompute activations, block by block.
+    """Make a model, plain or divided, recompute activations block by block.
 
-    `full`: a block keeps its input alone, and is computed twice.  `selective`: it recomputes what is large and takes no
-    matrix product of weights.  That is the GELU, which makes what the MLP's second layer keeps: 4 of the 16 tensors as
-    large as the input that a block keeps; or a Llama's gate, and its product with what it lets pass.  The core of
-    attention, which the source is about, keeps its output and no scores, with dropout or without, and there is nothing
-    to gain.
+    `full`: a block saves only its input, and is computed twice.  `selective`: a block recomputes large activations that
+    need no matrix product with weights: the result of GELU, which the MLP's second layer saves, 4 of a block's 16 saved
+    tensors of its input's size; or a Llama's gate and its product with the values.  Recomputing the attention core, the
+    source's subject, would gain nothing, as it saves its output but no scores, with or without dropout.
 
     Raises: ValueError for an unknown mode.
     """

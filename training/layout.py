@@ -1,4 +1,4 @@
-"""`--layout auto`: the layout that the planner finds best for the ranks there are."""
+"""`--layout auto`: use the layout that the planner predicts to be the fastest on the job's ranks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def laid_out(config: Config, comm: Communicator) -> Config:
-    """Return the settings with the planned layout, at the same global batch; the ranks are measured.  Collective.
+    """Return the settings with the planned layout and the same global batch, after measuring the ranks.  Collective.
 
-    Raises: InputError where none fits.
+    Raises: InputError if no layout fits.
     """
     with comm.agreed("layout"):
         config = replace(config, device=own_device(config.device, comm))
@@ -37,7 +37,7 @@ def laid_out(config: Config, comm: Communicator) -> Config:
 def job_of(config: Config, world_size: int) -> TrainingJob:
     """Return the training job for which the planner searches a layout.
 
-    Raises: ValueError for what fits no layout.
+    Raises: ValueError for settings that no layout supports.
     """
     Precision(config.dtype, config.master_weights, config.grad_dtype)
     tokens = tokens_of(config)

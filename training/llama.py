@@ -1,4 +1,4 @@
-"""What knows a Llama as well as how it is laid out: its shards, and the layers of its stages."""
+"""Parallel layout of a Llama: its sharding plan and its pipeline layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.gpt import model_layers
 
 
 def llama_plan(config: LlamaConfig) -> dict[str, Strategy]:
-    """Plan a Llama: one sum over the ranks for attention, one for the MLP, whose gates are beside its inputs."""
+    """Return the sharding plan of a Llama: one sum over the ranks for attention, and one for the gated MLP."""
     n_head, kv, hidden = config.n_head, config.num_kv_heads, config.hidden_width
     vocabulary, between = Vocabulary(config.vocab_size), SequenceRegion()
     return {

@@ -1,4 +1,4 @@
-"""Who takes a run's records: TensorBoard and Weights & Biases, if these are installed, Prometheus, and the report."""
+"""Sinks of a run's records: TensorBoard and Weights & Biases, if installed, Prometheus, and the report."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from training.report import report
 if TYPE_CHECKING:
     from training.run import TrainingRun
 
-Sink = Callable[[dict[str, Any]], None]  # of a record, as metrics.jsonl has it
+Sink = Callable[[dict[str, Any]], None]  # takes a record of metrics.jsonl
 
 
 def check_logs(config: Config, rank: int = 0) -> None:
-    """Raise ValueError on rank 0 for what is not installed."""
+    """Raise ValueError on rank 0 for loggers that are not installed."""
     for package in ("tensorboard", "wandb"):
         value = getattr(config, package)
         if value and rank == 0 and find_spec(package) is None:
@@ -40,7 +40,7 @@ def check_logs(config: Config, rank: int = 0) -> None:
 def log_sinks(run: TrainingRun) -> Iterator[list[Sink]]:
     """Open the sinks of the run's records, on rank 0.  Collective.
 
-    Raises: InputError for what does not begin.
+    Raises: InputError for a sink that does not start.
     """
     config, sinks = run.config, list[Sink]()
     around = conditions(run) if config.report else {}
@@ -77,7 +77,7 @@ def wandb(config: Config) -> Iterator[Sink]:
         import wandb as library
 
         run = library.init(project=config.wandb, config=dict(vars(config)))
-    except Exception as error:  # of its own kinds, as where nobody is logged in
+    except Exception as error:  # its own exceptions, as for a missing login
         words = " ".join(str(error).split())
         raise ValueError(f"wandb={config.wandb} does not start ({words}): log in, or omit it") from None
     with run:
@@ -86,7 +86,7 @@ def wandb(config: Config) -> Iterator[Sink]:
 
 @contextmanager
 def html(run: TrainingRun, around: dict[str, Any]) -> Iterator[Sink]:
-    """Write the report on leaving, also after an error or an interrupt, of what there is by then."""
+    """Write the report of all records so far on leaving, also after an error or an interrupt."""
     records: list[dict[str, Any]] = []
     settings = vars(run.config)
     try:
@@ -105,7 +105,7 @@ def conditions(run: TrainingRun) -> dict[str, Any]:
 
 
 def check_files(config: Config, rank: int) -> None:
-    """Raise ValueError on rank 0 for files that can't be written, once the run's folder is there."""
+    """Raise ValueError on rank 0 for files that cannot be written, after the run's folder was created."""
     for name in ("report", "prometheus"):
         path = getattr(config, name)
         if path and config.eval_only:
@@ -118,5 +118,5 @@ def check_files(config: Config, rank: int) -> None:
 
 
 def numbers(record: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers of a record that are drawn over its iterations."""
+    """Return the numbers of a record that are plotted over the iterations."""
     return {name: value for name, value in record.items() if value is not None and name not in ("iter", "max_iters")}

@@ -36,7 +36,7 @@ from training.starting import hold_signals, ignore_late_signals, take_signals
 
 
 class Trained(NamedTuple):
-    """What comes of a run: the model, unless it only validates, and the records that metrics.jsonl has."""
+    """Result of a run: the model, unless it only validates, and the records of metrics.jsonl."""
 
     gpt: Model | None
     records: list[dict[str, Any]]
@@ -53,13 +53,13 @@ def main() -> None:
         ignore_late_signals()
     train(config, comm)
     if config.checkpoint_dir:
-        hold_signals()  # Python ends with the system's own handlers, which end the process
+        hold_signals()  # on exit, Python restores the system's handlers, which end the process
 
 
 def train(config: Config, comm: collectives.Communicator) -> Trained:
     """Train on the ranks of `comm`, or only validate.  Collective.
 
-    Raises: InputError for settings that don't fit together or to the data, before anything is computed.
+    Raises: InputError for settings incompatible with each other or with the data, before anything is computed.
     """
     with TrainingRun(laid_out(config, comm) if config.layout == "auto" else config, comm) as run:
         take_signals()
@@ -75,14 +75,14 @@ def train(config: Config, comm: collectives.Communicator) -> Trained:
 
 
 def validated(run: TrainingRun) -> dict[str, Any]:
-    """Print and return the validation loss of the weights that the run begins with.  Collective."""
+    """Print and return the validation loss of the initial weights.  Collective."""
     record = {"iter": run.first - 1, "val_loss": run.validate()}
     print(f"val loss {record['val_loss']:.4f}")
     return record
 
 
 def iterate(run: TrainingRun) -> list[dict[str, Any]]:
-    """Do the run's steps, validations and checkpoints; returns the records.  Collective."""
+    """Run all steps, validations and checkpoints; return the records.  Collective."""
     config = run.config
     with (
         log_sinks(run) as sinks,
@@ -107,13 +107,13 @@ def iterate(run: TrainingRun) -> list[dict[str, Any]]:
             if run.saving and (signal := run.saving.after(iteration, before=steps.flush)):
                 report.show(f"{signal}: the run ends with a checkpoint of step {iteration}")
                 break
-        if run.saving:  # ahead of drawing
+        if run.saving:  # before drawing
             run.saving.close()
     return report.records
 
 
 def leave(run: TrainingRun, gpt: Model) -> None:
-    """Print a sample, and leave the weights and the tokenizer where the run writes to.  Collective."""
+    """Print a sample, and save the weights and the tokenizer in the run's folder.  Collective."""
     comm = run.mesh.comm
     if comm.rank == 0:
         print(sample(gpt, run.val_ids[:16], run.config, run.tokens.tokenizer))

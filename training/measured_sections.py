@@ -1,4 +1,4 @@
-"""What a run measures for its report: where the time of some steps went, the pipeline of one, and the machine."""
+"""Measured sections of a run's report: time breakdown of some steps, a pipeline timeline, and the machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = {
 }  # fmt: skip
 COLORS = dict(zip(KINDS, (0, 1, 3, 8, 2, 9, 5, 6, 4, 7, 10), strict=True))
 ACTION_COLORS = {**{LABELS[kind]: color for kind, color in zip("FBIW", (0, 2, 2, 4), strict=True)}, WAIT: 10}
-MOST_SPANS = 1000  # of a timeline
+MOST_SPANS = 1000  # drawn in a timeline
 MEANING = (
     ", by the host's clock. A wait for other ranks counts for their axis: communication that shows, or a slower rank. "
     "tp, sp and ep split layers, sequences and experts; dp reduces gradients and gathers parameters; pp sums up tied "
@@ -31,7 +31,7 @@ MEANING = (
 
 
 def measured_sections(profiler: StepProfiler) -> list[Section]:
-    """Draw where the time of some steps went, and the pipeline as predicted and as it happened."""
+    """Draw the time breakdown of some steps, and the predicted and the measured pipeline."""
     sections = [times_section(profiler.steps)] if profiler.steps else []
     if profiler.planned and profiler.happened:
         sections.append(pipeline_section(profiler))
@@ -66,7 +66,7 @@ def times_section(steps: Sequence[ProfiledStep]) -> Section:
 
 
 def pipeline_section(profiler: StepProfiler) -> Section:
-    """Draw a step's timelines over the same time."""
+    """Draw a step's timelines on the same time axis."""
     planned, happened = profiler.planned, profiler.happened
     assert planned
     timelines: dict[str, Sequence[Span]] = {"predicted": planned.spans, "happened": happened}
@@ -107,7 +107,7 @@ def cells_of(span: Span) -> tuple[int, str, str, float, float]:
 
 
 def conditions_section(settings: Mapping[str, Any], around: Mapping[str, Any], announced: str) -> Section:
-    """List the command, what the run said of itself, the machine, and the settings."""
+    """List the command, the run's announcement, the machine, and the settings."""
     entries = {"command": shlex.join(sys.orig_argv), "run": announced, **around}
     nonempty = {name: value for name, value in settings.items() if value not in (None, "", [])}
     tables = [pairs("machine", "Machine and command", {k: v for k, v in entries.items() if v not in (None, [], {})})]

@@ -1,4 +1,4 @@
-"""The optimizer of a run, on what this rank updates."""
+"""Optimizer of a run, for the weights that this rank updates."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from parallelism.zero.matrices import MatrixOwners
 from training.config import Config
 
 BLOCKS = "transformer.h."
-USERS = dict.fromkeys(("beta1", "beta2", "eps"), ("adamw", "muon")) | {"muon_lr": ("muon",)}  # of some settings
+USERS = dict.fromkeys(("beta1", "beta2", "eps"), ("adamw", "muon")) | {"muon_lr": ("muon",)}  # optimizers by setting
 
 
 def check_optimizer(config: Config) -> None:
-    """Refuse settings of another optimizer's, and of learning rates that can't fall so."""
+    """Refuse settings of other optimizers, and invalid decays of the learning rate."""
     if config.momentum is not None and config.optimizer == "adamw":
         raise ValueError(f"momentum={config.momentum} applies to sgd and muon, not to adamw: omit it, or set optimizer")
     for field in fields(config):
@@ -36,7 +36,7 @@ def check_optimizer(config: Config) -> None:
 
 
 def check_course(config: Config) -> None:
-    """Refuse learning rates that would have to fall before they have risen."""
+    """Refuse learning rates that would decay before the end of the warm-up."""
     decay, warmed = config.lr_decay_iters, f"warmup_iters={config.warmup_iters}"
     if decay is None:
         return
@@ -50,7 +50,7 @@ def check_course(config: Config) -> None:
 
 
 def make_optimizer(config: Config, replica: Replica, mesh: Mesh, shape: ModelConfig) -> Optimizer:
-    """Make the optimizer of what a rank updates of a model of some shape.  Collective."""
+    """Make the optimizer of a rank's weights of a model of this shape.  Collective."""
     params = [*replica.masters.pieces.values()]
     if config.optimizer == "sgd":
         momentum = 0.9 if config.momentum is None else config.momentum
@@ -67,7 +67,7 @@ def adamw_settings(config: Config) -> tuple[float, float, tuple[float, float], f
 
 
 def muon(config: Config, replica: Replica, mesh: Mesh, shape: ModelConfig) -> Muon:
-    """Muon on the matrices of blocks.  Queries', keys' and values' are apart: layers of their own, computed at once.
+    """Return a Muon for the matrices of blocks; queries, keys and values, computed at once, are separate matrices.
 
     Collective.
     """
@@ -87,7 +87,7 @@ def muon(config: Config, replica: Replica, mesh: Mesh, shape: ModelConfig) -> Mu
 
 
 def rows_of(name: str, shape: ModelConfig) -> Sequence[int]:
-    """Return the relative numbers of rows of the matrices that a parameter stacks."""
+    """Return the relative row counts of the matrices that are stacked in a parameter."""
     if name.endswith("attn.c_attn.weight"):
         return shape.n_head, shape.num_kv_heads, shape.num_kv_heads
     is_gated = isinstance(shape, LlamaConfig) and name.endswith("mlp.c_fc.weight")

@@ -1,4 +1,4 @@
-"""The folder that a run writes to: its own, in which no other run's metrics are lost."""
+"""Output folder of a run, which never overwrites another run's metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ METRICS, SETTINGS = "metrics.jsonl", "config.toml"
 
 
 def prepare_out_dir(config: Config, rank: int) -> None:
-    """Rank 0 makes sure, before hours are spent, that it can write there."""
+    """Check on rank 0, before the training begins, that the folder is writable."""
     if rank or not writes(config):
         return
     probe = Path(config.out_dir) / ".writable"
@@ -34,7 +34,7 @@ def writes(settings: Config) -> bool:
 
 
 def take_out_dir(settings: Config, before: str = "") -> str | None:
-    """Create a run's folder and save its settings there, as `--config` reads them; return it, or None."""
+    """Create a run's folder, and save its settings there for `--config`; return it, or None."""
     if not writes(settings):
         return None
     folder = own_out_dir(settings.out_dir, before)
@@ -43,9 +43,9 @@ def take_out_dir(settings: Config, before: str = "") -> str | None:
 
 
 def own_out_dir(requested: str, before: str = "") -> str:
-    """Return the requested folder, or the first free one of `out-2`, `out-3`, ... if it has another run's metrics.
+    """Return the requested folder, or the first free one of `out-2`, `out-3`, ... if it holds another run's metrics.
 
-    A run that goes on with one that wrote to `before`, of the same series, adds to what is there.
+    A run that resumes one that wrote to `before`, of the same series, appends to that folder.
     """
     if has_metrics(before) and (before == requested or re.fullmatch(re.escape(stem(requested)) + r"-\d+", before)):
         return before
@@ -63,7 +63,7 @@ def has_metrics(folder: str) -> bool:
 
 
 def stem(folder: str) -> str:
-    """Return the folder's name to which a number can be appended: `out` of `out/`, and a whole path of `.`."""
+    """Return the folder's name without a trailing slash, for appending a number; an absolute path for `.`."""
     return (
         os.path.abspath(folder)
         if os.path.basename(os.path.normpath(folder)) in (".", "..")

@@ -1,4 +1,4 @@
-"""Work done ahead by a thread, so that a step does not wait for its input."""
+"""Prefetching: a thread prepares items, so that a step does not wait for its input."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from threading import Event, Thread
 from typing import TypeVar
 
 T = TypeVar("T")
-LOOK_S = 0.1  # how often a thread with nowhere to put its item looks whether it is still wanted
+LOOK_S = 0.1  # interval at which a blocked thread checks whether the generator was closed
 
 
 def ahead(items: Iterable[T], number: int = 2) -> Generator[T, None, None]:
-    """Yield items, up to `number` of which a thread has ready before they are asked for.
+    """Yield items; a thread prepares up to `number` of them in advance.
 
     An exception of theirs is raised in the item's place.  Closing the generator ends the thread.
     """

@@ -24,7 +24,7 @@ from models.text_files import find_files, read_documents
 from models.token_files import write_llmc
 from models.tokenizer import BYTES, Tokenizer, load_tokenizer, save_tokenizer
 
-CHUNK_CHARACTERS = 1 << 20  # of documents that go to a process together
+CHUNK_CHARACTERS = 1 << 20  # of documents per task of a process
 tokenizer_of_process: Tokenizer
 
 
@@ -54,9 +54,9 @@ def main() -> int:
 
 
 def prepare(args: Namespace) -> str:
-    """Write the files; returns a line that says what there is, and how to train on it.
+    """Write the files; return a summary line, with the command to train on them.
 
-    Raises: ValueError for what can't be read or written; what was written is removed then.
+    Raises: ValueError for files that cannot be read or written, after removing its output.
     """
     for name in ("shard_tokens", "workers"):
         if getattr(args, name) < 1:
@@ -87,18 +87,18 @@ def prepare(args: Namespace) -> str:
 
 
 def start(name: str) -> None:
-    """Load a process's tokenizer."""
+    """Load the tokenizer in a process of the pool."""
     global tokenizer_of_process
     tokenizer_of_process = load_tokenizer(name)
 
 
 def encode(documents: list[str]) -> np.ndarray:
-    """Return the tokens of documents, each followed by the token that ends it."""
+    """Return the tokens of documents, each followed by the end token."""
     return np.concatenate([tokenizer_of_process.tokens(text, document_end=True) for text in documents])
 
 
 def encoded(pool: ProcessPoolExecutor, files: list[str], field: str, most: int) -> Iterator[np.ndarray]:
-    """Yield the tokens of the files' documents, in their order, while at most `most` chunks are under way."""
+    """Yield the tokens of the files' documents in order, with at most `most` chunks in progress."""
     under_way: deque[Future[np.ndarray]] = deque()
     for chunk in chunks_of(files, field):
         under_way.append(pool.submit(encode, chunk))
@@ -109,7 +109,7 @@ def encoded(pool: ProcessPoolExecutor, files: list[str], field: str, most: int) 
 
 
 def chunks_of(files: list[str], field: str) -> Iterator[list[str]]:
-    """Yield documents by the million characters, with a progress bar."""
+    """Yield documents in chunks of a million characters, with a progress bar."""
     chunk: list[str] = []
     length = 0
     with tqdm(files, unit="file", disable=None) as bar:
@@ -125,7 +125,7 @@ def chunks_of(files: list[str], field: str) -> Iterator[list[str]]:
 
 
 def write_shards(out: Path, kind: str, chunks: Iterator[np.ndarray], size: int, dtype: np.dtype) -> int:
-    """Write files of `size` tokens, the last one of fewer; returns how many tokens there are."""
+    """Write files of `size` tokens, the last of the rest; return the number of tokens."""
     buffer, filled, number = np.empty(size, dtype), 0, 0
     for chunk in chunks:
         while len(chunk):

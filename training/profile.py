@@ -1,4 +1,4 @@
-"""Where the time of a step goes, by kind: for some steps of a run, on every rank."""
+"""Profile of some steps of a run: every rank's time by kind of work."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from parallelism.pipeline.stage import Batch
     from training.run import TrainingRun
 
-NUMBER = 5  # of a run's steps, after the one that is traced
+NUMBER = 5  # of profiled steps, after the traced one
 AXES = ("tp", "sp", "ep", "dp", "pp")
 COMPUTING, ALL_RANKS, BUBBLE, OPTIMIZER, INPUT, OTHER = "computing", "all", "bubble", "optimizer", "input", "other"
 KINDS = (COMPUTING, *AXES, ALL_RANKS, BUBBLE, OPTIMIZER, INPUT, OTHER)
 
 
 class ProfiledStep(NamedTuple):
-    """A rank's step: its seconds, those of each of `KINDS`, and the most memory that the rank has had so far."""
+    """A rank's step: its seconds, the seconds of each of `KINDS`, and the rank's peak memory so far."""
 
     iteration: int
     rank: int
@@ -38,20 +38,20 @@ class ProfiledStep(NamedTuple):
 class StepProfiler(Listener):
     """Profiles some steps of a run on this rank, by the host's clock; rank 0 gathers all ranks' in `steps`.
 
-    Waits for other ranks count for their axis, and in nothing else.  What a device was given is waited for where a kind
-    begins and ends, in those steps only.
+    Waits for other ranks count for their axis only.  In profiled steps, the device is synchronized where a kind begins
+    and ends.
     """
 
     def __init__(self, run: TrainingRun):
         self.run, self.is_on = run, False
         self.steps: list[ProfiledStep] = []
-        self.planned: Timeline | None = None  # of the step that was traced
+        self.planned: Timeline | None = None  # of the traced step
         self.happened: list[Span] = []
         self.seconds: dict[str, float] = {}
-        self.input_s = 0.0  # for which the latest step's input was waited for
+        self.input_s = 0.0  # wait for the latest step's input
 
     def inputs(self, batches: Generator[list[Batch], None, None]) -> Generator[list[Batch], None, None]:
-        """Yield batches, and time how long each is waited for."""
+        """Yield batches, and time the wait for each."""
         with closing(batches):
             while True:
                 begin_s = time.perf_counter()
@@ -62,14 +62,14 @@ class StepProfiler(Listener):
                 yield batch
 
     def wants(self, iteration: int) -> bool:
-        """Return whether to profile a step: some after the traced ones, or else the last of a short run."""
+        """Return whether to profile a step: some after the traced one, or the last ones of a short run."""
         config, number = self.run.config, iteration - self.run.first + 1
         is_early = number <= TRACED
         return bool(config.report) and (iteration == config.max_iters if is_early else number <= TRACED + NUMBER)
 
     @contextmanager
     def profiling(self, iteration: int) -> Iterator[None]:
-        """Profile the step that is done in this context, where it is to be.  Collective."""
+        """Profile the step in this context, if it is selected.  Collective."""
         if not self.wants(iteration):
             yield
             return
@@ -87,7 +87,7 @@ class StepProfiler(Listener):
 
     @contextmanager
     def timing(self, kind: str) -> Iterator[None]:
-        """Count what is done in this context as one kind."""
+        """Count the time in this context as one kind."""
         begin = self.mark() if self.is_on else None
         yield
         if begin:
@@ -107,11 +107,11 @@ class StepProfiler(Listener):
             self.seconds[BUBBLE] += self.since(self._passes) - (self.seconds[COMPUTING] - self._computed_s)
 
     def mark(self) -> tuple[float, float]:
-        """Return the time, and the part of it spent waiting for others, in seconds."""
+        """Return the current time, and the total time spent waiting for other ranks, in seconds."""
         return self.now(), sum(self.exposed().values())
 
     def since(self, mark: tuple[float, float]) -> float:
-        """Return the seconds since a mark, without the waits for others."""
+        """Return the seconds since a mark, without waits for other ranks."""
         now_s, exposed_s = self.mark()
         return now_s - mark[0] - (exposed_s - mark[1])
 
@@ -121,7 +121,7 @@ class StepProfiler(Listener):
         return time.perf_counter()
 
     def exposed(self) -> dict[str, float]:
-        """Return the seconds that this rank has waited for others since the run began, by axis."""
+        """Return the seconds that this rank has waited for other ranks since the run began, by axis."""
         run = self.run
         own = run.replica.own
         axes: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A run's latest numbers in a file for Prometheus, by way of node exporter's textfile collector.
+"""Export a run's latest numbers to Prometheus, in a file for node exporter's textfile collector.
 
 Source: Prometheus, "Exposition formats" and "Metric and label naming", and node exporter's README on its collector.
 """
@@ -14,7 +14,7 @@ Record = dict[str, Any]
 
 
 class Series(NamedTuple):
-    """What a record's field becomes: a metric in base units, `factor` times the field."""
+    """Metric of a record's field, in base units: `factor` times the field."""
 
     name: str
     kind: str
@@ -41,9 +41,9 @@ SERIES = {
 
 
 class TextFile:
-    """A sink of records, which leaves the latest of each number in a file, replaced in one go.
+    """Sink that writes the latest value of each number to a file, which is replaced atomically.
 
-    `run` becomes a label, as several runs of a host may have files.  What can't be written is said once.
+    `run` is a label, as several runs of a host may have files.  A failure to write is reported once.
     """
 
     def __init__(self, path: str, run: str, tokens_per_step: int):
@@ -62,7 +62,7 @@ class TextFile:
             self.is_said = True
 
     def text(self) -> str:
-        """Write the numbers that there are in Prometheus's text format."""
+        """Format the available numbers in Prometheus's text format."""
         lines = []
         for field, series in SERIES.items():
             if (value := self.latest.get(field)) is not None:

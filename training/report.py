@@ -19,9 +19,9 @@ from models.report import smoothed
 from training.out_dir import METRICS, SETTINGS
 
 Record = dict[str, Any]
-MOST_ROWS = 1000  # of records
-SMOOTHED_FROM = 80  # losses
-SECOND = 3  # after the first run's colors
+MOST_ROWS = 1000  # of records listed
+SMOOTHED_FROM = 80  # number of losses from which a smoothed curve is drawn
+SECOND = 3  # index of the second run's first color
 FIELDS = {
     "step": "iter", "loss": "loss", "loss, smoothed": "smoothed", "validation loss": "val_loss",
     "gradient norm": "grad_norm", "learning rate": "lr", "tokens/s": "tokens_per_s", "compute, ms": "compute_ms",
@@ -76,12 +76,12 @@ def settings_of(number: int, run: Path) -> Section:
 
 
 def report(runs: Mapping[str, Sequence[Record]], more: Sequence[Section] = ()) -> str:
-    """Write the page of one run or two, which have names, with more sections behind the records."""
+    """Write the page of one or two named runs, with further sections after the records."""
     return page(f"Training: {', '.join(runs)}", [records_section(runs), *more])
 
 
 def records_section(runs: Mapping[str, Sequence[Record]]) -> Section:
-    """Draw and list what runs have recorded."""
+    """Draw and list the runs' records."""
     texts = ["Times and memory are of rank 0, by the host's clock; memory is the most that it has had so far."]
     rows: list[tuple] = []
     are_smoothed = any(sum("loss" in record for record in records) >= SMOOTHED_FROM for records in runs.values())
@@ -107,7 +107,7 @@ def records_section(runs: Mapping[str, Sequence[Record]]) -> Section:
 
 
 def by_step(records: Sequence[Record]) -> list[Record]:
-    """Join the records of a step, of which a validation has its own; a resumed run's come instead of those before."""
+    """Merge the training and validation records of each step; a resumed run's replace earlier ones."""
     steps: dict[int, Record] = {}
     for record in records:
         steps.setdefault(record["iter"], {}).update(record)
@@ -115,7 +115,7 @@ def by_step(records: Sequence[Record]) -> list[Record]:
 
 
 def smooth(steps: Sequence[Record]) -> None:
-    """Add what loss.png has, too: means over 1/20 of the run."""
+    """Add means over 1/20 of the run, as in loss.png."""
     losses = [step for step in steps if "loss" in step]
     for step, value in zip(losses, smoothed([step["loss"] for step in losses]), strict=True):
         step["smoothed"] = value
@@ -140,7 +140,7 @@ def charts_of(runs: Sequence[str], are_smoothed: bool, has_bubble: bool) -> list
 
 
 def chart(runs: Sequence[str], title: str, y: Mapping[str, Any], *lines: tuple[str, str, int]) -> Chart:
-    """Describe a chart over the steps, of lines with a name, a column and a color; the second run has other colors."""
+    """Describe a chart over the steps, with lines of a name, a column and a color; a second run has other colors."""
     described = []
     for number, run in enumerate(runs):
         of_run = {"dash": number, "where": {"run": run} if len(runs) > 1 else {}}
@@ -154,7 +154,7 @@ def chart(runs: Sequence[str], title: str, y: Mapping[str, Any], *lines: tuple[s
 
 
 def comparison(runs: Mapping[str, Sequence[Record]]) -> Table:
-    """List two runs' losses side by side, at the steps that both have recorded."""
+    """List two runs' losses side by side, at the steps recorded by both."""
     first, second = ({step["iter"]: step for step in by_step(records)} for records in runs.values())
     rows = []
     for step in sorted(first.keys() & second.keys()):

@@ -48,13 +48,13 @@ from training.validation import spread, validate
 
 
 class TrainingRun:
-    """A training run on one rank: the data and its share of it, the model, and how a step is done.
+    """A training run on one rank: its part of the data and of the model, and the training step.
 
-    Making one is collective, and raises InputError for settings that don't fit.  At the end of `with`, it is closed.
+    Construction is collective, and raises InputError for incompatible settings.  The end of `with` closes it.
     """
 
     saving: Saving | None = None
-    first = 1  # the step to begin with
+    first = 1  # first step
 
     def __init__(self, config: Config, comm: collectives.Communicator):
         settings = config
@@ -64,11 +64,11 @@ class TrainingRun:
         with comm.agreed():
             prepare_out_dir(config, comm.rank)
             check_files(config, comm.rank)
-        self.matrix_precision = torch.get_float32_matmul_precision()  # of before
+        self.matrix_precision = torch.get_float32_matmul_precision()  # restored on closing
         set_matrix_precision(config.dtype)
-        self.config, self.gpt, self.source = config, inputs.gpt, config.init_from  # of the weights
+        self.config, self.gpt, self.source = config, inputs.gpt, config.init_from  # source of the weights
         self.tokens, self.windows, self.val_ids = inputs.tokens, inputs.windows, inputs.val_ids
-        self.num_params = self.gpt.num_params()  # before ranks have parts of them
+        self.num_params = self.gpt.num_params()  # of the undivided model
         self.mesh = Mesh(comm, **axes_of(config))
         self.sp = SequenceParallel(self.mesh.sp, config.sp_mode, config.sp_order, head_ranks=config.sp_heads)
         dp, positions = self.mesh.dp, self.sp.positions(config.block_size)
@@ -95,7 +95,7 @@ class TrainingRun:
         limit = config.grad_clip or math.inf
         self.clip = GradientClip(limit, self.gpt, self.masters, self.mesh, tied, self.replica.shard, config.device)
         self.sums = torch.zeros(2, dtype=torch.float64, device=config.device)  # loss, samples
-        self.ended_s = 0.0  # when the last step that was reported had ended
+        self.ended_s = 0.0  # end of the last reported step
         self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
         self.sum_time, self.profiler = ExposedTime(), StepProfiler(self)
         try:
@@ -118,14 +118,14 @@ class TrainingRun:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        """Close, unless this rank fails alone, which ends the job."""
+        """Close, unless only this rank fails, which ends the job."""
         if error is None or (isinstance(error, InputError) and not isinstance(error, LoneInputError)):
             self.close()
 
     def close(self) -> None:
-        """Give back what was taken: the checkpoints' folder, signals, communicators and the memory that ranks share.
+        """Release all resources: the checkpoints' folder, signals, communicators and shared memory.
 
-        The run is of no use after.  Collective.
+        The run cannot be used afterwards.  Collective.
         """
         if self.saving:
             self.saving.close()
@@ -133,16 +133,16 @@ class TrainingRun:
         groups = [self.sp, *([self.exchange] if self.exchange else []), self.mesh, *self.model.groups]
         self.model.remove_hooks()
         vars(self).clear()
-        gc.collect()  # modules refer to each other, and to memory that goes with the communicators
+        gc.collect()  # breaks reference cycles of modules, which hold memory of the communicators
         for group in groups:
             group.free()
 
     def inputs(self) -> Generator[list[Batch], None, None]:
-        """Yield this rank's micro-batches of each step from the first one on.  To be closed at the end."""
+        """Yield this rank's micro-batches of each step from the first one on.  The caller closes the generator."""
         return self.profiler.inputs(self.samples.micro_batches(self.first))
 
     def step(self, iteration: int, inputs: list[Batch]) -> PendingStep:
-        """Update the weights once.  The host does not wait for its device.  Collective."""
+        """Run one training step.  The host does not wait for its device.  Collective."""
         is_shown = self.config.trace or (self.config.report and self.mesh.pp.size > 1)
         tracing: AbstractContextManager[None] = nullcontext()
         if is_shown and iteration == min(self.first + TRACED - 1, self.config.max_iters):
@@ -180,7 +180,7 @@ class TrainingRun:
     def update(self, lr: float, loss: torch.Tensor) -> tuple[torch.Tensor, Verdict]:
         """Clip the gradients, update the weights unless the step is to be skipped, and clear the gradients.
 
-        Returns the norm before clipping, and what the ranks have agreed on.  Collective.
+        Return the norm before clipping, and the ranks' verdict on the step.  Collective.
         """
         self.masters.take_gradients(self.scale.inverse)
         norm = self.clip()
@@ -194,7 +194,7 @@ class TrainingRun:
         return norm, verdict
 
     def validate(self) -> float:
-        """Mean loss in nats a token over the held-back part, or some batches of it.  Collective."""
+        """Return the mean loss in nats per token over the validation data, or over some batches of it.  Collective."""
         windows = TokenWindows(self.val_ids, self.config.block_size, seed=None)
         selection = spread(len(windows), self.config.eval_iters * self.sampler.batch_size)
         self.gpt.eval()

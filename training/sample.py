@@ -1,4 +1,4 @@
-"""Continue a text by a model that `python -m training` has trained, or by a GPT-2 or Llama in Hugging Face's files.
+"""Continue a text with a model trained by `python -m training`, or a GPT-2 or Llama in Hugging Face's format.
 
 python -m training.sample --from out --prompt "def "
 mpirun -n 2 python -m training.sample --from out --prompt "def " --num_samples 3 --top_p 0.9
@@ -50,7 +50,7 @@ def main() -> None:
 def parse() -> Namespace:
     """Read the command line.
 
-    Raises: ValueError for what a flag can't be.
+    Raises: ValueError for invalid flags.
     """
     parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
     add: Any = parser.add_argument
@@ -69,9 +69,9 @@ def parse() -> Namespace:
 
 
 def tokenizer_of(folder: Path, gpt: Model, name: str | None) -> Tokenizer:
-    """Return the tokenizer that is named, else that of the folder, else bytes or token ids, as many as there are.
+    """Return the requested tokenizer, or the folder's, or bytes or token ids, depending on the vocabulary's size.
 
-    Raises: ValueError for one that has more tokens than the model.
+    Raises: ValueError for a tokenizer with more tokens than the model.
     """
     vocab_size = gpt.config.vocab_size
     tokenizer = load_tokenizer(name) if name else saved_tokenizer(folder)
@@ -85,7 +85,7 @@ def tokenizer_of(folder: Path, gpt: Model, name: str | None) -> Tokenizer:
 def encode(tokenizer: Tokenizer, prompt: str, gpt: Model) -> list[int]:
     """Return the prompt's tokens.
 
-    Raises: ValueError for a prompt without any, or with others than the model has.
+    Raises: ValueError for an empty prompt, or tokens that the model lacks.
     """
     ids = [int(token) for token in tokenizer.encode(prompt)]
     if not ids:
@@ -96,7 +96,7 @@ def encode(tokenizer: Tokenizer, prompt: str, gpt: Model) -> list[int]:
 
 
 def split(gpt: Model, comm: collectives.Communicator) -> None:
-    """Split attention and MLPs over the ranks; each has the whole embedding, and all experts.  Collective."""
+    """Split attention and MLPs over the ranks; embeddings and experts are replicated.  Collective."""
     from parallelism.tensor.sharding_plan import parallelize
     from training.family import plan_of
 

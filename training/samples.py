@@ -1,4 +1,4 @@
-"""The samples of a run: which ones this rank trains on at each step, and batches of them."""
+"""Samples of a run: this rank's samples of each step, and their batches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from training.prefetch import ahead
 
 
 class Samples:
-    """Batches of `windows` for a rank that has the tokens at `positions` of each sample.
+    """Batches of `windows`, for a rank that holds the tokens at `positions` of each sample.
 
-    A token `document_end` ends a document, if there is one.
+    The token `document_end`, if there is one, ends a document.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Samples:
             yield from self.sampler
 
     def micro_batches(self, first: int) -> Generator[list[Batch], None, None]:
-        """Yield this rank's of each step from the `first` one on; a thread makes the next ones ready, on the host."""
+        """Yield this rank's micro-batches of each step from the `first` one on; a thread prepares them on the host."""
         return ahead(self._micro_batches(first))
 
     def _micro_batches(self, first: int) -> Iterator[list[Batch]]:
         for step, share in enumerate(self.shares(first), first):
-            first_sample = step * len(self.windows)  # dropout draws other numbers at each
+            first_sample = step * len(self.windows)  # different dropout masks in each step
             yield [self.batch(self.windows, part, first_sample) for part in np.split(share, self.num_micro_batches)]
 
     def first_batch(self) -> Batch:
@@ -60,7 +60,7 @@ class Samples:
         return self.batch(self.windows, np.arange(self.micro_batch_size)).to(self.device)
 
     def batch(self, windows: TokenWindows, indices: np.ndarray, first_sample: int = 0) -> Batch:
-        """Return this rank's tokens of some samples; dropout draws by their numbers, from `first_sample` on.
+        """Return this rank's tokens of some samples, numbered from `first_sample` on for dropout.
 
         They are on the host.
         """

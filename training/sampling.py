@@ -1,4 +1,4 @@
-"""Text that a trained GPT goes on with."""
+"""Sample text from a trained model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from training.config import Config
 
 
 def sample(gpt: Model, prompt: np.ndarray | TokenSequence, config: Config, tokenizer: Tokenizer) -> str:
-    """Return text, or token ids, that go on from some tokens; or a line that says why there is none."""
+    """Return a continuation of some tokens, as text or token ids, or a line with the reason why there is none."""
     start = torch.from_numpy(np.asarray(prompt, np.int64))[None].to(config.device)  # (1, seq)
     generator = torch.Generator(config.device).manual_seed(config.seed)
     gpt.eval()

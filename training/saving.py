@@ -1,4 +1,4 @@
-"""A run's checkpoints: what a run that goes on, in any layout, needs of the one before."""
+"""Checkpoints of a run, from which another one can resume in any layout."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from training.config import AUTO, Config
 if TYPE_CHECKING:
     from training.run import TrainingRun
 
-MODEL = (*presets.SHAPE, "block_size", "num_experts")  # settings that a checkpoint is for
+MODEL = (*presets.SHAPE, "block_size", "num_experts")  # settings that must agree with a checkpoint
 
 
 class Saving:
-    """Writes checkpoints of a run, and begins it with one, in the folder that its settings say.  Collective.
+    """Writes checkpoints of a run to the folder in its settings, and resumes from one.  Collective.
 
-    `first` is the step that comes first: 1, or after that of the checkpoint `source`, whose run wrote to `out_dir`.
+    `first` is the first step: 1, or the one after that of the checkpoint `source`, whose run wrote to `out_dir`.
 
-    Raises: InputError for a folder that another run writes to, a checkpoint of another model or of other data, or none
-    where one is named.
+    Raises: InputError for a folder that another run writes to, a checkpoint of another model or of other data, or a
+    missing one.
     """
 
     def __init__(self, run: TrainingRun, parts: dict[str, TensorShard]):
         self.run = run
-        self.parts = {name: part._replace(tensor=torch.empty(0)) for name, part in parts.items()}  # where they belong
+        self.parts = {name: part._replace(tensor=torch.empty(0)) for name, part in parts.items()}  # their extents
         comm, config = run.mesh.comm, run.config
         self.interval = config.checkpoint_interval
         self.same = {**model_settings(config), "optimizer": config.optimizer}
@@ -69,7 +69,7 @@ class Saving:
         return {**self.same, "loss_scale": [*self.run.scale.state()], "out_dir": self.run.out_dir or ""}
 
     def resume(self) -> int:
-        """Fill the run's state; returns the step of the checkpoint, 0 if there is none."""
+        """Restore the run's state; return the step of the checkpoint, or 0 if there is none."""
         setting = self.run.config.resume
         path = self.checkpoints.newest() if setting == AUTO else setting
         if path is None:
@@ -84,9 +84,9 @@ class Saving:
         return loaded.step
 
     def after(self, step: int, before: Callable[[], None]) -> str:
-        """Save if it is time to; returns the name of the signal that asks the run to end, if one has come.
+        """Save a checkpoint if one is due; return the name of a received signal to stop the run, if any.
 
-        `before` is called ahead of that.  Collective.
+        `before` is called before saving.  Collective.
         """
         signal = self.stop.received()
         self.checkpoints.poll()
@@ -96,15 +96,15 @@ class Saving:
         return signal
 
     def close(self) -> None:
-        """Wait until what is being written is written; then leave the folder and signals to others."""
+        """Wait for the pending checkpoint; then release the folder and the signals."""
         self.checkpoints.wait()
         self.taken.close()
 
 
 def load_weights(run: TrainingRun, parts: Mapping[str, TensorShard]) -> tuple[str, int]:
-    """Fill the run's weights alone from the checkpoint that it is to resume; returns that and its step.  Collective.
+    """Load only the weights from the checkpoint to resume from; return it and its step.  Collective.
 
-    Raises: InputError for a checkpoint of another model, or none.
+    Raises: InputError for a checkpoint of another model, or a missing one.
     """
     config = run.config
     loader = CheckpointLoader(config.checkpoint_dir, run.mesh.comm)
@@ -126,7 +126,7 @@ def model_settings(config: Config) -> dict[str, Any]:
 
 
 def own_weights(masters: MasterWeights, parts: Mapping[str, TensorShard]) -> dict[str, TensorShard]:
-    """Return this rank's shards of the master weights, by the parameters' names in the model."""
+    """Return this rank's shards of the master weights, by parameter name."""
     return {name: parts[name].within(masters.spans[name], piece.detach()) for name, piece in masters.pieces.items()}
 
 

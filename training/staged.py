@@ -1,4 +1,4 @@
-"""A GPT over all axes of a mesh, as a run's settings say."""
+"""Divide a model over all axes of a mesh, according to a run's settings."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 def divide(
     gpt: Model, config: Config, mesh: Mesh, sequences: SequenceParallel, place: BatchPosition, ep: ExpertExchange | None
 ) -> TensorCollectives:
-    """Divide a model over tp, sp and ep; let it recompute, and be compiled or have its passes fused.
+    """Divide a model over tp, sp and ep; set up recomputation, and compilation or fused passes.
 
-    Returns its collectives over tp.
+    Return its collectives over tp.
     """
     sp = sequences if mesh.sp.size > 1 else None
     ranks = parallelize(gpt, plan_of(gpt.config), mesh.tp, sp, config.sequence_parallel, place, ep)
@@ -60,20 +60,20 @@ def staged(
     place: BatchPosition,
     make_batch: Callable[[], Batch],
 ) -> PipelineParallel:
-    """Make a pipeline of a model that is split over the other axes.  `make_batch` returns one to measure.
+    """Make a pipeline of a model that is divided over the other axes; `make_batch` returns a batch to measure with.
 
     Collective.
     """
 
     def prepare(batch: Batch) -> None:
-        """Dropout draws by the samples' numbers."""
+        """Set the samples by which dropout masks are drawn."""
         place.samples = batch.samples
 
     computing = partial(precision.computing, config.device)
     parts = [whole_layer(gpt)] if compiles_whole(config) else layers_of(gpt)
     layers = [within(computing, layer) for layer in parts]
     if mesh.pp.size > 1 and (config.balance == "measured" or config.schedule == SEARCH):
-        gpt.to(config.device)  # ahead of the arena, which moves only what is left to this rank
+        gpt.to(config.device)  # before the arena, which moves only this rank's parameters
         layers, schedule = measured(gpt, layers, config, mesh, schedule, make_batch(), prepare)
     return PipelineParallel(
         gpt,
@@ -99,7 +99,7 @@ def measured(
     batch: Batch,
     prepare: Callable[[Batch], None],
 ) -> tuple[list[Layer], Schedule]:
-    """Return the layers with their measured times as costs, and the schedule, searched by these if requested."""
+    """Return the layers with their measured times as costs, and the schedule, searched for these if requested."""
     times = agreed(measure(gpt, layers, batch, prepare), mesh.comm)
     layers = [layer._replace(cost=sum(each)) for layer, each in zip(layers, times, strict=True)]
     if config.schedule == SEARCH:

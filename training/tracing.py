@@ -1,4 +1,4 @@
-"""The trace of a step: what each rank of a pipeline did when, beside what was predicted."""
+"""Trace of a step: the measured timeline of each pipeline rank, beside the predicted one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from training.config import picture_of
 
 @contextmanager
 def traced(pipeline: Pipeline, mesh: Mesh, path: str, keep: Callable[[Timeline, list[Span]], None]) -> Iterator[None]:
-    """Give `keep`, on rank 0, what the ranks were predicted to do in this context, and what they have done.
+    """Pass the predicted timeline and the measured spans of this context to `keep`, on rank 0.
 
-    Write it to `path`, too, and beside it a picture, unless that is empty.  Collective.
+    Also write the trace to `path`, and a picture beside it, unless that is empty.  Collective.
     """
     recorder = SpanRecorder(mesh.pp.rank)
     with pipeline.listeners.adding(recorder):

@@ -1,4 +1,4 @@
-"""Validation: losses of the held-back part."""
+"""Validation: losses on held-out data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def spread(count: int, limit: int) -> np.ndarray:
-    """Return the indices of `limit` of `count` samples, evenly spread; all if there are no more or no limit.
+    """Return the indices of `limit` of `count` samples, evenly spread, or all if there are fewer or the limit is 0.
 
     >>> spread(10, 4).tolist(), spread(3, 0).tolist()
     ([0, 2, 5, 7], [0, 1, 2])
@@ -27,14 +27,14 @@ def spread(count: int, limit: int) -> np.ndarray:
 def validate(
     pipeline: Pipeline, samples: Samples, windows: TokenWindows, selection: np.ndarray, dp: Communicator
 ) -> np.ndarray:
-    """Return the sum of losses, in nats a token, and the number of samples of this dp rank's share of a `selection`.
+    """Return the sum of losses, in nats per token, and the number of samples, of this dp rank's part of a `selection`.
 
-    Ranks of a pipeline that have no loss give the same number, and 0.  Collective.
+    Pipeline ranks without the loss return the same number, and a loss of 0.  Collective.
     """
     mine, size = selection[dp.rank :: dp.size], samples.micro_batch_size
     parts = np.split(mine, range(size, len(mine), size)) if len(mine) else []
-    most = -(-len(selection) // dp.size)  # samples of a rank
-    parts += [mine[:0]] * (-(-most // size) - len(parts))  # as many on all ranks, which may share parameters
+    most = -(-len(selection) // dp.size)  # samples per rank, rounded up
+    parts += [mine[:0]] * (-(-most // size) - len(parts))  # equally many on all ranks, which may gather parameters
     sums = np.zeros(2)
     for first in range(0, len(parts), samples.num_micro_batches):
         together = parts[first : first + samples.num_micro_batches]

@@ -1,4 +1,4 @@
-"""An arena: a module's parameters and gradients as slices of two flat arrays."""
+"""Arena: store a module's parameters and gradients as slices of two flat arrays."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from parallelism.buffers.gradients import own_gradient
 if TYPE_CHECKING:
     from collectives import Communicator
 
-ALIGNMENT_BYTES = 64  # where each parameter begins, so that kernels find cache lines and vectors whole
+ALIGNMENT_BYTES = 64  # of each parameter, so that kernels use whole cache lines and vectors
 
 
 class Arena:
-    """Moves a module's parameters into one flat array, and gives them gradients in another of the same layout.
+    """Moves a module's parameters into one flat array, and their gradients into another of the same layout.
 
     The arrays are NumPy's or CuPy's (`device`), from `comm.empty`; torch sees them through DLPack, without a copy.
-    A collective on `parameters` or `gradients` is one on all of them.  Gaps between parameters hold zeros.
+    One collective on `parameters` or `gradients` covers all of them.  Gaps between parameters hold zeros.
 
-    Gradients stay where they are: clear them with `zero_grad()`, not by setting them to None.  With gradients=False
-    there is no array of them.
+    Gradients must stay in the array: clear them with `zero_grad()`, not by setting them to None.  With gradients=False
+    none is allocated.
 
-    With `dtype`, parameters become of it; what they were is in `originals`, by name, for who wants it.  With another
-    `grad_dtype` they have no `grad`: a gradient that appears is added to `wide_grad`, and goes.
+    `dtype` converts the parameters; their values before the conversion are in `originals`, by name.  With a different
+    `grad_dtype` they have no `grad`: each new gradient is added to `wide_grad` and freed.
 
-    Raises: ValueError for a module with parameters of several dtypes, or with none.
+    Raises: ValueError if the module has no parameters, or parameters of several dtypes.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class Arena:
         self._params = params
 
     def broadcast(self, comm: Communicator) -> None:
-        """Give all ranks the parameters of rank 0, and what these were.  Collective."""
+        """Broadcast the parameters of rank 0, and their `originals`, to all ranks.  Collective."""
         comm.broadcast(self.parameters, root=0)
         for original in self.originals.values():
             comm.broadcast(original, root=0)
 
     def check_gradients(self) -> None:
-        """Raise RuntimeError if a parameter's gradient has left the arena, as by an optimizer that sets it to None."""
+        """Raise RuntimeError if a gradient is no longer in the arena, as when an optimizer sets it to None."""
         for name, gradient in self._gradients.items():
             if self._params[name].grad is not gradient:
                 raise RuntimeError(
@@ -87,14 +87,14 @@ def one_dtype(params: Iterable[nn.Parameter]) -> torch.dtype:
 
 
 def line_length(dtype: torch.dtype) -> int:
-    """Elements from one place where a parameter may begin to the next."""
+    """Return the alignment of parameters in elements."""
     return ALIGNMENT_BYTES // dtype.itemsize
 
 
 def lay_out(params: Mapping[str, nn.Parameter], line: int) -> tuple[dict[str, slice], int]:
-    """Return each parameter's slice of a flat array, in whole lines of `line` elements, and the array's length.
+    """Return each parameter's slice of a flat array, aligned to `line` elements, and the array's length.
 
-    Frozen ones come last, so that gradients are neighbours.
+    Frozen parameters come last, so that the gradients are contiguous.
 
     >>> lay_out({"a": nn.Parameter(torch.zeros(3)), "b": nn.Parameter(torch.zeros(2, 10))}, line=16)
     ({'a': slice(0, 3, None), 'b': slice(16, 36, None)}, 48)
@@ -107,7 +107,7 @@ def lay_out(params: Mapping[str, nn.Parameter], line: int) -> tuple[dict[str, sl
 
 
 def allocate(comm: Communicator, count: int, dtype: torch.dtype, device: str) -> tuple[Any, Any]:
-    """Allocate a flat array of zeros; return it and torch's view of it.  Collective."""
+    """Allocate a flat array of zeros; return it and a torch tensor of the same memory.  Collective."""
     array = comm.empty(count, str(dtype).removeprefix("torch."), device)
     tensor = to_torch(array)
     tensor.zero_()

@@ -1,4 +1,4 @@
-"""Collectives in a backward pass: conjugate pairs, of which each is the other's gradient.
+"""Differentiable collectives: conjugate pairs, each of which is the gradient of the other.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019,
 section 3 (f and g); Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, section
@@ -19,7 +19,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 class Conjugate(torch.autograd.Function):
-    """`do` forwards, `undo` backwards."""
+    """Applies `do` in the forward pass and `undo` in the backward pass."""
 
     @staticmethod
     def forward(ctx, x: Tensor, do: Function, undo: Function) -> Tensor:  # type: ignore[override]
@@ -33,22 +33,22 @@ class Conjugate(torch.autograd.Function):
 
 
 def copy(x: Tensor, axis: TensorCollectives) -> Tensor:
-    """Return x, which every rank holds in full; the gradients are summed over the ranks."""
+    """Return x, which is replicated; its gradients are summed over the ranks."""
     return Conjugate.apply(x, same, axis.all_reduce)
 
 
 def reduce(x: Tensor, axis: TensorCollectives) -> Tensor:
-    """Return the sum over the ranks; its gradient, the same on every rank, is that of each addend."""
+    """Return the sum over the ranks; its gradient, identical on every rank, is the gradient of each addend."""
     return Conjugate.apply(x, axis.all_reduce, same)
 
 
 def split(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
-    """Return this rank's shard of a tensor that every rank holds; the gradient's shards are gathered."""
+    """Return this rank's shard of a replicated tensor; the gradient's shards are gathered."""
     return Conjugate.apply(x, parted(axis, dim), gathered(axis, dim))
 
 
 def gather(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
-    """Gather the shards of all ranks; the gradient, the same on every rank, is split."""
+    """Gather the shards of all ranks; the gradient, identical on every rank, is split."""
     return Conjugate.apply(x, gathered(axis, dim), parted(axis, dim))
 
 
@@ -76,7 +76,7 @@ def parted(axis: TensorCollectives, dim: int) -> Function:
 def part_of(x: Tensor, axis: TensorCollectives, dim: int) -> Tensor:
     """Return this rank's shard along a dim.
 
-    Raises: ValueError where the parts would not be equal.
+    Raises: ValueError if the shards would not be equal.
     """
     if x.shape[dim] % axis.size:
         raise ValueError(f"dim {dim} of {tuple(x.shape)} is not divisible by {axis.size} ranks")

@@ -1,4 +1,4 @@
-"""Communication that shows: the time for which a rank does nothing but wait for others."""
+"""Exposed communication: the time in which a rank is idle, waiting for others."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 
 class ExposedTime:
-    """Adds up the seconds for which the network is waited for, in `exposed_s`."""
+    """Accumulates the time spent waiting for the network, in seconds, in `exposed_s`."""
 
     exposed_s = 0.0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time a wait for the network; a wait within another one counts once."""
+        """Time a wait for the network; nested waits count once."""
         before, begin = self.exposed_s, time.perf_counter()
         yield
         self.exposed_s = before + time.perf_counter() - begin

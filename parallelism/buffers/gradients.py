@@ -1,6 +1,6 @@
-"""Where a parameter's gradients are added up, and who is told: all that a parameter carries beside its placement.
+"""Gradient accumulation: where each parameter's gradients are summed, and hooks that run when one is added.
 
-That is `wide_grad`, where gradients are of another dtype than the parameter, and torch's own hooks.
+A parameter carries `wide_grad` if its gradients are of another dtype, and torch's own hooks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def own_gradient(param: nn.Parameter, home: Tensor | None) -> None:
-    """Let a parameter's gradients be added up in `home`, be it of another dtype; in none where that is None."""
+    """Accumulate a parameter's gradients in `home`, which may be of another dtype; nowhere if it is None."""
     if home is None or home.dtype == param.dtype:
         param.grad = home
     else:
@@ -19,7 +19,7 @@ def own_gradient(param: nn.Parameter, home: Tensor | None) -> None:
 
 
 def widen(param: Tensor) -> None:
-    """Add a gradient that has appeared to those in another dtype; there is none where it was put off."""
+    """Add a new gradient to the sum in another dtype; a deferred gradient is still missing."""
     if param.grad is not None:
         param.wide_grad.add_(param.grad)  # type: ignore[attr-defined]
         param.grad = None
@@ -48,8 +48,8 @@ def torch_hooks(tensor: Tensor) -> dict:
 
 
 def remove_hooks(tensor: Tensor) -> None:
-    """Take torch's hooks off.  Python's garbage collector does not see that torch keeps them, nor what they keep.
+    """Remove torch's hooks: Python's garbage collector sees neither torch's reference to them nor theirs to others.
 
-    Found in torch 2.13: PyFunctionTensorPostAccGradHooks has a reference of its own to the dict of hooks.
+    Observed in torch 2.13: PyFunctionTensorPostAccGradHooks holds a reference of its own to the dict of hooks.
     """
     torch_hooks(tensor).clear()

@@ -1,4 +1,4 @@
-"""Memory that the system has back while only zeros are in it."""
+"""Releasable buffers: memory goes back to the operating system while it holds only zeros."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class ReleasableBuffer:
-    """A flat array, at first of zeros, whose memory comes with what is written and goes with `zero()`.
+    """A flat array, initially zeros, whose pages are allocated by the first write and released by `zero()`.
 
-    It stays at one address; `tensor` is torch's view.  On a device, memory stays.
+    Its address never changes; `tensor` is torch's view.  Device memory is not released.
     """
 
     def __init__(self, count: int, dtype: torch.dtype, device: str = "cpu"):
@@ -33,7 +33,7 @@ class ReleasableBuffer:
         self.zero()
 
     def zero(self) -> None:
-        """Set all to zero, and let the memory go."""
+        """Set all elements to zero, and release the memory."""
         if self.pages:
             self.pages.madvise(mmap.MADV_DONTNEED)
         else:
@@ -41,9 +41,9 @@ class ReleasableBuffer:
 
 
 def large_pages(nbytes: int) -> mmap.mmap:
-    """Private memory for so many bytes, in large pages where the system has them: these come faster than small ones."""
+    """Map private memory, in huge pages where the system has them: faulting these in takes less time."""
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # of a system that has none
+        with suppress(OSError):  # no huge pages on this system
             pages.madvise(mmap.MADV_HUGEPAGE)
     return pages

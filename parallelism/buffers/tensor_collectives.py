@@ -1,4 +1,4 @@
-"""Collectives on torch tensors that lie elsewhere each time, but have few shapes: plans bound once for each shape."""
+"""Collectives on torch tensors at changing addresses but of few shapes: one plan is bound per shape and reused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BoundCollective(NamedTuple):
-    """A plan, and torch's views of the memory from where it takes its input and to where it puts its result."""
+    """A plan, and torch's views of its input and output memory."""
 
     plan: Plan
     source: Tensor
@@ -23,7 +23,7 @@ class BoundCollective(NamedTuple):
 
 
 class CollectiveWork:
-    """A collective under way; `wait()` gives the result, a tensor of its own."""
+    """A collective in progress; `wait()` returns the result as a new tensor."""
 
     def __init__(self, bound: BoundCollective, free_plans: list[BoundCollective], clock: ExposedTime):
         self.bound, self.free_plans, self.clock = bound, free_plans, clock
@@ -37,12 +37,12 @@ class CollectiveWork:
 
 
 class TensorCollectives(ExposedTime):
-    """The collectives of `comm` on tensors, which stay as they are.
+    """Collectives of `comm` on tensors, which are not modified.
 
-    Every rank must ask for the same collectives of the same shapes in the same order: the first of a shape binds a
-    plan, on symmetric memory, and later ones use it again.  As many plans are bound as are under way at once.
+    Every rank must call the same collectives with the same shapes in the same order: the first call with a shape binds
+    a plan, on symmetric memory, and later calls reuse it.  Calls in progress at the same time need a plan each.
 
-    Shapes: of n ranks, `all_gather` makes (n k, ...) of (k, ...), `reduce_scatter` the reverse; `all_to_all` exchanges
+    Shapes: on n ranks, `all_gather` maps (k, ...) to (n k, ...), `reduce_scatter` the reverse; `all_to_all` exchanges
     the n parts of the first dim.
     """
 
@@ -63,7 +63,7 @@ class TensorCollectives(ExposedTime):
         return self.run("all_to_all", x)
 
     def start_shift(self, x: Tensor) -> CollectiveWork:
-        """Begin to send a tensor to the next rank, round a ring; what comes is the one before's."""
+        """Start a ring shift: send a tensor to the next rank, and receive the previous rank's."""
         counts = [0] * self.size
         counts[(self.rank + 1) % self.size] = x.numel()
         return self.start("all_to_all", x, send_counts=tuple(counts))
@@ -71,21 +71,21 @@ class TensorCollectives(ExposedTime):
     def run(self, collective: str, x: Tensor, **arguments: Any) -> Tensor:
         pending = self._load(collective, x, arguments)
         with self.waiting():
-            pending.bound.plan.begin()  # not started: no thread need move it on, as this one waits
+            pending.bound.plan.begin()  # not `start`: this thread waits, so no other has to progress it
             return pending.wait()
 
     def start(self, collective: str, x: Tensor, **arguments: Any) -> CollectiveWork:
-        """Begin a collective, which goes on while this process computes."""
+        """Start a collective, which progresses while this process computes."""
         pending = self._load(collective, x, arguments)
         pending.bound.plan.start()
         return pending
 
     def forget(self) -> None:
-        """Let the plans go, and their memory."""
+        """Free the plans and their memory."""
         self._free_plans.clear()
 
     def _load(self, collective: str, x: Tensor, arguments: dict[str, Any]) -> CollectiveWork:
-        """Return a free plan with its input copied in; bind a new plan if all are busy."""
+        """Return a free plan, with the input copied into it; bind a new plan if all are busy."""
         free = self._free_plans[collective, x.shape, x.dtype, x.device, *arguments.values()]
         bound = free.pop() if free else self._bind(collective, x, arguments)
         bound.source.copy_(x)

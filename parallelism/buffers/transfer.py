@@ -1,4 +1,4 @@
-"""Copies between the host and a device for which the host does not wait: it goes on, and reads later."""
+"""Asynchronous copies between host and device: the host starts a copy, and reads the result later."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class HostReadback:
-    """A tensor of the host, which can be read at once."""
+    """A host tensor, which can be read immediately."""
 
     is_late = False
 
@@ -21,9 +21,9 @@ class HostReadback:
 
 
 class CudaReadback:
-    """A tensor of a GPU, copied to pinned memory after what the current stream holds by now.
+    """A GPU tensor, copied to pinned memory after the work queued so far on the current stream.
 
-    `ended_s` is the time at which it was read.
+    `ended_s` is the time at which the host read it.
     """
 
     is_late = True
@@ -34,7 +34,7 @@ class CudaReadback:
         self.copied = torch.cuda.current_stream(x.device).record_event()
 
     def read(self) -> Tensor:
-        """Wait for the copy, not for later work."""
+        """Wait for the copy, but not for work queued after it."""
         self.copied.synchronize()
         self.ended_s = time.perf_counter()
         return self.x
@@ -49,5 +49,5 @@ def to_device(x: Tensor, device: str | torch.device) -> Tensor:
 
 
 def read_back(x: Tensor) -> Readback:
-    """Begin to copy a tensor to the host, which nothing may write to any more."""
+    """Start copying a tensor to the host; nothing may write to it afterwards."""
     return CudaReadback(x) if x.is_cuda else HostReadback(x)

@@ -1,4 +1,4 @@
-"""A model's whole parameters and buffers, from what all ranks hold of them."""
+"""Assemble a model's whole parameters and buffers from the shards of all ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def wholes(model: nn.Module, mesh: Mesh) -> dict[str, Tensor]:
     gathered = {}
     for name, p in tensors_of(model).items():
         whole = p.detach()
-        for axis, shard in reversed(shards_of(p).items()):  # a later one has shards of an earlier one's
+        for axis, shard in reversed(shards_of(p).items()):  # inner axes shard the shards of outer ones
             whole = gather(whole.contiguous(), shard, mesh[axis])
         gathered[name] = whole.contiguous()
     return gathered
@@ -39,7 +39,7 @@ def gather(local: Tensor, shard: Shard, comm: Communicator) -> Tensor:
 
 @torch.no_grad()
 def fill(model: nn.Module, weights: Mapping[str, Tensor], pp: Communicator) -> None:
-    """Give a model its parameters and buffers, of which each rank of `pp` has some, by name.  Collective."""
+    """Fill a model with its parameters and buffers by name; each rank of `pp` provides some of them.  Collective."""
     params = tensors_of(model)
     owners = pp.all_reduce(np.array([pp.rank if name in weights else -1 for name in params]), op="max")
     for (name, p), owner in zip(params.items(), owners.tolist(), strict=True):

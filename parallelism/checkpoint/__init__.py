@@ -1,4 +1,4 @@
-"""Checkpoints that fit any layout, of which each rank writes and reads its part."""
+"""Layout-independent distributed checkpoints: each rank writes and reads its own shards."""
 
 from parallelism.checkpoint.checkpoints import Checkpoints
 from parallelism.checkpoint.extent import Extent

@@ -1,4 +1,4 @@
-"""A run's checkpoints: written by all ranks in the background."""
+"""Asynchronous checkpoints: all ranks write their shards in background threads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class PendingCheckpoint(NamedTuple):
-    """A checkpoint that is being written: this rank's shard, and what the index will have."""
+    """A checkpoint that is being written: this rank's shard, and the contents of the index."""
 
     step: int
     whole: Mapping[str, Any]
@@ -43,11 +43,11 @@ class PendingCheckpoint(NamedTuple):
 class Checkpoints(CheckpointLoader):
     """Keeps the last `keep` checkpoints of a run in `directory`, which all ranks of `comm` share.
 
-    `save` copies the state and returns; a thread writes it.  `poll`, called after each step, makes a checkpoint valid
-    once all ranks have written theirs; so do `wait` and the next `save`.  Until then, whatever happens, the one before
-    is the last.  All methods are collective.
+    `save` copies the state and returns; a thread writes it.  `poll`, called after each step, commits a checkpoint once
+    all ranks have written their shards; so do `wait` and the next `save`.  Until then, the previous checkpoint remains
+    the newest, even if the job crashes.  All methods are collective.
 
-    Raises: InputError where another run writes to the directory, or ranks don't share it.
+    Raises: InputError if another run writes to the directory, or it is not shared by all ranks.
     """
 
     def __init__(self, directory: str | Path, comm: Communicator, keep: int = 3, say: Callable[[str], None] = print):
@@ -72,7 +72,7 @@ class Checkpoints(CheckpointLoader):
         return Lock(self.directory, self.say)
 
     def _first_number(self) -> int:
-        """Return the next checkpoint's number, which is above every existing one."""
+        """Return the next checkpoint's number, which is larger than every existing one."""
         message = f"{self._lock.text}\n{next_number(self.directory)}" if self._lock else ""
         text, number = self.comm.broadcast_object(message).splitlines()
         with self.comm.agreed("Checkpoints"):
@@ -84,12 +84,12 @@ class Checkpoints(CheckpointLoader):
         return int(number)
 
     def save(self, step: int, parts: Iterable[TensorShard], whole: Mapping[str, Any]) -> None:
-        """Begin to write a checkpoint; the tensors may change once this has returned.
+        """Start writing a checkpoint; the tensors may change once this has returned.
 
-        Each rank gives the parts that it has; what several have, one writes.  `whole` is rank 0's: small things that
-        JSON can hold.
+        Each rank passes its own parts; a part that several ranks hold is written once.  `whole` is used on rank 0 only:
+        small values that JSON can represent.
 
-        Raises: InputError as `wait`, of the checkpoint before; or for parts that don't fit, or things JSON can't hold.
+        Raises: InputError as `wait` does, for the previous checkpoint; for invalid parts, or values that are not JSON.
         """
         self.wait()
         folder = self.directory / f"{self._number:05}-step-{step}{UNFINISHED}"
@@ -106,7 +106,7 @@ class Checkpoints(CheckpointLoader):
         self._pending = PendingCheckpoint(step, metadata, folder, future)
 
     def poll(self) -> bool:
-        """Make the checkpoint under way valid, if all ranks have written their shards.  Returns whether none is left.
+        """Commit the pending checkpoint if all ranks have written their shards; return whether none is pending now.
 
         Raises: InputError as `wait`.
         """
@@ -117,9 +117,9 @@ class Checkpoints(CheckpointLoader):
         return self._pending is None
 
     def wait(self) -> None:
-        """Make the checkpoint under way valid, as soon as all ranks have written their shards.
+        """Wait until all ranks have written their shards of the pending checkpoint, and commit it.
 
-        Raises: InputError that names the file that could not be written; the checkpoint before is the last, then.
+        Raises: InputError with the file that could not be written; the previous checkpoint then remains the newest.
         """
         if self._pending is None:
             return
@@ -144,7 +144,7 @@ class Checkpoints(CheckpointLoader):
                 keep_last(self.directory, self.keep, self._broken)
 
     def close(self) -> None:
-        """Wait, and let other runs write to the directory."""
+        """Wait for the pending checkpoint, and unlock the directory for other runs."""
         self.wait()
         self.release()
 
@@ -166,7 +166,7 @@ def as_json(values: Any) -> str:
 
 
 def shared_out(comm: Communicator, parts: Iterable[TensorShard]) -> list[TensorShard]:
-    """Return the parts that this rank writes, of those that several ranks hold.  Collective."""
+    """Return the parts that this rank writes; of several holders of a part, one is chosen.  Collective."""
     offers = {identity(part): part for part in parts}
     rows = np.array([[key, part.extent.length * part.tensor.element_size()] for key, part in offers.items()], np.int64)
     counts = comm.all_gather_object(rows.size)
@@ -182,9 +182,9 @@ def identity(part: TensorShard) -> int:
 
 
 def writers(offers: Sequence[Mapping[int, int]]) -> list[list[int]]:
-    """Assign each part to one of the ranks that hold it, balancing bytes; return the parts of each rank.
+    """Assign each part to one of the ranks that hold it, balancing bytes; return each rank's parts.
 
-    `offers` are the sizes of each rank's parts, by what identifies them.
+    `offers` maps, for each rank, the identities of its parts to their sizes.
 
     >>> writers([{1: 100, 2: 60, 3: 30}, {1: 100, 2: 60, 4: 10}])
     [[1, 3], [2, 4]]

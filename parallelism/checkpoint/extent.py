@@ -1,4 +1,4 @@
-"""Extents: which elements of a whole tensor a rank has; and where those of two layouts meet."""
+"""Extents: the elements of a whole tensor that a rank holds, and the intersection of two ranks' extents."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from parallelism.placement import Shard
 
 
 class LocalShard(NamedTuple):
-    """The shard that one of `size` ranks along an axis holds."""
+    """Shard held by rank `rank` of the `size` ranks along an axis."""
 
     shard: Shard
     rank: int
@@ -18,13 +18,13 @@ class LocalShard(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Local length of the dim, with the padding."""
+        """Local length of the dim in elements, including the padding."""
         return self.shard.local_length(self.size)
 
     def runs(self, length: int) -> np.ndarray:
         """Return the runs of indices contiguous both locally and globally, in rows: local start, global start, count.
 
-        Raises: ValueError for a dim that ranks can't hold such shards of.
+        Raises: ValueError if the dim cannot be sharded like this.
         """
         pieces = np.array(self.shard.piece_lengths(self.length * self.size))
         is_even = self.shard.padded or length % self.size == 0
@@ -36,25 +36,25 @@ class LocalShard(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Which elements of a whole: `length` from `begin` on, of what is left of it, flat, by shards of its dims.
+    """A range of a sharded tensor: take `shards` of its dims, flatten, then `length` elements from `begin`.
 
-    Of two shards of a dim the later one is of what the earlier one leaves.
+    Several shards of the same dim are nested: a later one divides what an earlier one leaves.
 
     >>> Extent((2, 4), begin=1, length=3, shards=(LocalShard(Shard(1, 4), rank=1, size=2),)).runs().tolist()
     [[0, 3, 1], [1, 6, 2]]
     """
 
-    shape: tuple[int, ...]  # of the whole
+    shape: tuple[int, ...]  # of the whole tensor
     begin: int
     length: int
     shards: tuple[LocalShard, ...] = ()
 
     def runs(self) -> np.ndarray:
-        """Elements side by side both here and in the flat whole, in rows: place here, place there, how many.
+        """Return the runs contiguous both locally and in the flat whole, in rows: local start, global start, count.
 
-        Padding is not among them.
+        They do not include padding.
 
-        Raises: ValueError for a whole that has no such shard, or a shard that has no such range.
+        Raises: ValueError if the tensor has no such shard, or the shard no such range.
         """
         runs, among = self._shard_runs()
         if not 0 <= self.begin <= self.end <= among:
@@ -69,11 +69,11 @@ class Extent(NamedTuple):
         return self.begin + self.length
 
     def _shard_runs(self) -> tuple[np.ndarray, int]:
-        """Return the runs of the whole shard, and its length."""
+        """Return the runs of the entire shard, and its length."""
         runs, length, whole = np.array([[0, 0, 1]]), 1, 1
         for dim in reversed(range(len(self.shape))):
             of_dim, dim_length = self._dim_runs(dim)
-            if len(runs) == 1 and runs[0, 2] == length == whole:  # all of the inner dims
+            if len(runs) == 1 and runs[0, 2] == length == whole:  # the inner dims are not sharded
                 runs = of_dim * whole
             else:
                 ones = of_dim[:0, :2], *(begins + np.arange(count)[:, None] for *begins, count in of_dim)
@@ -83,7 +83,7 @@ class Extent(NamedTuple):
         return runs, length
 
     def _dim_runs(self, dim: int) -> tuple[np.ndarray, int]:
-        """Return the local indices of a dim as `LocalShard.runs` does, and their number with the padding."""
+        """Return the runs of a dim as `LocalShard.runs` does, and its local length including padding."""
         runs, length = np.array([[0, 0, self.shape[dim]]]), self.shape[dim]
         for local in self.shards:
             if local.shard.dim == dim:
@@ -106,7 +106,7 @@ def packed(runs: np.ndarray) -> np.ndarray:
 
 
 def intersection(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the intersection of two extents of one whole, in rows: place in `a`, place in `b`, count.
+    """Return the intersection of two extents of the same tensor, in rows: start in `a`, start in `b`, count.
 
     >>> intersection(np.array([[0, 2, 6]]), np.array([[0, 0, 3], [3, 5, 9]])).tolist()
     [[0, 2, 1], [3, 3, 3]]
@@ -118,7 +118,7 @@ def intersection(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def located(runs: np.ndarray, there: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return which places of the whole the runs cover, and the local index of each."""
+    """Return which global indices `there` the runs cover, and the local index of each."""
     if len(runs) == 0:
         return np.zeros(len(there), bool), there
     number = np.searchsorted(runs[:, 1], there, side="right") - 1

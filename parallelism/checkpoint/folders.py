@@ -1,7 +1,7 @@
-"""The folders of checkpoints in a directory: made valid, found, and removed, each as a whole.
+"""Checkpoint folders: commit, list and remove them, each atomically.
 
-They are named by a number that rises with each checkpoint, and its step: `00007-step-300`.  What is not whole yet, or
-not any more, has a name that ends in `.unfinished`.
+A folder is named by a sequence number and the step: `00007-step-300`.  While it is incomplete, being written or
+removed, its name ends in `.unfinished`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ NAME = re.compile(r"(\d+)-step-(\d+)(\.unfinished)?")
 
 
 def commit(unfinished: Path, index: Index) -> Path:
-    """Make a folder in which all shards have been written a checkpoint; returns its name from then on.
+    """Turn a folder that contains all shards into a valid checkpoint; return its final name.
 
-    Raises: ValueError where the shards don't make a whole, OSError that names the file.
+    Raises: ValueError if the shards are incomplete; OSError with the file's name.
     """
     check_complete(index.entries)
     for entry in index.entries:
@@ -43,7 +43,7 @@ def commit(unfinished: Path, index: Index) -> Path:
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
-    """Return the complete checkpoints of a directory in order, judged by their names."""
+    """Return the complete checkpoints of a directory in order, going by the folders' names."""
     if not directory.is_dir():
         return []
     numbers = {path: NAME.fullmatch(path.name) for path in directory.iterdir()}
@@ -56,7 +56,7 @@ def newest(
     check: Callable[[Path], None] = lambda path: Checkpoint(path).verify(),
     say: Callable[[str], None] = print,
 ) -> Path | None:
-    """Return the last of `paths` that passes `check`; report why the others are skipped."""
+    """Return the last of `paths` that passes `check`; report why later ones are skipped."""
     for path in reversed([*paths]):
         try:
             check(path)
@@ -86,9 +86,9 @@ def remove_unfinished(directory: Path) -> None:
 
 
 def keep_last(directory: Path, keep: int, broken: Container[Path] = ()) -> None:
-    """Remove what comes before the last checkpoints that are whole, as far as is seen without reading their shards.
+    """Remove all checkpoints before the last `keep` complete ones, which are judged without reading their shards.
 
-    Those known as `broken` don't count.  One that is half removed doesn't look like one.
+    Checkpoints in `broken`, and partly removed ones, do not count.
     """
     paths, whole = complete_checkpoints(directory), 0
     while paths and whole < keep:

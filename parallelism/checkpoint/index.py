@@ -1,4 +1,4 @@
-"""The index of a checkpoint: one small file, which makes shards a whole."""
+"""Checkpoint index: a small file that lists the shards, and whose presence completes the checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INDEX = "index.json"
 
 
 class Index(NamedTuple):
-    """What is known of all shards, and `whole`: what is small."""
+    """Entries of all shards, and `whole`: small values that are stored in the index itself."""
 
     step: int
     whole: Mapping[str, Any]
@@ -28,7 +28,7 @@ class Index(NamedTuple):
 
     @classmethod
     def unsealed(cls, text: str) -> Index:
-        """Raise ValueError where it is not what `sealed` gave."""
+        """Parse the output of `sealed`; raise ValueError if it is damaged, or of another format."""
         try:
             values = json.loads(text)["index"]
             if sealed(values) != text:
@@ -47,7 +47,7 @@ class Index(NamedTuple):
         return index
 
     def check(self) -> None:
-        """Raise ValueError for what no run writes, though its checksum is right."""
+        """Raise ValueError for an index with a correct checksum but invalid contents."""
         if not (is_count(self.step) and isinstance(self.whole, dict)):
             raise ValueError("the step, or what is small, is of another type")
         for entry in self.entries:
@@ -62,7 +62,7 @@ def sealed(values: Any) -> str:
 
 
 def check_complete(entries: Iterable[ShardEntry]) -> None:
-    """Raise ValueError where shards hold less than the whole of something, or more."""
+    """Raise ValueError if the shards leave elements of a tensor out, or hold more than it has."""
     counts: dict[tuple[str, str, tuple[int, ...]], int] = defaultdict(int)
     for piece in (piece for entry in entries for piece in entry.pieces):
         counts[piece.kind, piece.name, piece.extent.shape] += piece.length

@@ -1,4 +1,4 @@
-"""Checkpoints that are read, into any layout, by ranks that write none."""
+"""Load checkpoints into any layout; read-only."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from parallelism.checkpoint.reading import Checkpoint
 if TYPE_CHECKING:
     from collectives import Communicator
 
-BLOCK, MOST_BLOCKS = 1 << 22, 64  # tokens that are looked at
+BLOCK, MOST_BLOCKS = 1 << 22, 64  # tokens per block, and blocks, that a fingerprint samples
 ANYTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class LoadedState(NamedTuple):
-    """What a checkpoint holds beside parts."""
+    """State in a checkpoint other than tensors."""
 
     path: Path
     step: int
@@ -35,10 +35,10 @@ class CheckpointLoader:
 
     def __init__(self, directory: str | Path, comm: Communicator, say: Callable[[str], None] = print):
         self.directory, self.comm, self.say = Path(directory), comm, say
-        self._broken: set[Path] = set()  # that have been passed over
+        self._broken: set[Path] = set()  # skipped because they are damaged
 
     def newest(self) -> Path | None:
-        """Return the newest checkpoint of which some rank has verified each shard, or None."""
+        """Return the newest checkpoint whose shards all verify (each is read by one of the ranks), or None."""
         with self.comm.agreed("newest"):
             names = "\n".join(path.name for path in complete_checkpoints(self.directory)) if self.comm.rank == 0 else ""
         names = self.comm.broadcast_object(names)
@@ -51,11 +51,11 @@ class CheckpointLoader:
         self._broken.remove(path)
 
     def load(self, parts: Iterable[TensorShard], path: str | Path, same: Mapping[str, Any] = ANYTHING) -> LoadedState:
-        """Fill parts from a checkpoint of the same model, of any layout; each rank reads what it asks for.
+        """Fill parts from a checkpoint of the same model in any layout; each rank reads the parts that it requests.
 
-        What the checkpoint holds beside parts must have the values of `same`.
+        The checkpoint's other state must have the values in `same`.
 
-        Raises: InputError for another model's, or one with a file that is missing or not as it was written.
+        Raises: InputError if it is of another model, or a file is missing or damaged.
         """
         parts = list(parts)
         with self.comm.agreed("load"):
@@ -80,7 +80,7 @@ class CheckpointLoader:
 
 
 def fingerprint(ids: Any) -> str:
-    """Identify a token sequence by its length, dtype and a checksum, which samples long sequences.
+    """Identify a token sequence by its length, dtype and a checksum; long sequences are sampled.
 
     >>> fingerprint(np.arange(3, dtype=np.uint16))
     '3 of uint16 with CRC-32 3b48a444'
@@ -93,7 +93,7 @@ def fingerprint(ids: Any) -> str:
 
 
 def check_same(path: Any, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Raise ValueError for the first value that is another in the checkpoint at `path`, with both."""
+    """Raise ValueError with both values for the first that differs in the checkpoint at `path`."""
     for name, value in here.items():
         if there.get(name) != value:
             raise ValueError(f"{path}: {name} was {there.get(name)}, but is {value}: resume with the same")

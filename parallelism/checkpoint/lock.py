@@ -1,4 +1,4 @@
-"""A lock: one run at a time writes to a directory."""
+"""Directory lock: only one run at a time writes to a directory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from parallelism.checkpoint.shards import naming
 
 
 class Lock:
-    """Holds a directory for this process until `release()`, or until the process ends in whatever way.
+    """Locks a directory for this process until `release()`, or until the process ends for any reason.
 
-    The system keeps the lock, on the file `lock`, and so it has none of dead processes; the file says who has it.
+    The operating system keeps the lock, on the file `lock`, so a dead process holds none; the file names the owner.
 
-    Raises: ValueError that names the process that holds it; OSError where the file system has no locks.
+    Raises: ValueError with the process that holds it; OSError if the file system has no locks.
     """
 
     def __init__(self, directory: Path, say: Callable[[str], None] = print):

@@ -1,4 +1,4 @@
-"""Parts: tensors that have some elements of a parameter, or of an optimizer's state of it."""
+"""Tensor shards: tensors that hold some elements of a parameter, or of its optimizer state."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class TensorShard(NamedTuple):
-    """A tensor that has some elements, `extent`, of a parameter or of a state of it.
+    """Elements `extent` of a parameter, or of one of its optimizer states.
 
-    `name` is the parameter's in the whole model, of a tied one the first; `kind` says what of it: "parameter", or an
-    optimizer's name for its state, such as "exp_avg".  Of ranks that hold the same extent one writes it.
+    `name` is the parameter's name in the whole model, the first one if it is tied; `kind` is "parameter", or the
+    optimizer's name for the state, such as "exp_avg".  If several ranks hold the same extent, one of them writes it.
     """
 
     name: str
@@ -36,7 +36,7 @@ class TensorShard(NamedTuple):
         return self.tensor.detach().view(-1)
 
     def check(self) -> None:
-        """Raise ValueError for an extent that is not in the whole, or a tensor that is not as long, or has gaps."""
+        """Raise ValueError if the extent is not in the whole, or the tensor is of another length or not contiguous."""
         try:
             self.extent.runs()
         except ValueError as error:
@@ -47,12 +47,12 @@ class TensorShard(NamedTuple):
             raise ValueError(f"{self}: a tensor with gaps between its elements: save a contiguous one")
 
     def within(self, span: slice, tensor: Tensor, kind: str = "parameter") -> TensorShard:
-        """Return the shard of some flat elements of this one, which are stored in `tensor`."""
+        """Return a shard of some flat elements of this one, stored in `tensor`."""
         extent = self.extent._replace(begin=self.extent.begin + span.start, length=span.stop - span.start)
         return self._replace(kind=kind, extent=extent, tensor=tensor)
 
     def compact(self) -> Tensor:
-        """Return a flat copy on the host, without the padding."""
+        """Return a flat host copy, without the padding."""
         runs = self.extent.runs()
         if runs[:, 2].sum() == self.extent.length:
             return self.flat.to("cpu", copy=True)
@@ -62,10 +62,10 @@ class TensorShard(NamedTuple):
 def model_parts(
     model: nn.Module, mesh: Mesh | None = None, tied: Iterable[Sequence[str]] = ()
 ) -> dict[str, TensorShard]:
-    """Return this rank's shards of a model's parameters by name, as their placements on the mesh say.
+    """Return this rank's shards of a model's parameters by name, according to their placements on the mesh.
 
-    `tied` are the names in the whole model of each parameter that has several there, of which this may have another
-    than the first.
+    `tied` lists, for each tied parameter, its names in the whole model; this rank's model may have another than the
+    first.
     """
     first = {name: names[0] for names in tied for name in names}
     parts = {}
@@ -80,7 +80,7 @@ def model_parts(
 
 
 def state_parts(part: TensorShard, states: Mapping[str, Tensor]) -> Iterator[TensorShard]:
-    """Yield an optimizer's states of a parameter by kind, each as large as the shard or a single number."""
+    """Yield an optimizer's states of a parameter by kind, each as large as the shard, or a scalar."""
     for kind, tensor in states.items():
         extent = part.extent if tensor.dim() else Extent((), 0, 1)
         yield part._replace(kind=kind, extent=extent, tensor=tensor)
@@ -88,7 +88,7 @@ def state_parts(part: TensorShard, states: Mapping[str, Tensor]) -> Iterator[Ten
 
 @torch.no_grad()
 def make_states(optimizer: Optimizer) -> None:
-    """Have an optimizer make the states that its first step would, to be filled.  Parameters stay as they are."""
+    """Have an optimizer allocate the states that its first step would, to be filled; parameters do not change."""
     lacking = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.grad is None]
     for p in lacking:
         p.grad = torch.zeros_like(p)

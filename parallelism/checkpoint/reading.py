@@ -1,4 +1,4 @@
-"""Reading of a checkpoint: what is asked for, of whatever layout it was written in."""
+"""Read parts of a checkpoint, whatever layout it was written in."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from parallelism.checkpoint.shards import Piece, ShardReader
 
 
 class Checkpoint:
-    """A checkpoint's folder, open to be read by one rank.
+    """A checkpoint's folder, opened for reading by one rank.
 
-    Raises: ValueError that names the file, where the index is missing or not as it was written.
+    Raises: ValueError with the file's name if the index is missing or damaged.
     """
 
     def __init__(self, folder: str | Path):
@@ -34,23 +34,23 @@ class Checkpoint:
                 self.pieces[piece.kind, piece.name].append((reader, piece))
 
     def verify(self, rank: int = 0, size: int = 1) -> None:
-        """Read every `size`-th of the shards.
+        """Read every `size`-th shard.
 
-        Raises: ValueError that names the file that is missing, or not as it was written.
+        Raises: ValueError with the file that is missing or damaged.
         """
         for reader in self.readers[rank::size]:
             reader.verify()
 
     def check_files(self) -> None:
-        """Look for the shards, without reading them.
+        """Check that the shards exist, without reading them.
 
-        Raises: ValueError that names the file that is missing, or not as long as it was written.
+        Raises: ValueError with the file that is missing, or whose length has changed.
         """
         for reader in self.readers:
             reader.check_file()
 
     def check(self, parts: Iterable[TensorShard]) -> None:
-        """Raise ValueError where parts are of another model."""
+        """Raise ValueError if parts are of another model."""
         for part in parts:
             part.check()
             if (part.kind, part.name) not in self.pieces:
@@ -69,9 +69,9 @@ class Checkpoint:
         return f"it is of another model, of {len(names)} parameters"
 
     def fill(self, parts: Iterable[TensorShard]) -> None:
-        """Read parts into their tensors, reading of the shards only the blocks in which they lie.
+        """Read parts into their tensors, reading only the blocks of the shards that contain them.
 
-        Raises: ValueError that names the file that is missing, or not as it was written.
+        Raises: ValueError with the file that is missing or damaged.
         """
         for part in parts:
             runs, flat = part.extent.runs(), part.flat

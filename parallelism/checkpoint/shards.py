@@ -1,8 +1,7 @@
-"""Shard files: what one rank writes of a checkpoint, in blocks with checksums; read back block by block.
+"""Shard files: one rank's part of a checkpoint, written and read in blocks with checksums.
 
-A shard is a safetensors file of flat tensors.  What lies in it is told by its entry in the checkpoint's index, which
-can be written as JSON: name, kind, dtype and extent of each tensor, the CRC-32 of each of its blocks, and that of the
-file's header.
+A shard is a safetensors file of flat tensors.  Its entry in the checkpoint's JSON index describes its contents: name,
+kind, dtype and extent of each tensor, the CRC-32 of each of its blocks, and that of the file's header.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from parallelism.checkpoint.extent import Extent, LocalShard, packed
 from parallelism.checkpoint.part import TensorShard
 from parallelism.placement import Shard
 
-BLOCK_BYTES = 4 << 20  # what is read at least of a tensor, as its checksum is of all of it
+BLOCK_BYTES = 4 << 20  # smallest unit that is read, as a checksum covers all of it
 
 
 class Piece(NamedTuple):
-    """A tensor in a shard file, of `length` elements: without the padding that its extent may have."""
+    """A tensor in a shard file, of `length` elements; the padding of its extent is not stored."""
 
     name: str
     kind: str
@@ -73,7 +72,7 @@ class Piece(NamedTuple):
         return self.length * self.torch_dtype.itemsize
 
     def check(self) -> None:
-        """Raise ValueError for what can't be in a shard file."""
+        """Raise ValueError if no shard file can contain this."""
         texts, numbers = (self.name, self.kind, self.dtype), (self.length, self.block_bytes, *self.checksums)
         if not (all(isinstance(text, str) for text in texts) and all(map(is_count, numbers))):
             raise ValueError(f"{self.name}: names must be strings, and lengths and checksums whole numbers")
@@ -103,7 +102,7 @@ class ShardEntry(NamedTuple):
         return cls(file, nbytes, header_checksum, [Piece.from_json(piece) for piece in pieces])
 
     def check(self) -> None:
-        """Raise ValueError for what is not a shard file of a checkpoint's folder."""
+        """Raise ValueError if this cannot be a shard file of a checkpoint's folder."""
         if Path(self.file).name != self.file or not (is_count(self.nbytes) and is_count(self.header_checksum)):
             raise ValueError(f"{self.file!r} of {self.nbytes!r} bytes is not a shard file")
         for piece in self.pieces:
@@ -120,7 +119,7 @@ def is_count(value: Any) -> bool:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Errors of the system and of safetensors name the file."""
+    """Add the file's name to errors of the system and of safetensors."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -128,7 +127,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Return once a file, or a folder's list of names, is on the disk."""
+    """Flush a file, or a folder's entries, to disk."""
     with naming(path):
         opened = os.open(path, os.O_RDONLY)
         try:
@@ -138,16 +137,16 @@ def sync(path: Path) -> None:
 
 
 def write_shard(path: Path, parts: Sequence[tuple[TensorShard, Tensor]]) -> ShardEntry:
-    """Write parts, of which the compact copies are given, and return once they are on the disk; no file for none.
+    """Write parts, given their compact copies, and flush them to disk; without parts there is no file.
 
-    Raises: OSError that names the file.
+    Raises: OSError with the file's name.
     """
     pieces = [Piece.of(part, flat) for part, flat in parts]
     if not pieces:
         return ShardEntry(path.name, 0, 0, [])
     with naming(path):
         save_file({piece.key: flat for piece, (_, flat) in zip(pieces, parts, strict=True)}, path)
-        path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors leaves it to its owner alone
+        path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors restricts access to the owner
         nbytes = path.stat().st_size
     sync(path)
     entry = ShardEntry(path.name, nbytes, 0, pieces)
@@ -160,9 +159,9 @@ def head(path: Path, nbytes: int) -> bytes:
 
 
 class ShardReader:
-    """Reads the blocks of a shard file, each of which is checked.
+    """Reads the blocks of a shard file, and verifies their checksums.
 
-    Raises: ValueError that names the file, where it is missing or not as it was written.
+    Raises: ValueError with the file's name if it is missing or damaged.
     """
 
     def __init__(self, folder: Path, entry: ShardEntry):
@@ -192,7 +191,7 @@ class ShardReader:
         return block
 
     def copy(self, piece: Piece, common: np.ndarray, flat: Tensor) -> None:
-        """Copy to `flat` what `meet` says it has in common with a piece."""
+        """Copy the elements that `flat` and a piece have in common, the rows of `meet`, to `flat`."""
         at, block = -1, flat
         for here, there, count in common.tolist():
             end = here + count
@@ -205,7 +204,7 @@ class ShardReader:
                 here, there = here + step, there + step
 
     def verify(self) -> None:
-        """Read all of it."""
+        """Read the whole file, to verify its checksums."""
         assert self.file
         for piece in self.entry.pieces:
             for number in range(len(piece.checksums)):

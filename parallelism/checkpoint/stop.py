@@ -1,7 +1,7 @@
-"""Signals by which a batch system announces the end: noted on any rank, agreed on by all.
+"""Stop signals of batch systems: received by any rank, agreed on by all.
 
-They must reach a rank.  Open MPI's mpirun (5.0.11, tried) passes SIGUSR1 on, but ends the job when it gets a SIGTERM
-itself.
+The signal must reach a rank: Open MPI's mpirun (tested: 5.0.11) forwards SIGUSR1, but ends the job when it receives
+SIGTERM itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stop:
-    """Notes that a rank got SIGTERM or SIGUSR1, until `close()`.  Making and asking one is collective."""
+    """Records SIGTERM or SIGUSR1 received by any rank, until `close()`.  Construction and `received` are collective."""
 
     def __init__(self, comm: Communicator, signals: tuple[signal.Signals, ...] = SIGNALS):
         self.noted = 0
@@ -30,13 +30,13 @@ class Stop:
         self.noted = number
 
     def received(self) -> str:
-        """Return the name of a signal that some rank received, the same on all ranks, or ""."""
+        """Return the name of a signal that some rank has received, or ""; the result is the same on all ranks."""
         self.highest[0] = self.noted
         number = int(self._agree()[0])
         return signal.Signals(number).name if number else ""
 
     def close(self) -> None:
-        """Leave signals to what was there before."""
+        """Restore the previous signal handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._agree.free()

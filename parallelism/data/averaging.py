@@ -1,4 +1,4 @@
-"""Averaging of gradients once a step, in buckets: data parallelism, and what ZeRO's stage 1 has in common with it."""
+"""Average gradients once per step, in buckets: the common part of data parallelism and of ZeRO stage 1."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Averaging(Replica):
-    """Replica whose gradients are added up in an arena, and reduced in each parameter's last backward pass of a step.
+    """Replica that accumulates gradients in an arena, and reduces each in the last backward pass of a step.
 
-    Each bucket is of parameters whose gradients are whole after the same action, and averaged over the same ranks.
-    Buckets start in their order, each once all its gradients are whole; those under way move on when one is ready.
+    The parameters of a bucket have gradients that the same action completes, averaged over the same ranks.  Buckets
+    start in their order, each once all its gradients are complete; each ready gradient progresses those started.
     """
 
     every_micro_batch = False
@@ -54,7 +54,7 @@ class Averaging(Replica):
         return [FlatParam.of({name: slices[name] for name in names}, self.arena.line, size) for names in ordered]
 
     def reduce_by(self, plans: Iterable[tuple[Plan, Plan | None]]) -> None:
-        """Reduce each unit by a plan, and then by one across ranks that own the same, if there are some."""
+        """Reduce each unit by a plan, followed by one across the ranks that own the same chunks, if there are any."""
         self.buckets = [
             Bucket(plan, [self.params[name] for name in unit.slices], across)
             for (plan, across), unit in zip(plans, self.units, strict=True)
@@ -85,12 +85,12 @@ class Averaging(Replica):
         self._begin()
 
     def zero_grad(self) -> None:
-        """Clear the gradients, in place: the arena has them."""
+        """Clear the gradients in place, as they belong to the arena."""
         self.arena.zero_grad()
 
 
 class Replicated(Averaging):
-    """Plain data parallelism: each rank has all parameters, gradients and the optimizer's states.
+    """Plain data parallelism: parameters, gradients and optimizer states are replicated on every rank.
 
     Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020 (buckets, order).
     """

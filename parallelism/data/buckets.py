@@ -1,4 +1,4 @@
-"""Buckets: gradients that are reduced together, while the backward pass goes on."""
+"""Gradient buckets: gradients that are reduced together, while the backward pass continues."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Bucket:
-    """Parameters whose gradients are reduced together, and then `across` ranks that own the same, if there are some."""
+    """Parameters whose gradients are reduced together, then `across` the ranks that own the same chunks, if any."""
 
     def __init__(self, plan: Plan, params: Iterable[Tensor], across: Plan | None = None):
         self.plan, self.params, self.across = plan, tuple(params), across
 
     def start(self, micro_batch: int | None = None) -> None:
-        """Reduce the gradients of a micro-batch, numbered within the global batch, or of all that are added up."""
+        """Reduce the gradients of a micro-batch, numbered in the global batch, or the accumulated gradients of all."""
         self.plan.start()
 
     def advance(self) -> None:
@@ -32,7 +32,7 @@ class Bucket:
 
 
 class BucketQueue:
-    """Buckets that start in their order, the same on all ranks, each once all its gradients are ready."""
+    """Starts buckets in an order common to all ranks, each once all its gradients are ready."""
 
     def __init__(self, buckets: Sequence[Bucket], micro_batch: int | None = None):
         self.micro_batch = micro_batch
@@ -42,7 +42,7 @@ class BucketQueue:
         self._bucket = {param: bucket for bucket in buckets for param in bucket.params}
 
     def advance(self) -> None:
-        """Move on those under way; one that is reduced goes across, in the same order."""
+        """Progress the started buckets; start the reduction `across` of those that are reduced, in the same order."""
         for bucket in self._started:
             bucket.advance()
         while self._started and self._started[0].plan.done():
@@ -55,7 +55,7 @@ class BucketQueue:
             self._across.append(across.start())
 
     def ready(self, param: Tensor) -> None:
-        """Start the next buckets that are full."""
+        """Record that a gradient is ready, and start the next buckets that are complete."""
         if bucket := self._bucket.get(param):
             self._missing[bucket].discard(param)
         while self._waiting and not self._missing[self._waiting[0]]:
@@ -67,12 +67,12 @@ class BucketQueue:
         self._started.append(bucket)
 
     def flush(self) -> None:
-        """Start the rest: some of their parameters had no part in the pass."""
+        """Start the remaining buckets, some of whose parameters the backward pass did not reach."""
         while self._waiting:
             self._start()
 
     def wait(self) -> None:
-        """Wait until all that have started are reduced, and across."""
+        """Wait until all started buckets are reduced, also `across`."""
         while self._started:
             self._started[0].wait()
             self._go_across()
@@ -89,9 +89,9 @@ def num_bytes(bucket_mb: float) -> int:
 def cut_buckets(
     arena: Arena, names: list[str], bucket_bytes: int, key: Callable[[str], object] = lambda name: None
 ) -> list[tuple[slice, list[str]]]:
-    """Slices of the arena of about `bucket_bytes`, from its end to its start: gradients appear in that order.
+    """Cut the arena into slices of about `bucket_bytes`, from its end to its start, the order of the backward pass.
 
-    The names in a bucket, in the arena's order, have the same `key`.
+    Each bucket lists its names in the arena's order; all have the same `key`.
     """
     buckets: list[tuple[slice, list[str]]] = []
     inside: list[str] = []

@@ -1,4 +1,4 @@
-"""Modules in a loop of the user's own: their passes emit the events of a step, as the driver of a schedule does."""
+"""Modules for custom training loops: their passes emit the events of a step, as the pipeline driver does."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class LoopModule(nn.Module):
-    """A module whose gradients, after a backward pass, are those of all ranks of `replica`.
+    """A module whose gradients are reduced over the ranks of `replica` in each backward pass.
 
-    Under `no_sync()` gradients only accumulate, and the next backward pass outside ends the step.  `replica` has what
-    belongs to an update of the parameters.
+    Under `no_sync()` gradients only accumulate, and the next backward pass outside ends the step.  `replica` updates
+    the parameters.
 
-    Every rank's backward passes must come in the same order; parameters that a pass does not reach count as zero.
+    All ranks must run their backward passes in the same order; gradients that a pass does not reach count as zero.
 
-    `layers` are the names of modules whose parameters come for their passes, in the order in which they run.  They give
-    tensors, alone or in tuples, lists or dicts, and all their gradients come through these.
+    `layers` names modules whose parameters are gathered for their passes, in execution order.  Their outputs must be
+    tensors, alone or in tuples, lists or dicts, through which all their gradients flow.
     """
 
     def __init__(self, module: nn.Module, replica: Replica, layers: Sequence[str] | None = None):
@@ -47,7 +47,7 @@ class LoopModule(nn.Module):
 
     @property
     def exposed_s(self) -> float:
-        """The time that passes have waited for other ranks, in seconds, added up."""
+        """Total time that passes have waited for other ranks, in seconds."""
         return self.replica.exposed_s
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -55,7 +55,7 @@ class LoopModule(nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients, and go on with the step."""
+        """Accumulate gradients without ending the step."""
         before, self.sync = self.sync, False
         try:
             yield
@@ -63,7 +63,7 @@ class LoopModule(nn.Module):
             self.sync = before
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Clear the gradients, in place."""
+        """Clear the gradients in place."""
         self.replica.zero_grad()
 
     def _gradient_appeared(self, param: Tensor) -> None:
@@ -95,7 +95,7 @@ class LoopModule(nn.Module):
             self.replica.parameters_needed(number)
 
     def _after_forward(self, number: int, module: nn.Module, args: Any, output: Any) -> None:
-        if self._in_backward:  # where a layer is computed again
+        if self._in_backward:  # activation recomputation of a layer
             return
         for tensor in tensors(output):
             if tensor.requires_grad:
@@ -107,9 +107,9 @@ class LoopModule(nn.Module):
 
 
 class DataParallel(LoopModule):
-    """A module whose gradients, after each backward pass, are the average over the ranks of `comm`.
+    """A module whose gradients are averaged over the ranks of `comm` in each backward pass.
 
-    They begin as rank 0's, and lie in `replica.arena`, as their gradients do; `options` are those of a `Replica`.
+    Parameters are broadcast from rank 0; `replica.arena` holds them and their gradients.  `options` are a `Replica`'s.
     """
 
     def __init__(self, module: nn.Module, comm: Communicator, **options: Any):

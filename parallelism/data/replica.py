@@ -1,4 +1,4 @@
-"""What ranks that train the same part of a model have of it, and how it is updated: whole, or shared by ZeRO."""
+"""Replicas: ranks that train the same part of a model, which they replicate, or shard by ZeRO."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
 
 class Replica(Listener):
-    """The parameters of a rank, which data-parallel ranks train together; one subclass for each `zero_stage`.
+    """A rank's parameters, which data-parallel ranks train together; there is a subclass for each `zero_stage`.
 
-    After a step the gradients are the average over the ranks; `masters.take_gradients()` gives them to what the
-    optimizer updates, and `update()` updates all parameters.  `make_optimizer` is given the masters' pieces, parameters
-    of as many dims as those that they are pieces of; as a rank may own nothing, it must put them in groups.  Without it
-    there is no optimizer, until `optimizer` is set.
+    A step averages the gradients over the ranks; `masters.take_gradients()` passes them to the master weights, which
+    the optimizer updates; `update()` updates all parameters.  `make_optimizer` gets the masters' pieces:
+    parameters with as many dims as the originals, in groups, as a rank may own none.  Without it, `optimizer` has to be
+    set later.
 
-    Parameters become of `dtype` and gradients of `grad_dtype`, as in an arena; beside 16-bit parameters a rank has
-    float32 ones of its pieces, which are what belongs to the optimizer's states.  Gradients are reduced in buckets of
-    about `bucket_mb` MiB; `reduction` are further arguments of that.  Making one is collective.
+    Parameters are converted to `dtype` and gradients to `grad_dtype`, as by an arena; beside 16-bit parameters a rank
+    keeps its pieces in float32, sharded like the optimizer states.  Gradients are reduced in buckets of about
+    `bucket_mb` MiB; `reduction` holds further arguments of the collective.  Construction is collective.
     """
 
     zero_stage: int
-    every_micro_batch: bool  # whether gradients are reduced in each backward pass, not once a step
-    arrays: tuple[Any, Any]  # of the parameters and of the gradients that a rank holds between steps
+    every_micro_batch: bool  # reduce gradients in each backward pass, instead of once per step
+    arrays: tuple[Any, Any]  # parameters and gradients that a rank holds between steps
     masters: MasterWeights
     optimizer: Optimizer
 
@@ -55,8 +55,8 @@ class Replica(Listener):
         self.bucket_bytes = num_bytes(bucket_mb)
         self.own, self.ranks, self.params, self.device = own, ranks, own.params, device
         self.dtype, self.grad_dtype, self.reduction = dtype, grad_dtype, {"op": "avg", **reduction}
-        self.gathering: list[Plan] = []  # of parameters, after an update
-        self.across: list[Plan] = []  # of gradients, over ranks that own the same
+        self.gathering: list[Plan] = []  # plans that gather parameters after an update
+        self.across: list[Plan] = []  # plans that reduce gradients over ranks with the same chunks
         for buffer in own.model.buffers():
             ranks.every.broadcast(buffer, root=0)
         self.build()
@@ -64,16 +64,16 @@ class Replica(Listener):
             self.optimizer = make_optimizer(list(self.masters.pieces.values()))
 
     def build(self) -> None:
-        """Make what this rank holds of parameters and gradients, and bind their collectives.  Collective."""
+        """Allocate this rank's parameters and gradients, and bind their collectives.  Collective."""
         raise NotImplementedError
 
     def groups(self, unit: FlatParam) -> ShardGroups:
-        """Return the ranks that average a unit's gradients, which are the same for each of its parameters."""
+        """Return the ranks over which a unit's gradients are averaged, the same for all its parameters."""
         return self.ranks.averaging(self.params[next(iter(unit.slices))])
 
     @property
     def shard(self) -> Communicator | None:
-        """The ranks that have pieces of the weights each."""
+        """Ranks over which the master weights are sharded."""
         return self.ranks.shard if self.zero_stage else None
 
     def step_done(self) -> None:
@@ -83,27 +83,27 @@ class Replica(Listener):
         self.own.tied.sum_up()
 
     def finish_reducing(self) -> None:
-        """Wait until the gradients are those of all ranks, but for those `across`."""
+        """Wait until all gradients are reduced, except for the reductions `across`."""
         raise NotImplementedError
 
     def zero_grad(self) -> None:
-        """Clear the gradients, in place."""
+        """Clear the gradients in place."""
         raise NotImplementedError
 
     def update(self) -> None:
-        """Update this rank's pieces, and all ranks' parameters.  Collective."""
+        """Run the optimizer on this rank's pieces, and gather the updated parameters.  Collective."""
         self.optimizer.step()
         self.gather()
 
     def gather(self) -> None:
-        """Make parameters what their owners' pieces are.  Collective."""
+        """Copy the pieces to the parameters, and gather these from their owners.  Collective."""
         self.masters.give_parameters()
         with self.waiting():
             run(self.gathering)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Hold all parameters in the module while they are read.  Collective."""
+        """Hold all parameters in the module in this context, for reading.  Collective."""
         yield
 
 

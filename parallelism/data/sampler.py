@@ -1,4 +1,4 @@
-"""Which samples a rank trains on at each step."""
+"""Distributed sampler: select the samples that a rank trains on at each step."""
 
 from collections.abc import Iterator
 
@@ -6,16 +6,16 @@ import numpy as np
 
 
 class DistributedSampler:
-    """Yield this rank's share of every global batch of an epoch, as an array of sample indices.
+    """Iterates over an epoch's global batches: yields this rank's sample indices of each, as an array.
 
     Step k takes `batch_size` samples in the epoch's order, from k x batch_size on, and rank r the r-th of
-    `size` equal shares of them: what a step trains on depends on seed, epoch and batch_size, never on size.
+    `size` equal parts of them: a step's samples depend on seed, epoch and batch_size, but not on size.
     Samples that do not fill the last batch are dropped.
 
     >>> [[share.tolist() for share in DistributedSampler(10, 4, rank, size=2)] for rank in (0, 1)]
     [[[0, 2], [8, 5]], [[9, 1], [4, 3]]]
 
-    Raises: ValueError on a batch that the ranks can't share, or an epoch without steps.
+    Raises: ValueError if size does not divide batch_size, or an epoch has no steps.
     """
 
     def __init__(self, num_samples: int, batch_size: int, rank: int, size: int, *, seed: int = 0):
@@ -38,7 +38,7 @@ class DistributedSampler:
         return iter(indices.reshape(len(self), self.size, -1)[:, self.rank])
 
     def order(self) -> np.ndarray:
-        # Sorted raw bits are the same order in every version of NumPy; permutation() promises no such thing.
+        # Sorting raw bits gives the same order in every version of NumPy, which permutation() does not promise.
         philox = np.random.Philox(key=[self.seed, self.epoch])
         return np.argsort(philox.random_raw(self.num_samples), kind="stable")
 

@@ -1,8 +1,8 @@
-"""The order in which gradients are added up: every sum of gradients is made or described here.
+"""Summation order of gradients: every sum of gradients is computed or described here.
 
-A rank's micro-batches are added one after the other, in the order of their backward passes: by autograd, in place, or
-by `add`, where each is reduced over the ranks first.  The uses of a tied parameter are added up apart, and together at
-the end, so that it does not matter whether they are on one rank.  Ranks are added by the collective that reduces.
+A rank's micro-batches are added one by one, in the order of their backward passes: by autograd in place, or by `add`
+if each is reduced over the ranks first.  Each use of a tied parameter has a sum of its own, and these are added at the
+end, so that the result does not depend on whether they are on one rank.  The reducing collective sums over ranks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from parallelism.buffers.gradients import gradient_of
 
 @torch.no_grad()
 def add(total: Tensor, gradient: Tensor, micro_batch: int | None) -> None:
-    """Add the gradient of a micro-batch, numbered within the global batch, to the sum of those before."""
+    """Add the gradient of a micro-batch, numbered within the global batch, to the sum of the previous ones."""
     total.add_(gradient)
 
 
 class TiedSums:
-    """The sums of parameters that are used in several places of a rank: `uses` are the further ones, by parameter."""
+    """Gradient sums of parameters that a rank uses in several places: `uses` holds all but the first, by parameter."""
 
     def __init__(self, uses: Mapping[nn.Parameter, Sequence[Tensor]]):
         self.uses = uses
@@ -33,7 +33,7 @@ class TiedSums:
         return self._owner.get(tensor, tensor)
 
     def complete(self, param: Tensor) -> None:
-        """Make a parameter's gradient that of all its uses, whose sums begin anew."""
+        """Add the sums of a parameter's other uses to its gradient, and reset them."""
         if uses := self.uses.get(param):  # type: ignore[call-overload]
             self._complete(param, uses)
 

@@ -1,4 +1,4 @@
-"""Dispatch and combine: rows of tokens to their experts and back, through shared memory and once between hosts."""
+"""Expert dispatch and combine: send token rows to their experts and back, by shared memory and once between hosts."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from parallelism.experts.route import Route, make_route
 if TYPE_CHECKING:
     from collectives import Communicator
 
-GROWTH = 1.25  # of a buffer that has become too short, as routing changes from step to step
+GROWTH = 1.25  # when a buffer is too short, as routing varies from step to step
 
 
 class HostBuffer:
-    """Memory of each rank of a host, which all of them read; it grows as all of them need."""
+    """A buffer of each rank of a host, readable by all of them; all grow together."""
 
     def __init__(self, host: Communicator):
         self.host, self.nbytes = host, 0
 
     def rows(self, count: int, width: int, like: Tensor) -> list[Tensor]:
-        """Return room for `count` rows, of each of the ranks.  Collective on the host, where all ask for the same."""
+        """Return each rank's buffer of `count` rows.  Collective on the host; all arguments must agree."""
         nbytes = count * width * like.element_size()
         if nbytes > self.nbytes:
             self.nbytes = int(nbytes * GROWTH)
@@ -39,11 +39,11 @@ class HostBuffer:
 
 
 class ExpertExchange(ExposedTime):
-    """The ranks of `comm`, of which each has as many experts, in the order of the ranks.  Making one is collective.
+    """Ranks of `comm` that divide the experts evenly, in rank order.  Construction is collective.
 
-    Calls are collective: routes, and each dispatch and combine of theirs, forwards and backwards, in the same order on
-    all ranks.  Two buffers are used in turn, so that one barrier on the host suffices: it comes after what is written,
-    and who passes the next one has read it.
+    All calls are collective: routes, and each of their dispatches and combines, forward and backward, in the same order
+    on all ranks.  Two buffers alternate, so that one barrier per call suffices, after writing: a rank that passes the
+    next one has read the buffer.
     """
 
     def __init__(self, comm: Communicator):
@@ -53,7 +53,7 @@ class ExpertExchange(ExposedTime):
         self.host, self.buffers = host, [HostBuffer(host), HostBuffer(host)]
 
     def route(self, experts: Tensor, num_experts: int) -> ExchangeRouting:
-        """Make a route from this rank's choices and all others', which may be of another number of tokens.
+        """Build a route from all ranks' choices; the number of tokens may differ between ranks.
 
         Shapes: experts (tokens, choices).
         """
@@ -67,12 +67,12 @@ class ExpertExchange(ExposedTime):
         return ExchangeRouting(self, route, len(experts), experts.device)
 
     def written(self, count: int, longest: int, like: Tensor) -> list[Tensor]:
-        """Return all ranks' room for rows, of which this one is to write `count`."""
+        """Return the host ranks' buffers; this rank writes `count` rows to its own."""
         self.buffers.reverse()
         return self.buffers[0].rows(max(longest, count), like.shape[1], like)
 
     def synchronize(self, x: Tensor) -> None:
-        """Wait until all ranks of the host have written theirs."""
+        """Wait until all ranks of the host have written their rows."""
         if x.is_cuda:
             torch.cuda.current_stream(x.device).synchronize()
         with self.waiting():
@@ -84,14 +84,14 @@ class ExpertExchange(ExposedTime):
                 message.wait()
 
     def free(self) -> None:
-        """Give the communicator of the host back.  Collective."""
+        """Free the host's communicator.  Collective."""
         self.buffers.clear()
         self.ranks.forget()
         self.host.free()
 
 
 class ExchangeRouting:
-    """A route over the ranks of an exchange, as `models.mixture.Routing`: each call's gradient is the other call."""
+    """A `models.mixture.Routing` over the ranks of an exchange: dispatch and combine are each other's gradients."""
 
     def __init__(self, exchange: ExpertExchange, route: Route, num_tokens: int, device: torch.device):
         self.exchange, self.num_tokens, self.counts = exchange, num_tokens, route.counts
@@ -110,7 +110,7 @@ class ExchangeRouting:
         return Conjugate.apply(rows, self.gather, self.spread)
 
     def spread(self, x: Tensor) -> Tensor:
-        """Send tokens to the hosts of their experts, and read from the tables there what is for the experts here."""
+        """Send tokens to the hosts of their experts; read this rank's experts' rows from the tables of its host."""
         exchange, x = self.exchange, x.contiguous()
         tables = exchange.written(self.route.table_length, self.route.longest_table, x)
         own = tables[self.me]
@@ -126,7 +126,7 @@ class ExchangeRouting:
         return result
 
     def gather(self, y: Tensor) -> Tensor:
-        """Sum each token's rows on each host, and send the sums back to where the token came from."""
+        """Sum each token's rows on each host, and send the sums back to the token's rank."""
         exchange = self.exchange
         experts = exchange.written(self.num_slots, self.route.most_slots, y)
         experts[self.me][: self.num_slots] = y

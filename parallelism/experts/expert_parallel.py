@@ -1,4 +1,4 @@
-"""Expert parallelism: the experts of a mixture divided over the ranks of an axis, the router on each of them."""
+"""Expert parallelism: shard a mixture's experts over the ranks of an axis, and replicate its router."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from parallelism.tensor.layers import SEQ, Axis
 
 
 class ParallelMixture(Mixture):
-    """A mixture of which each rank of an exchange has some experts, and each rank of tp a shard of their hidden width.
+    """A mixture whose experts are divided over the ranks of an exchange, and their hidden width over tp.
 
-    Shapes: as of the mixture; where tp ranks share the sequence, (batch, seq/tp, n_embd).
+    Shapes: those of the mixture; (batch, seq/tp, n_embd) if tp splits the sequence.
     """
 
     def __init__(self, mixture: Mixture, exchange: ExpertExchange | None, tp: Axis):
@@ -41,10 +41,10 @@ class ParallelMixture(Mixture):
 
 @torch.no_grad()
 def shard_experts(layer: ExpertLinear, hidden: int, exchange: ExpertExchange | None, tp: Axis) -> None:
-    """Keep this rank's shard of a layer's weights, of which `hidden` is the dim that tp divides.
+    """Keep this rank's shard of a layer's weights; tp divides the dim `hidden`.
 
-    The ranks of the exchange compute losses of their own, whose gradients reach the experts as a sum: it becomes the
-    mean, as the mean over replicas makes it of other parameters.
+    An expert's gradient is the sum over the losses of all ranks of the exchange; scale it to the mean, to match other
+    parameters, which are averaged over replicas.
     """
     whole = layer.weight
     if tp.ranks.size > 1:
@@ -58,9 +58,9 @@ def shard_experts(layer: ExpertLinear, hidden: int, exchange: ExpertExchange | N
 
 
 def check_experts(num_experts: int, ep: int, dp: int) -> None:
-    """Refuse experts that cannot be divided over `ep` ranks, which lie in dp.
+    """Check that experts can be divided over `ep` ranks, which are nested in dp.
 
-    Raises: ValueError with what would do.
+    Raises: ValueError with valid values.
     """
     if ep == 1:
         return

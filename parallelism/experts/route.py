@@ -1,11 +1,11 @@
-"""Which rows go where: from the choices of all ranks, without a message, each rank's part as data.
+"""Expert routes: compute each rank's sends, receives and reads from all ranks' choices, without communication.
 
-A token goes once to each host that has one of its experts: to the proxy, the rank there whose place on its host is that
-of the token's rank.  Each rank has a *table*: its own tokens, and behind them those that come from other hosts.  The
-experts of a host read the rows for them from its tables, block by block: a block is of one table and one expert.
+A token is sent once to each host that has one of its experts: to its proxy, the rank there with the same local rank as
+the token's rank.  Each rank has a *table*: its own tokens, followed by those received from other hosts.  The experts of
+a host read their rows from its tables in blocks; a block belongs to one table and one expert.
 
 Source: Zhao et al., "DeepEP: an efficient expert-parallel communication library", 2025,
-github.com/deepseek-ai/DeepEP (a token crosses once to each host, and is spread there).
+github.com/deepseek-ai/DeepEP (a token is sent once to each host, and distributed there).
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-Nodes = Sequence[Sequence[int]]  # the ranks of each host, in their order
+Nodes = Sequence[Sequence[int]]  # the ranks of each host, in order
 
 
 class Transfer(NamedTuple):
-    """Rows of a table that go to a rank of another host, or come from it."""
+    """Rows of a table that are sent to, or received from, a rank of another host."""
 
     peer: int
     rows: np.ndarray
 
 
 class ExpertBlock(NamedTuple):
-    """Rows of a table that are for one expert; `slots` are these among all rows of its owner's experts.
+    """Rows of a table for one expert; `slots` are their indices among all rows of its owner's experts.
 
-    `table` and `owner` are places of ranks on the host.
+    `table` and `owner` are local ranks.
     """
 
     table: int
@@ -40,14 +40,14 @@ class ExpertBlock(NamedTuple):
 class Route(NamedTuple):
     """A rank's part in an exchange.
 
-    Experts' rows come one expert's after the other's: `counts` of each, and of each row which of its token's choices it
-    is.  No rank of the host has a longer table than `longest_table`, nor more rows for its experts than `most_slots`.
+    Rows are grouped by expert, `counts` of each; for each row, it has the index of its token's choice.  `longest_table`
+    and `most_slots` are the maxima over the host's ranks of the table length and of the rows for a rank's experts.
     """
 
-    sends: list[Transfer]  # of its own tokens
-    receives: list[Transfer]  # behind them
-    reads: list[ExpertBlock]  # for its experts
-    gives: list[ExpertBlock]  # of its table
+    sends: list[Transfer]  # its own tokens
+    receives: list[Transfer]  # rows after its own
+    reads: list[ExpertBlock]  # rows for its experts
+    gives: list[ExpertBlock]  # rows of its table
     table_length: int
     counts: list[int]
     choices: np.ndarray
@@ -56,7 +56,7 @@ class Route(NamedTuple):
 
 
 def make_route(rank: int, experts: np.ndarray, lengths: Sequence[int], num_experts: int, nodes: Nodes) -> Route:
-    """Make a rank's part from the choices of all ranks, which have so many tokens each.
+    """Compute a rank's route from the choices of all ranks, given their numbers of tokens.
 
     Shapes: experts (ranks, tokens, choices), below 0 for none.
 
@@ -68,18 +68,18 @@ def make_route(rank: int, experts: np.ndarray, lengths: Sequence[int], num_exper
     [ExpertBlock(table=0, owner=0, rows=array([2, 3, 4, 1]), slots=slice(0, 4, None))]
     """
     num_ranks, num_local = len(experts), num_experts // len(experts)
-    place = {r: number for ranks in nodes for number, r in enumerate(ranks)}  # on its host
+    place = {r: number for ranks in nodes for number, r in enumerate(ranks)}  # local rank
     mine = next(number for number, ranks in enumerate(nodes) if rank in ranks)
     own, me = nodes[mine], place[rank]
     host_of_rank = {r: number for number, ranks in enumerate(nodes) for r in ranks}
     host = np.array([*(host_of_rank[expert // num_local] for expert in range(num_experts)), -1])
-    hosts = host[experts]  # of each choice
+    hosts = host[experts]  # of each choice's expert
     sends = [
         Transfer(ranks[me % len(ranks)], np.flatnonzero((hosts[rank] == number).any(-1)))
         for number, ranks in enumerate(nodes)
         if number != mine
     ]
-    table = np.array([place[r] % len(own) for r in range(num_ranks)])  # on this host, that has each rank's tokens
+    table = np.array([place[r] % len(own) for r in range(num_ranks)])  # local rank of the table with each rank's tokens
     enters = (hosts == mine).any(-1)
     for r in own:
         enters[r] = np.arange(enters.shape[1]) < lengths[r]
@@ -88,7 +88,7 @@ def make_route(rank: int, experts: np.ndarray, lengths: Sequence[int], num_exper
     tables = [int(enters[table == number].sum()) for number in range(len(own))]
 
     source, token, choice = np.nonzero(hosts == mine)
-    expert = np.searchsorted(np.flatnonzero(host[:-1] == mine), experts[source, token, choice])  # among the host's
+    expert = np.searchsorted(np.flatnonzero(host[:-1] == mine), experts[source, token, choice])  # number on the host
     key = expert * len(own) + table[source]
     order = key.argsort(kind="stable")
     sizes = np.bincount(key, minlength=len(own) * num_local * len(own)).reshape(len(own), -1)  # by owner
@@ -108,7 +108,7 @@ def make_route(rank: int, experts: np.ndarray, lengths: Sequence[int], num_exper
 
 
 def rows_in_tables(enters: np.ndarray, table: np.ndarray, own: Sequence[int]) -> np.ndarray:
-    """Return the place of each token in its table, which begins with those of its rank.  Shapes: (ranks, tokens)."""
+    """Return each token's row in its table, which begins with its own rank's tokens.  Shapes: (ranks, tokens)."""
     row = np.empty(enters.shape, np.int64)
     for number, rank in enumerate(own):
         others = np.flatnonzero(table == number)
@@ -118,7 +118,7 @@ def rows_in_tables(enters: np.ndarray, table: np.ndarray, own: Sequence[int]) ->
 
 
 def cut_blocks(rows: np.ndarray, sizes: np.ndarray) -> list[ExpertBlock]:
-    """Cut rows, by owner, expert and table, into blocks of some sizes; there is none for no rows."""
+    """Cut rows, sorted by owner, expert and table, into blocks of the given sizes; empty blocks are omitted."""
     blocks, num_tables, begin = [], len(sizes), 0
     for owner, counts in enumerate(sizes.tolist()):
         slot = 0

@@ -1,6 +1,6 @@
-"""Clipping of gradients by their global norm, whose bits ZeRO and pipelines do not change.
+"""Gradient clipping by the global norm, which is bitwise identical with ZeRO and with pipelines.
 
-Each parameter's squares are added up in float64, of fixed blocks in their order; then the parameters'.
+Squares are summed in float64 in a fixed order: the blocks of a parameter first, then the parameters.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from parallelism.mesh import Mesh
     from parallelism.numerics.master_weights import MasterWeights
 
-BLOCK = 128  # elements of a parameter, from its first one on, whose squares are added up together; ZeRO cuts none
+BLOCK = 128  # elements of a parameter whose squares are summed together; ZeRO's shard boundaries do not cut a block
 
 
 class GradientClip(ExposedTime):
-    """Scales the gradients of `masters` so that their global norm is at most `limit`, without a look at it on the host.
+    """Scales the gradients of `masters` so that their global norm is at most `limit`, without a host synchronization.
 
-    They are those of `model`, of which the ranks of `mesh` hold what its parameters' placements say, each stage its
-    own; what several ranks hold is counted once.  `tied` are the names of each parameter that has several in the whole
-    model.  Ranks of `shard` hold pieces of the parameters each.  Making one is collective.
+    They are the gradients of `model`, which is distributed over `mesh` by its parameters' placements and by stages; a
+    parameter that several ranks hold is counted once.  `tied` lists the names of each tied parameter in the whole
+    model.  The ranks of `shard` hold pieces of the parameters.  Construction is collective.
     """
 
     def __init__(
@@ -64,19 +64,19 @@ class GradientClip(ExposedTime):
 
     @torch.no_grad()
     def __call__(self) -> Tensor:
-        """Scale the gradients; returns the norm before, on their device.  Collective."""
+        """Scale the gradients; return the norm before scaling, on their device.  Collective."""
         gradients = [piece.grad for piece in self.masters.pieces.values() if piece.grad is not None]
         self.sums.zero_().index_copy_(0, self.slots, self.squares(gradients)[self.counted])
         with self.waiting():
             self.add_up()
         norm = square_root(self.sums.cumsum(0)[-1])
         if gradients and self.limit < math.inf:
-            scale = torch.full_like(norm, self.limit) / (norm + 1e-6)  # as torch.nn.utils.clip_grad_norm_ has it
-            scale_all(gradients, torch.where(scale < 1, scale, 1.0))  # a NaN scales nothing
+            scale = torch.full_like(norm, self.limit) / (norm + 1e-6)  # epsilon of torch.nn.utils.clip_grad_norm_
+            scale_all(gradients, torch.where(scale < 1, scale, 1.0))  # with a NaN, 1
         return norm
 
     def squares(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Return the sum of squares of each parameter that this rank, or its `shard`, has."""
+        """Return the sum of squares of each parameter that this rank, or its `shard`, holds."""
         norms = [norm for gradient in gradients for norm in block_norms(gradient.reshape(-1))]
         self.blocks.zero_()
         if norms:
@@ -84,11 +84,11 @@ class GradientClip(ExposedTime):
         if self.join:
             with self.waiting():
                 self.join()
-        return torch.segment_reduce(self.blocks, "sum", lengths=self.lengths, unsafe=True)  # one after the other
+        return torch.segment_reduce(self.blocks, "sum", lengths=self.lengths, unsafe=True)  # in order
 
 
 def blocks_of(span: slice, first: int) -> range:
-    """Return the numbers of the blocks that a span covers, in a parameter whose first block is number `first`."""
+    """Return the block numbers that a span of a parameter covers; the parameter's first block is number `first`."""
     assert span.start % BLOCK == 0
     return range(first + span.start // BLOCK, first - (-span.stop // BLOCK))
 
@@ -101,7 +101,7 @@ def block_norms(flat: Tensor) -> list[Tensor]:
 
 
 def keys(params: Mapping[str, nn.Parameter], mesh: Mesh, tied: Iterable[Sequence[str]]) -> np.ndarray:
-    """Numbers that differ, but for odds of 2^-64, where the parameters or this rank's shards of them do."""
+    """Return a 64-bit hash of each parameter's name and of this rank's shard of it."""
     first = {name: names[0] for names in tied for name in names}
     texts = [[first.get(name, name), *(mesh.coords[axis] for axis in shards_of(p))] for name, p in params.items()]
     digests = [blake2b(repr(text).encode(), digest_size=8).digest() for text in texts]
@@ -109,9 +109,9 @@ def keys(params: Mapping[str, nn.Parameter], mesh: Mesh, tied: Iterable[Sequence
 
 
 def counted_once(comm: Communicator, keys: np.ndarray) -> tuple[list[int], list[int], int]:
-    """Choose which of this rank's parameters it counts, as the first rank that has them, and their global slots.
+    """Return the parameters that this rank counts, being the first with their keys, their slots, and the global count.
 
-    Parameters are the same where their keys are.  Collective.
+    Parameters with equal keys are the same.  Collective.
     """
     counts = comm.all_gather(np.array([len(keys)])).tolist()
     every = comm.all_gather(keys, counts=counts)
@@ -124,7 +124,7 @@ def counted_once(comm: Communicator, keys: np.ndarray) -> tuple[list[int], list[
 def square_root(x: Tensor) -> Tensor:
     """Compute the square root in place, rounded to nearest.
 
-    Torch's own on the CPU, MKL's, may round to a neighbour, depending on the CPU.
+    Torch's square root on the CPU, from MKL, may be off by one bit, depending on the CPU.
     """
     if x.is_cuda:
         return x.sqrt_()
@@ -133,5 +133,5 @@ def square_root(x: Tensor) -> Tensor:
 
 
 def scale_all(tensors: list[Tensor], factor: Tensor) -> None:
-    """Multiply tensors of one dtype in place: on a GPU by few kernels where the factor is of that dtype."""
+    """Multiply tensors of one dtype in place; on a GPU, in few kernels if the factor has the same dtype."""
     torch._foreach_mul_(tensors, factor.to(torch.promote_types(tensors[0].dtype, torch.float32)))

@@ -1,8 +1,8 @@
-"""Dropout whose masks are the same on any layout: each element's depends on what it is, not on who draws it.
+"""Layout-independent dropout: masks depend on an element's global position, not on the rank that holds it.
 
-Whether an element is kept is a hash of its row and its column.  A row has a key of 64 bits, a hash of the seed, the
-layer, the sample, and the token's place in it; of attention's probabilities, of the head, too.  Columns are places in
-the vector, or the tokens attended to.  No mask is stored: the backward pass hashes again.
+A hash of its row and column decides if an element is kept.  A row has a 64-bit key, a hash of the seed, the layer, the
+sample and the token's position, and for attention probabilities of the head.  Columns are positions in the vector, or
+the tokens attended to.  No mask is stored: the backward pass hashes again.
 
 Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011 (numbers from counters); Steele, Lea and
 Flood, "Fast Splittable Pseudorandom Number Generators", 2014, figure 17 (the mixing function of 64 bits); Appleby,
@@ -21,15 +21,15 @@ from torch import Tensor, nn
 
 GAMMA, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 SHORT_GAMMA, SHORT_FIRST, SHORT_SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
-COMPILED = (torch.float32, torch.float64)  # what the kernels take
+COMPILED = (torch.float32, torch.float64)  # dtypes of the compiled kernels
 
 
 @dataclass
 class BatchPosition:
-    """Which samples and tokens of the whole batch a rank computes; set by whoever gives it the batch.
+    """Samples and tokens of the global batch that a rank computes; updated with each batch.
 
-    `samples` are numbers that no other sample of the run has, (batch); `positions` the tokens' places in the sequence,
-    (seq), or None for all.
+    `samples` are numbers unique in the run, (batch); `positions` the tokens' positions in the sequence, (seq), or None
+    for all.
     """
 
     seed: int = 0
@@ -38,10 +38,10 @@ class BatchPosition:
 
 
 class Dropout(nn.Module):
-    """Takes the place of the dropout number `layer` of a model.
+    """Replaces the dropout number `layer` of a model.
 
-    Of x (batch, seq, width), a rank may have the tokens from `first_token(seq)` on of those in `place`; of attention's
-    heads, those from `first_head(heads)` on.
+    With `split_sequence`, x (batch, seq, width) is the `rank`-th of consecutive shards of the tokens in `place`; heads
+    of attention are always sharded by `rank`.
     """
 
     def __init__(self, p: float, layer: int, place: BatchPosition, rank: int = 0, split_sequence: bool = False):
@@ -77,7 +77,7 @@ class Dropout(nn.Module):
 
 
 class DropFunction(torch.autograd.Function):
-    """Drops elements of x (..., width) by the keys of its rows, (...), which are all that is kept."""
+    """Drops elements of x (..., width) by the keys of its rows, (...); saves only the keys."""
 
     @staticmethod
     def forward(ctx, x: Tensor, rows: Tensor, p: float) -> Tensor:  # type: ignore[override]
@@ -92,30 +92,30 @@ class DropFunction(torch.autograd.Function):
 
 
 class AttentionDropout(NamedTuple):
-    """Drops the probabilities of attention, by the keys of samples and heads."""
+    """Drops attention probabilities, by the keys of samples and heads."""
 
     of_heads: Tensor  # (batch, n_head)
     p: float
 
     def between(self, queries: Tensor, keys: Tensor) -> Drop:
-        """Return the dropout of the probabilities between tokens at some positions.  Shapes: (queries) and (keys)."""
+        """Return the dropout for attention between tokens at these positions.  Shapes: (queries) and (keys)."""
         return Drop(mix(self.of_heads[..., None], queries), keys, self.p)
 
     def among(self, length: int) -> Drop:
-        """Return the dropout of the probabilities between all tokens of a sequence."""
+        """Return the dropout for attention between all tokens of a sequence."""
         places = torch.arange(length, device=self.of_heads.device)
         return self.between(places, places)
 
 
 class Drop(NamedTuple):
-    """Drops elements by the keys of their rows, (...), and their columns, (width); of 64 bits."""
+    """Drops elements by the 64-bit keys of their rows, (...), and columns, (width)."""
 
     rows: Tensor
     columns: Tensor
     p: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return x (..., width) with each element 0 with probability `p`, and else divided by 1 - p."""
+        """Set each element of x (..., width) to 0 with probability `p`, and divide the others by 1 - p."""
         if x.device.type == "cpu" and x.dtype in COMPILED and has_numba():
             from parallelism.numerics import pointwise_kernels
 
@@ -123,17 +123,17 @@ class Drop(NamedTuple):
             flat = [tensor.detach().reshape(-1, x.shape[-1]).numpy() for tensor in (x, out)]
             pointwise_kernels.drop(flat[0], *self.numbers(flat[0].dtype.type), flat[1])
             return out
-        mask = short_hash(self.rows, self.columns) ^ -(1 << 31) >= self.least - (1 << 31)  # as if without a sign
+        mask = short_hash(self.rows, self.columns) ^ -(1 << 31) >= self.least - (1 << 31)  # unsigned comparison
         wide = torch.promote_types(x.dtype, torch.float32)
         return (x * (mask.to(wide) * (1 / (1 - self.p)))).to(x.dtype)
 
     @property
     def least(self) -> int:
-        """The least hash of what stays."""
+        """Smallest hash of an element that is kept."""
         return int(self.p * (1 << 32))
 
     def numbers(self, number: type) -> tuple:
-        """Return the arguments of the compiled kernels."""
+        """Return the compiled kernels' arguments."""
         return self.rows.reshape(-1).numpy(), self.columns.numpy(), self.least, number(1 / (1 - self.p))
 
 
@@ -160,7 +160,7 @@ def short_hash(rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def shifted(x: Tensor, bits: int, width: int) -> Tensor:
-    """Shift right, filling with zeros."""
+    """Shift right logically, filling with zeros."""
     return (x >> bits) & ((1 << (width - bits)) - 1)
 
 

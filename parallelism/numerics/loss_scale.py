@@ -1,6 +1,6 @@
-"""A loss that is scaled, so that small gradients are numbers of float16.
+"""Loss scaling, so that small gradients do not underflow in float16.
 
-Source: Micikevicius et al., "Mixed Precision Training", 2018, arXiv 1710.03740, section 3.2; numbers as in
+Source: Micikevicius et al., "Mixed Precision Training", 2018, arXiv 1710.03740, section 3.2; the defaults are those of
 torch.amp.GradScaler.
 """
 
@@ -13,10 +13,10 @@ from torch import Tensor
 
 
 class LossScale:
-    """By what a loss is multiplied, so that small gradients are numbers of float16: on the device, as gradients are.
+    """Factor by which the loss is multiplied, kept on the device, as the gradients are.
 
-    Halved after a step whose gradients are not finite, which is skipped; doubled after `growth_interval` good ones in a
-    row; with None, it stays.  Every rank must be told the same.  `good_steps` are those since it last changed.
+    Halved after a step with non-finite gradients, which is skipped; doubled after `growth_interval` good steps in a
+    row; constant if that is None.  All ranks must make the same updates.  `good_steps` counts since the last change.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class LossScale:
 
     @property
     def inverse(self) -> Tensor | None:
-        """The factor that unscales gradients; None where they are not scaled."""
+        """Factor that unscales gradients, or None if they are not scaled."""
         return None if self.growth_interval is None else self.value.reciprocal()
 
     @property
     def can_fall(self) -> Tensor:
-        """Whether a smaller scale alone may make non-finite gradients finite."""
+        """Whether the scale can be reduced further, which may make non-finite gradients finite."""
         return self.value > (math.inf if self.growth_interval is None else self.lowest)
 
     def state(self) -> tuple[float, int]:
@@ -55,7 +55,7 @@ class LossScale:
         return float(self.value), int(self.good_steps)
 
     def load(self, value: float, good_steps: int) -> None:
-        """Go on from a state, unless this one stays."""
+        """Restore a state, unless the scale is constant."""
         if self.growth_interval is not None:
             self.value.fill_(value)
             self.good_steps.fill_(good_steps)

@@ -1,4 +1,4 @@
-"""Float32 weights that an optimizer updates beside 16-bit ones, which compute.
+"""Master weights: float32 copies of 16-bit parameters, which the optimizer updates.
 
 Source: Micikevicius et al., "Mixed Precision Training", 2018, arXiv 1710.03740, section 3.1.
 """
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 class MasterWeights:
-    """What an optimizer updates in place of `params`, which compute: `pieces`, in at least float32, by the same names.
+    """Weights in at least float32, `pieces`, that an optimizer updates in place of the `params` of the same names.
 
-    `params` are a model's parameters, or what a rank owns of each, the elements `spans`, flat, with the gradients in
-    place.  Frozen ones have no pieces: they stay as they are.  Pieces are placed as parameters are.
+    `params` are a model's parameters, or the rank's shards of them, the flat elements `spans`, with their gradients.
+    Frozen parameters have no pieces and never change.  Pieces have the parameters' placements.
 
-    Parameters of 32 or 64 bits are their own pieces, and nothing is copied.  Else the pieces lie in one flat tensor,
-    `weights`, and begin as what whole parameters were before they were rounded, `originals`, or as they are.
+    Parameters of 32 or 64 bits are their own pieces, without a copy.  Otherwise the pieces are slices of one flat
+    tensor, `weights`, initialized from `originals`, the whole parameters before rounding, or from the parameters.
 
-    A step is `take_gradients`, the optimizer's own, and `give_parameters`.
+    A step consists of `take_gradients`, the optimizer's step, and `give_parameters`.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class MasterWeights:
 
     @classmethod
     def of(cls, model: nn.Module, arena: Arena) -> MasterWeights:
-        """Make the master weights of a whole arena, and drop the arena's originals."""
+        """Create the master weights of a whole arena, and drop the arena's originals."""
         masters = cls(dict(model.named_parameters()), arena.originals)
         arena.originals = {}
         return masters
 
     @torch.no_grad()
     def take_gradients(self, factor: Tensor | None = None) -> None:
-        """Give the pieces their gradients, times a factor if there is one."""
+        """Copy the gradients to the pieces, multiplied by a factor if there is one."""
         narrow, widened, gradients = [], [], []
         for name, piece in self.pieces.items():
             gradient = gradient_of(self.params[name])
@@ -76,13 +76,13 @@ class MasterWeights:
             piece.grad = gradient
             gradients.append(gradient)
         if widened:
-            torch._foreach_copy_(widened, narrow)  # on a GPU many tensors by one kernel
+            torch._foreach_copy_(widened, narrow)  # on a GPU, one kernel for many tensors
         if gradients and factor is not None:
             scale_all(gradients, factor)
 
     @torch.no_grad()
     def give_parameters(self) -> None:
-        """Round the pieces to the parameters, and let copies of gradients go."""
+        """Round the pieces to the parameters, and free the copies of the gradients."""
         if self.weights is not None and self.pieces:
             torch._foreach_copy_([self.params[name] for name in self.pieces], list(self.pieces.values()))
             for piece in self.pieces.values():
@@ -90,9 +90,9 @@ class MasterWeights:
 
     @contextmanager
     def exact(self, model: nn.Module, shard: Communicator | None = None) -> Iterator[None]:
-        """Put the unrounded master weights into the model while they are read: do not compute with them.
+        """Put the unrounded master weights into the model in this context, for reading, not for computing.
 
-        Ranks of `shard` have pieces of them.  Collective.
+        The ranks of `shard` hold pieces of them.  Collective.
         """
         rounded = {name: p for name, p in model.named_parameters() if p.requires_grad and is_rounded(p)}
         before = {param: param.data for param in rounded.values()}
@@ -112,12 +112,12 @@ class MasterWeights:
 
 
 def is_rounded(param: Tensor) -> bool:
-    """Return whether a parameter has fewer bits than the master weight that an optimizer updates."""
+    """Return whether a parameter has a narrower dtype than its master weight."""
     return param.dtype.itemsize < torch.float32.itemsize
 
 
 def like(param: nn.Parameter, value: Tensor) -> nn.Parameter:
-    """Return a parameter with this value and another one's placement."""
+    """Return a parameter with this value and the placement of `param`."""
     piece = nn.Parameter(value)
     place(piece, **placement_of(param))
     return piece

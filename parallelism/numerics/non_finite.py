@@ -1,4 +1,4 @@
-"""Losses and gradients that are not finite: all ranks agree who had the first, and what becomes of the step."""
+"""Non-finite losses and gradients: all ranks agree on the first one, and on skipping the step or stopping the run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from collectives import Communicator
 
 POLICIES = ("stop", "skip", "ignore")
-LOSS, GRADIENT, NORM, NOTHING = range(4)  # what is not finite; the first that any rank has is told
+LOSS, GRADIENT, NORM, NOTHING = range(4)  # the non-finite quantity; the first on any rank is reported
 
 
 class GradientMonitor(Listener):
-    """Looks at the gradients of parameters with `names` once they are ready; costs a sum of each.
+    """Checks the gradients of the parameters in `names` once they are ready, at the cost of summing each.
 
-    It is to hear of them ahead of whoever sums them up with other ranks'.
+    It must be notified ahead of the listeners that reduce gradients over ranks.
     """
 
     def __init__(self, names: Mapping[Tensor, str]):
@@ -38,7 +38,7 @@ class GradientMonitor(Listener):
         self._sums[name] = self._sums[name] + total if name in self._sums else total
 
     def take(self, device: torch.device) -> tuple[list[str], Tensor]:
-        """Return the parameters with new gradients since the last call, and whether each gradient is finite.
+        """Return the names of parameters with new gradients since the last call, and whether each gradient is finite.
 
         The parameters are in the order of the backward pass.
         """
@@ -48,19 +48,19 @@ class GradientMonitor(Listener):
 
 
 class Verdict(NamedTuple):
-    """What the ranks have agreed on about a step, on the device, as long as nobody reads it."""
+    """The ranks' decision about a step, kept on the device until it is read."""
 
-    skipped: Tensor | None  # 1 where the step must not update the weights, or 0; None where it always may
-    numbers: Tensor  # what `StepGuard.tell` goes by
-    names: list[str]  # of the gradients of this rank
+    skipped: Tensor | None  # 1 to skip the update of the weights, else 0; None if never skipped
+    numbers: Tensor  # arguments of `StepGuard.tell`
+    names: list[str]  # of this rank's gradients
 
 
 class StepGuard(ExposedTime):
-    """Says whether a step may update the weights, the same on all ranks of `comm`, and tells a loss scale.  Collective.
+    """Decides if a step may update the weights, the same on all ranks of `comm`; updates the loss scale.  Collective.
 
-    Where a loss or gradient is not finite, by `policy` the run is stopped, or the step is skipped, and `say` is given
-    the line that names the first rank and parameter; or the step is done all the same.  While a loss scale can be the
-    cause, and fall, the step is skipped.
+    After a non-finite loss or gradient, `policy` decides: "stop" raises an error, "skip" skips the step and passes a
+    line with the first rank and parameter to `say`, "ignore" updates the weights anyway.  If the loss scale may be the
+    cause, and can be reduced, the step is skipped.
 
     Raises: ValueError for an unknown policy.
     """
@@ -82,15 +82,15 @@ class StepGuard(ExposedTime):
         self._agree = comm.plan("all_reduce", self._first, op="min")
 
     def judge(self, loss: Tensor, norm: Tensor) -> Verdict:
-        """Agree on a step, given this rank's loss, 0 if it has none, and the norm of all gradients.
+        """Agree on a step, given this rank's loss, or 0 if it has none, and the norm of all gradients.
 
-        Nothing is read from the device.  One tiny all-reduce.  Collective.
+        Needs one all-reduce of one element, and does not synchronize with the device.  Collective.
         """
         if self.policy == "ignore" and self.scale.growth_interval is None:
             return Verdict(None, loss.new_zeros(0), [])
         names, finite = self.monitor.take(loss.device) if self.monitor else ([], loss.new_ones(0, dtype=torch.bool))
         are_finite = torch.stack([loss.isfinite(), finite.all(), norm.isfinite()])
-        own = are_finite.long().cumprod(0).sum()  # how many before the first that is not: LOSS, ..., NOTHING
+        own = are_finite.long().cumprod(0).sum()  # the first non-finite one: LOSS, ..., NOTHING
         self._first[0] = own * self.comm.size + self.comm.rank
         with self.waiting():
             self._agree()
@@ -103,9 +103,9 @@ class StepGuard(ExposedTime):
         return Verdict(skipped.float(), torch.cat([numbers, finite]), names)
 
     def tell(self, step: int, names: list[str], numbers: Sequence[float], loss: float, norm: float) -> None:
-        """Tell what became of a step, once its verdict's numbers have been read.  Collective.
+        """Report a skipped step, once its verdict's numbers have been read.  Collective.
 
-        Raises: InputError on every rank, if the run is to stop.
+        Raises: InputError on every rank if the policy is to stop.
         """
         if not numbers:
             return
@@ -125,5 +125,5 @@ class StepGuard(ExposedTime):
 
 
 def first_of(names: Sequence[str], finite: Sequence[float]) -> str:
-    """Return the first name whose gradient is not finite, or ""."""
+    """Return the first parameter whose gradient is not finite, or ""."""
     return next((name for name, is_finite in zip(names, finite, strict=True) if not is_finite), "")

@@ -1,7 +1,7 @@
-"""GELUs, gates and rotations on the host in one pass each, forwards and backwards, by compiled code.
+"""Compiled pointwise operations on the CPU: GELU, gates and rotations in one pass each, forward and backward.
 
-Torch's own take several times as long in float32 on few threads, and keep more for the backward pass.  A norm of layers
-is left to torch, which computes it at nearly the speed of memory.
+Torch's own take several times as long in float32 on few threads, and save more for the backward pass.  Norms are left
+to torch, which computes them at nearly memory bandwidth.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from parallelism.numerics.dropout import has_numba
 
-MOST_THREADS = 4  # torch divides its own kernels among more of them, and is ahead then
+MOST_THREADS = 4  # with more, torch's own multithreaded kernels are faster
 
 
 def takes(x: Tensor) -> bool:
@@ -46,7 +46,7 @@ class GELUFunction(torch.autograd.Function):
 
 
 class GateFunction(torch.autograd.Function):
-    """Keeps its input alone, of any dtype and device."""
+    """Saves only its input, of any dtype and device."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:  # type: ignore[override]
@@ -76,7 +76,7 @@ class GateFunction(torch.autograd.Function):
 
 
 class RotationFunction(torch.autograd.Function):
-    """Divides heads (batch, seq, heads, head_size) into three, as many as `counts` each; the first two are rotated."""
+    """Splits heads (batch, seq, heads, head_size) into three groups of `counts` heads, and rotates the first two."""
 
     @staticmethod
     def forward(ctx, heads: Tensor, cos: Tensor, sin: Tensor, counts: list[int]):  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""Compiled code for what a model computes element by element on the host: each tensor is read and written once.
+"""Compiled CPU kernels for pointwise operations, which read and write each tensor once.
 
 Dropout, alone or with the softmax that it follows; GELU; a gated MLP's product; rotations of queries and keys.  Loops
 are compiled for vector units: the hash multiplies 32 bits, and the exponential is a polynomial of float32.
@@ -18,9 +18,9 @@ F = np.float32
 GAMMA, FIRST, SECOND = map(np.uint32, (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35))
 PER_LN2, LN2, LN2_REST = F(1.44269504), F(0.693359375), F(-2.12194440e-4)
 C0, C1, C2, C3, C4, C5 = map(F, (1.98756915e-4, 1.39819995e-3, 8.33345191e-3, 4.16657959e-2, 1.66666655e-1, 0.5))
-LEAST = F(-87)  # whose exponential is a normal number
+LEAST = F(-87)  # smallest argument used, whose exponential is a normal number
 LOWEST = F(-3e38)
-ONE, SLOPE, CUBIC = F(1), F(2 * (2 / np.pi) ** 0.5), F(0.044715)  # the GELU is x sigmoid(SLOPE (x + CUBIC x^3))
+ONE, SLOPE, CUBIC = F(1), F(2 * (2 / np.pi) ** 0.5), F(0.044715)  # GELU = x sigmoid(SLOPE (x + CUBIC x^3))
 compiled: Any = numba.njit(nogil=True, cache=True, fastmath={"nsz", "contract", "reassoc"})
 pointwise: Any = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"nsz", "contract"})
 
@@ -55,7 +55,7 @@ def stays(row, column, bound):
 
 @compiled
 def drop(x, rows, columns, least, scale, out):
-    """Write x, times `scale` where it stays and else 0, to `out`.  Shapes: x, out (rows, columns)."""
+    """Write x to `out`, times `scale` where an element is kept, else 0.  Shapes: x, out (rows, columns)."""
     zero, bound = scale * 0, np.uint32(least)
     for i in range(len(rows)):
         row = rows[i]
@@ -65,9 +65,9 @@ def drop(x, rows, columns, least, scale, out):
 
 @compiled
 def softmax(s, rows, columns, least, scale, slope, num_causal, log):
-    """Replace scores times `slope` by their softmax, dropped; `log` gets the logs of the sums of exponentials.
+    """Replace scores by the softmax of `slope` times them, with dropout; write each row's log-sum-exp to `log`.
 
-    With `num_causal`, the length of a sequence, its query i attends to the first i + 1 keys.
+    With `num_causal`, the sequence length, query i attends to the first i + 1 keys.
 
     Shapes: s (rows, columns), log (rows); of float32.
     """
@@ -91,9 +91,9 @@ def softmax(s, rows, columns, least, scale, slope, num_causal, log):
 
 @compiled
 def softmax_backward(s, d, rows, columns, least, scale, slope, num_causal, log, delta):
-    """Replace scores by their softmax, dropped, and its gradient by theirs.
+    """Replace scores `s` by their softmax with dropout, and its gradient `d` by that of the scores.
 
-    `delta` is the sum of each row's results times their gradients.
+    `delta` is each row's sum of results times their gradients.
 
     Shapes: s, d (rows, columns), log, delta (rows); of float32.
     """
@@ -120,7 +120,7 @@ def sigmoid(x):
 
 @pointwise
 def gelu(x, out):
-    """Write the GELU of x, by the hyperbolic tangent, to `out`.  Shapes: x, out (n), of float32."""
+    """Write the GELU of x, in its tanh approximation, to `out`.  Shapes: x, out (n), of float32."""
     for i in range(len(x)):
         s, _ = sigmoid(SLOPE * x[i] * (ONE + CUBIC * x[i] * x[i]))
         out[i] = x[i] * s
@@ -137,9 +137,9 @@ def gelu_backward(x, gradient, out):
 
 @pointwise
 def gate(x, out):
-    """Write the product of what is let pass and the SiLU of its gate.
+    """Write the product of the values and the SiLU of their gates.
 
-    Shapes: x (rows, 2 width), the gates before what they let pass; out (rows, width); of float32.
+    Shapes: x (rows, 2 width), the gates followed by the values; out (rows, width); of float32.
     """
     for i in range(len(out)):
         gates, passing = x[i, : out.shape[1]], x[i, out.shape[1] :]
@@ -150,7 +150,7 @@ def gate(x, out):
 
 @pointwise
 def gate_backward(x, gradient, out):
-    """Write the gradient of x, given that of the product.
+    """Write the gradient of x, given the gradient of the product.
 
     Shapes: x, out (rows, 2 width), gradient (rows, width); of float32.
     """
@@ -166,11 +166,11 @@ def gate_backward(x, gradient, out):
 
 @pointwise
 def rotate(x, first, cos, sin, out, to, count):
-    """Write `count` heads, each with its element i and i + half turned as one point, by an angle of its token and i.
+    """Write `count` heads, whose elements i and i + half are rotated as a point, by the angle of their token and i.
 
-    Heads of x are those from `first` on, of the result those from `to` on.
+    They are read from head `first` of x on, and written from head `to` of `out` on.
 
-    Shapes: x, out (tokens, heads, 2 half), cos, sin (angles, half), which tokens repeat; of float32.
+    Shapes: x, out (tokens, heads, 2 half), cos, sin (angles, half), repeated over the tokens; of float32.
     """
     half = cos.shape[1]
     for i in range(len(x)):

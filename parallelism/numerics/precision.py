@@ -1,4 +1,4 @@
-"""Precision: what is computed, kept and sent in which dtype.  The planner asks here, too, and goes without torch.
+"""Mixed precision: the dtypes of computation, storage and communication.  The planner uses it, without torch.
 
 Source: Micikevicius et al., "Mixed Precision Training", 2018, arXiv 1710.03740, section 3.
 """
@@ -17,10 +17,10 @@ DTYPES = tuple(ITEMSIZES)
 
 
 class ElementBytes(NamedTuple):
-    """Bytes of an element: of a parameter, its gradient and a state of the optimizer; of activations and the residual.
+    """Bytes per element of parameters, gradients, optimizer states, activations and the residual stream.
 
-    `master` is of the float32 copy of a parameter that the optimizer updates, if there is one, and `cast` of the copy
-    that products are computed with, if it is another.
+    `master` is that of the float32 master weights, 0 if there are none, and `cast` that of the copy of a parameter that
+    matrix products use, 0 if they use the parameter.
 
     Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2019, arXiv
     1910.02054, section 3.1: Adam's two moments, with master weights, and these in float32, K = 12.
@@ -37,13 +37,13 @@ class ElementBytes(NamedTuple):
 
 @dataclass(frozen=True)
 class Precision:
-    """What is computed in which dtype.
+    """Dtypes of computation, parameters and gradients.
 
-    A 16-bit `dtype` alone computes in it by autocast, with float32 weights.  With `master_weights` the model's
-    parameters are of it, too, and `MasterWeights` keeps float32 ones for the optimizer.  Gradients are kept and reduced
-    in `grad_dtype`, float32 if None; of float32 weights, bfloat16 is how they travel.
+    A 16-bit `dtype` alone means autocast, with float32 weights.  With `master_weights` the model's parameters are of
+    that dtype, too, and `MasterWeights` keeps float32 copies for the optimizer.  Gradients are kept and reduced in
+    `grad_dtype`, float32 if None; with float32 weights, bfloat16 applies to communication only.
 
-    Raises: ValueError for what doesn't go together.
+    Raises: ValueError for incompatible values.
     """
 
     dtype: str = "float32"
@@ -63,18 +63,18 @@ class Precision:
 
     @property
     def grad_dtypes(self) -> tuple[str, ...]:
-        """The dtypes in which gradients may be reduced, the default first."""
+        """Dtypes in which gradients may be reduced, the default first."""
         if self.dtype == "float64":
             return ("float64",)
         return "float32", self.dtype if self.master_weights else "bfloat16"
 
     @property
     def wire_dtype(self) -> str | None:
-        """The dtype in which float32 gradients are sent, if it is another one."""
+        """Dtype in which float32 gradients are sent, or None if that is float32."""
         return "bfloat16" if self.grad_dtype == "bfloat16" and not self.master_weights else None
 
     def computing(self, device: str) -> Any:
-        """Return the context in which forward passes run."""
+        """Return the context, such as autocast, for forward passes."""
         import torch
 
         enabled = self.dtype in HALVES and not self.master_weights
@@ -82,7 +82,7 @@ class Precision:
 
     @property
     def arena_dtypes(self) -> dict[str, Any]:
-        """The dtypes of the arena's parameters and gradients, if not the parameters' own, as `Arena` takes them."""
+        """Dtypes of the arena's parameters and gradients, where they differ from the model's; arguments of `Arena`."""
         if not self.master_weights:
             return {}
         import torch

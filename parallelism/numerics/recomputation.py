@@ -1,4 +1,4 @@
-"""Activation recomputation: a module keeps its inputs alone, and computes the rest again in the backward pass.
+"""Activation recomputation: a module saves only its inputs, and repeats its forward pass in the backward pass.
 
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv 1604.06174; Korthikanti et al.,
 "Reducing Activation Recomputation in Large Transformer Models", 2022, arXiv 2205.05198, section 5 (selective).
@@ -20,9 +20,9 @@ from parallelism.pipeline.deferred import CURRENT, WeightGradients, deferring
 
 
 def recompute(module: nn.Module, place: BatchPosition | None = None, method: str = "forward") -> None:
-    """Let a module recompute the activations of one of its methods.  Its parameters keep their names.
+    """Make a module recompute the activations of one of its methods; parameter names do not change.
 
-    Dropout, by `place` or torch's own, draws the same again.
+    The recomputation repeats the dropout masks, by `place` or of torch's own dropout.
     """
     forward, place = getattr(module, method), place or BatchPosition()
 
@@ -31,7 +31,7 @@ def recompute(module: nn.Module, place: BatchPosition | None = None, method: str
             return forward(*args, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, context_fn=partial(contexts, place), **kwargs)
 
-    setattr(module, method, checkpointed)  # a module around it would change names
+    setattr(module, method, checkpointed)  # a wrapper module would change parameter names
 
 
 def contexts(place: BatchPosition) -> tuple[AbstractContextManager, AbstractContextManager]:

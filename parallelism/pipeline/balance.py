@@ -1,4 +1,4 @@
-"""Which layers go to which stage of a pipeline, so that the dearest stage costs least."""
+"""Balance pipeline stages: assign layers to stages so that the costliest stage costs least."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from itertools import accumulate
 
 
 def balance(costs: Sequence[float], num_stages: int) -> list[range]:
-    """Divide layers into consecutive stages of at least one layer: minimize the costliest, then even out the rest.
+    """Divide layers into consecutive non-empty stages: minimize the costliest stage, then even out the others.
 
-    Raises: ValueError for more stages than layers, or none.
+    Raises: ValueError for more stages than layers, or no stages.
 
     >>> balance([1, 1, 1, 1, 1, 3], 3)
     [range(0, 2), range(2, 5), range(5, 6)]
@@ -27,7 +27,7 @@ def cheapest(
 ) -> tuple[float, list[range]]:
     """Return the cheapest division with no stage above `limit`; `add` accumulates the stages' costs."""
     sums = [0, *accumulate(costs)]
-    best: dict[int, tuple[float, list[range]]] = {0: (0, [])}  # of the layers before some
+    best: dict[int, tuple[float, list[range]]] = {0: (0, [])}  # cost and stages of the first layers, by their number
     for _ in range(num_stages):
         longer: dict[int, tuple[float, list[range]]] = {}
         for begin, (value, parts) in best.items():

@@ -1,6 +1,6 @@
-"""Backward in two parts: linear layers give the gradients of their inputs at once, those of their weights later.
+"""Split backward passes: linear layers compute input gradients immediately and defer their weight gradients.
 
-What no other stage waits for can so be computed when there is nothing else to do.
+Weight gradients, which no other stage waits for, fill the pipeline bubble.
 
 Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv 2401.10241, section 2.
 """
@@ -21,21 +21,21 @@ from parallelism.buffers.gradients import gradient_of
 
 
 class WeightGradients:
-    """Gradients of linear layers' weights and biases that are put off, or with `at_once` computed when they come.
+    """Deferred gradients of linear layers' weights and biases; with `at_once`, they are computed immediately.
 
-    Of each product the layer's input and the gradient of its output are kept, and nothing else.  Once all that was put
-    off of a parameter's gradient is computed, `appeared(parameter)` is called.
+    For each product, only the layer's input and the gradient of its output are kept.  When all deferred contributions
+    to a parameter's gradient have been added, `appeared(parameter)` is called.
     """
 
     def __init__(self, appeared: Callable[[Tensor], None] = lambda parameter: None) -> None:
         self.at_once, self.appeared = False, appeared
         self._waiting: deque[tuple[Tensor, Tensor | None, Tensor, Tensor]] = deque()
-        self._products: Counter[Tensor] = Counter()  # that are put off, by parameter
+        self._products: Counter[Tensor] = Counter()  # deferred, by parameter
 
     def put_off(self, weight: Tensor, bias: Tensor | None, x: Tensor, gradient: Tensor) -> None:
-        self._waiting.append((weight, bias, x.detach(), gradient))  # x itself would keep the graph it comes from
+        self._waiting.append((weight, bias, x.detach(), gradient))  # x itself would keep its graph alive
         if self.at_once:
-            self.add()  # autograd calls the parameters' hooks after
+            self.add()  # autograd calls the parameters' hooks afterwards
         else:
             self._products.update([weight] if bias is None else [weight, bias])
 
@@ -45,9 +45,9 @@ class WeightGradients:
 
     @torch.no_grad()
     def add(self) -> None:
-        """Compute them, and add them to the parameters' `grad`, where there is one in place.
+        """Compute the deferred gradients, and add them to the parameters' gradients in place.
 
-        Hooks of the parameters are not called.
+        The parameters' hooks are not called.
         """
         while self._waiting:
             weight, bias, x, gradient = self._waiting.popleft()
@@ -67,7 +67,7 @@ class WeightGradients:
 def add_product(parameter: Tensor, left: Tensor, right: Tensor) -> None:
     home = gradient_of(parameter)
     if home is not None and home.dtype == left.dtype:
-        home.addmm_(left, right)  # without memory for the product
+        home.addmm_(left, right)  # needs no memory for the product
     else:
         accumulate(parameter, left @ right)
 
@@ -85,7 +85,7 @@ CURRENT: ContextVar[WeightGradients | None] = ContextVar("CURRENT", default=None
 
 @contextmanager
 def deferring(later: WeightGradients | None) -> Iterator[None]:
-    """Linear layers that compute in this context leave the gradients of their weights to `later`, if it isn't None."""
+    """Let linear layers that run in this context defer their weight gradients to `later`, if it is not None."""
     token = CURRENT.set(later)
     try:
         with LinearMode() if later else nullcontext():
@@ -95,7 +95,7 @@ def deferring(later: WeightGradients | None) -> Iterator[None]:
 
 
 class LinearMode(TorchFunctionMode):
-    """`F.linear`, whoever calls it."""
+    """Replaces every call of `F.linear` by `linear`."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         function = linear if func is F.linear else func
@@ -110,7 +110,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def current(*weights: Tensor | None) -> WeightGradients | None:
-    """Return where a layer defers its weight gradients, or None if they are computed at once."""
+    """Return the object to which these weights' gradients are deferred, or None if they are computed immediately."""
     trained = all(weight is None or (weight.is_leaf and weight.requires_grad) for weight in weights)
     return CURRENT.get() if trained else None
 
@@ -118,7 +118,7 @@ def current(*weights: Tensor | None) -> WeightGradients | None:
 class LinearFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, later: WeightGradients) -> Tensor:  # type: ignore[override]
-        ctx.later, ctx.weight, ctx.bias = later, weight, bias  # not saved as tensors: those may come back as copies
+        ctx.later, ctx.weight, ctx.bias = later, weight, bias  # attributes, as saved tensors may be returned as copies
         ctx.save_for_backward(x)
         return F.linear(x, autocast(weight), None if bias is None else autocast(bias))
 

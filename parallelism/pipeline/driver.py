@@ -1,4 +1,4 @@
-"""The driver: each rank runs a schedule's actions on its stages of a model, be it one stage on one rank.
+"""Pipeline driver: each rank runs a schedule's actions on its stages of a model; also for one stage on one rank.
 
 Sources: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019, section 2;
 Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021, section 2.2.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Passes(Protocol):
-    """A stage: its passes of a micro-batch, between which it keeps what the next one needs."""
+    """Passes of a stage on a micro-batch; the stage saves activations between them."""
 
     def forward(self, micro_batch: int, x: Tensor | None, batch: Any) -> Tensor:
         """Return the input of the next stage, or the loss on the last stage."""
@@ -38,7 +38,7 @@ class Passes(Protocol):
 
 
 class Form(NamedTuple):
-    """Of the activations between two stages."""
+    """Shape and dtype of the activations between two stages."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -48,13 +48,13 @@ class Form(NamedTuple):
 
 
 class Pipeline:
-    """The stages of a model on the ranks of `comm`, and the schedule that they follow.
+    """Stages of a model on the ranks of `comm`, run by a schedule.
 
-    `stages` are this rank's, by number, as `schedule` has them.  Messages between stages are sent straight from the
-    memory of the activations and received into new ones, and are under way while the ranks compute.
-    `listeners` hear the events of each step.  Whoever knows when a layer computes, and when autograd has added to a
-    parameter's gradient, calls `parameters_needed` and `gradient_appeared`.  Micro-batches have numbers within the
-    global batch, of which this rank's begin with `first_micro_batch`.
+    `stages` are this rank's, by their numbers in `schedule`.  Messages between stages are sent directly from the memory
+    of the activations, received into new tensors, and overlap with computation.  `listeners` are notified of the events
+    of each step.  Hooks on layers and parameters call `parameters_needed` before a layer computes, and
+    `gradient_appeared` after autograd has accumulated a gradient.  Micro-batches are numbered within the global batch;
+    this rank's begin with `first_micro_batch`.
     """
 
     def __init__(
@@ -68,18 +68,18 @@ class Pipeline:
     ):
         self.stages, self.schedule, self.comm, self.device = stages, schedule, comm, device
         self.listeners, self.first_micro_batch = listeners or Listeners(), first_micro_batch
-        self.now: Action | None = None  # what this rank does
+        self.now: Action | None = None  # the action in progress
         with comm.agreed("Pipeline"):
             check_home(stages, schedule, comm)
-        self.forms: dict[Any, dict[int, Form]] = {}  # of what each stage is given, by the shapes of a batch
+        self.forms: dict[Any, dict[int, Form]] = {}  # of each stage's input, by the shapes of a batch
 
     def step(self, batches: Sequence[Any], weights: Sequence[float] | Sequence[Tensor] | None = None) -> Tensor:
-        """Run a step's passes; each batch is a micro-batch, and all ranks pass the same ones.  Collective.
+        """Run a step's passes; each batch is a micro-batch, the same on all ranks.  Collective.
 
-        The loss is the sum of the micro-batches' by their `weights`, by default their mean.  Returns it on the rank of
-        the last stage, 0 on others, in float64 on the device; gradients are added up in each stage.
+        The loss is the sum of the micro-batches' losses times `weights`, by default their mean.  Return it on the rank
+        of the last stage, 0 on others, in float64 on the device; gradients accumulate in each stage.
 
-        Raises: ValueError for another number of batches than the schedule's.
+        Raises: ValueError if the number of batches is not the schedule's.
         """
         if len(batches) != self.schedule.num_micro_batches:
             raise ValueError(
@@ -91,11 +91,11 @@ class Pipeline:
         return loss
 
     def parameters_needed(self, layer: int) -> None:
-        """Say that a layer is about to compute, forward or backward."""
+        """Notify the listeners that a layer is about to compute, forward or backward."""
         self.listeners.emit("parameters_needed", layer)
 
     def gradient_appeared(self, parameter: Tensor) -> None:
-        """Say that autograd has been through a parameter: its gradient is ready unless some of it is put off."""
+        """Handle autograd's accumulation of a gradient, which is ready unless part of it is deferred."""
         assert self.now
         stage, _, micro_batch = self.now
         if not self.stages[stage].puts_off(micro_batch, parameter):
@@ -107,15 +107,15 @@ class Pipeline:
 
     @torch.no_grad()
     def losses(self, batches: Sequence[Any]) -> list[float]:
-        """Return each batch's loss by forward passes alone, on the last stage's rank; zeros on others.  Collective."""
+        """Return each batch's loss on the rank of the last stage, zeros on others; forward passes only.  Collective."""
         run = Pass(self, forward_only(self.schedule, len(batches)), batches, [0.0] * len(batches))
         run.run()
         return [float(loss) for loss in run.losses]
 
     def form(self, batch: Any) -> dict[int, Form]:
-        """Return the form of each stage's input, which is exchanged once for each shape of batch.
+        """Return the form of each stage's input, which is exchanged once per batch shape.
 
-        One rank sends nothing, and need not know.
+        A single rank sends nothing, and needs no forms.
         """
         if self.comm.size == 1:
             return {}
@@ -126,7 +126,7 @@ class Pipeline:
 
     @torch.no_grad()
     def _learn(self, batch: Any) -> dict[int, Form]:
-        """Pass a batch of nothing through the stages.  Collective."""
+        """Run a batch through the stages on zeros, and share the forms of their outputs.  Collective."""
         home = self.schedule.home
         forms: dict[int, Form] = {}
         for stage in range(self.schedule.num_stages - 1):
@@ -140,7 +140,7 @@ class Pipeline:
 
 
 class Pass:
-    """A run of a schedule: what has come and is not used yet, and what is under way."""
+    """One execution of a schedule, with its received tensors and its messages in progress."""
 
     def __init__(self, pipeline: Pipeline, schedule: Schedule, batches: Sequence[Any], weights: Sequence[Any]):
         self.pipeline, self.schedule, self.batches, self.weights = pipeline, schedule, batches, weights
@@ -148,7 +148,7 @@ class Pass:
         self.losses = [torch.zeros((), dtype=torch.float64, device=pipeline.device)] * len(batches)
         self.coming: dict[StageMessage, Any] = {}
         self.leaving: list[Any] = []
-        self.held: dict[tuple[bool, int, int], Tensor] = {}  # activations, or gradients, for a stage and micro-batch
+        self.held: dict[tuple[bool, int, int], Tensor] = {}  # activations or gradients, by stage and micro-batch
 
     def run(self) -> Tensor:
         self.pipeline.listeners.emit("before_passes")
@@ -160,7 +160,7 @@ class Pass:
                 case WaitRecv(message):
                     self.wait(message)
                 case StartSend(message):
-                    self.leaving = [work for work in self.leaving if not work.done()]  # whose memory may go
+                    self.leaving = [work for work in self.leaving if not work.done()]  # frees their memory
                     self.leaving.append(self.send(message))
                 case _:
                     self.act(op.action, next(following, None))
@@ -230,7 +230,7 @@ def check_home(stages: Mapping[int, Any], schedule: Schedule, comm: Communicator
 
 
 def forward_only(schedule: Schedule, num_micro_batches: int) -> Schedule:
-    """Return the schedule that runs the forward passes of some micro-batches in order, on the same stages."""
+    """Return a schedule of the forward passes of so many micro-batches in order, on the same stages."""
     orders = tuple(
         tuple(Action(stage, FORWARD, m) for m in range(num_micro_batches) for stage in schedule.stages(rank))
         for rank in range(schedule.num_ranks)

@@ -1,7 +1,7 @@
-"""The events of a step, and who listens to them.
+"""Events of a training step, and their listeners.
 
-The driver of a schedule emits them, and so does a module in a loop of the user's own; data parallelism and ZeRO listen,
-and so do what times a step, records its trace, or looks at its gradients.
+The pipeline driver emits them, and so do modules in custom training loops.  Data parallelism and ZeRO are listeners, as
+are step timers, trace recorders and gradient monitors.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from parallelism.buffers.exposed_time import ExposedTime
 from parallelism.pipeline.schedule.actions import Action
 from parallelism.pipeline.schedule.messages import StageMessage
 
-SHARED = -1  # instead of a layer's number, before all of these: of several layers, or of none
+SHARED = -1  # in place of a layer's number, for parameters of several layers or of none
 
 
 class Listener(ExposedTime):
-    """Hears what happens in a step, in its order; does nothing about it.
+    """Base class: is notified of a step's events in order, and ignores them.
 
-    Ranks that hold the same stages hear the same events of their schedule in the same order.
+    Ranks that hold the same stages have the same events in the same order.
     """
 
     def before_passes(self) -> None:
@@ -54,23 +54,23 @@ class Listener(ExposedTime):
 
 
 class Listeners:
-    """Those who listen to a driver.  Who comes first hears first of each event, and last of what is after another."""
+    """Listeners of a driver, which are notified in order, of `after` events in reverse order."""
 
     def __init__(self, *listeners: Listener):
         self.listeners = list(listeners)
 
     def emit(self, event: str, *arguments: Any) -> None:
-        """Call the method of each listener that is named as the event."""
+        """Call each listener's method with the event's name."""
         for listener in reversed(self.listeners) if event.startswith("after") else self.listeners:
             getattr(listener, event)(*arguments)
 
     def add(self, listener: Listener) -> None:
-        """Let a listener hear from now on, ahead of the others."""
+        """Add a listener, ahead of the others."""
         self.listeners.insert(0, listener)
 
     @contextmanager
     def adding(self, listener: Listener) -> Iterator[None]:
-        """Let a listener hear what happens in this context, ahead of the others."""
+        """Add a listener, ahead of the others, for the duration of this context."""
         self.add(listener)
         yield
         self.listeners.remove(listener)

@@ -1,4 +1,4 @@
-"""An exercise: write 1F1B as the order of one rank's actions."""
+"""Exercise: write 1F1B as the order of one rank's actions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def of_size(num_stages: int, num_micro_batches: int) -> Instance:
 
 
 class PipelineExercise(Exercise):
-    """Each micro-batch passes all stages forward, then backward; rank s has stage s."""
+    """Every micro-batch runs forward through all stages, then backward; rank s has stage s."""
 
     name = "1f1b"
     title = "a pipeline schedule: one forward, one backward"

@@ -1,4 +1,4 @@
-"""How long each layer's passes take: what stages are balanced by, and schedules are priced with."""
+"""Layer times: measure each layer's passes, to balance stages and to predict the times of schedules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LayerTimes(NamedTuple):
-    """Seconds of a layer's passes: forward, and backward for inputs and for weights."""
+    """Times of a layer's passes in seconds: forward, backward for inputs, backward for weights."""
 
     forward: float
     inputs: float
@@ -32,9 +32,9 @@ def measure(
     prepare: Callable[[Batch], None] = nothing,
     repeats: int = 3,
 ) -> list[LayerTimes]:
-    """Measure each layer's shortest times on a batch.  Gradients stay as they are.
+    """Measure each layer's minimum times on a batch.  Gradients do not change.
 
-    Collective where ranks share layers; each then has times of its own.
+    Collective if the layers communicate; each rank returns its own times.
     """
     gradients = {p: p.grad for p in model.parameters()}
     model.zero_grad(set_to_none=True)
@@ -51,13 +51,13 @@ def measure(
 
 
 def agreed(times: Sequence[LayerTimes], comm: Communicator) -> list[LayerTimes]:
-    """Return the means over the ranks, the same on all ranks.  Collective."""
+    """Return the mean times over all ranks.  Collective."""
     means = comm.broadcast(comm.all_reduce(np.array(times), op="avg"))
     return [LayerTimes(*row) for row in means.tolist()]
 
 
 def message_s(x: Tensor, comm: Communicator, repeats: int = 5) -> float:
-    """Measure the seconds that such a tensor takes from rank 0 to rank 1, the same on all ranks.  Collective."""
+    """Measure the transfer time of such a tensor from rank 0 to rank 1, in seconds; broadcast it.  Collective."""
     x, shortest = x.detach().contiguous(), np.full(1, np.inf)
     for _ in range(repeats if comm.rank < 2 else 0):
         begin = time.perf_counter()
@@ -68,7 +68,7 @@ def message_s(x: Tensor, comm: Communicator, repeats: int = 5) -> float:
 
 
 def stage_costs(times: Sequence[LayerTimes], parts: Sequence[range], message: float) -> Costs:
-    """Return the costs of stages that consist of these layers.
+    """Return the costs of stages, given the layers of each.
 
     >>> times = [LayerTimes(1, 2, 3), LayerTimes(1, 1, 1), LayerTimes(4, 4, 4)]
     >>> stage_costs(times, [range(0, 2), range(2, 3)], message=0.5)
@@ -90,7 +90,7 @@ def passes(stage: Stage, x: Tensor | None, batch: Batch) -> LayerTimes:
 
 
 def now(x: Tensor) -> float:
-    """Return the time in seconds, after the work queued on the device of x has ended."""
+    """Return the time in seconds, after waiting for the work queued on the device of x."""
     if x.is_cuda:
         torch.cuda.synchronize(x.device)
     return time.perf_counter()

@@ -1,4 +1,4 @@
-"""The parameters that a rank has of a model, by the layers and the stages that use them."""
+"""Local parameters: the parameters of a model that a rank holds, with the layers and stages that use them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from parallelism.pipeline.tied import TiedGradients, separate
 if TYPE_CHECKING:
     from collectives import Communicator
 
-ALONE = Action(0, FORWARD, 0), Action(0, BACKWARD, 0)  # a stage and a micro-batch
+ALONE = Action(0, FORWARD, 0), Action(0, BACKWARD, 0)  # one stage, one micro-batch
 
 
 class LocalParameters:
-    """What a rank has of a model: its parameters, by name, and which of its layers and stages use each.
+    """A rank's part of a model: its parameters by name, and the local layers and stages that use each.
 
-    `modules` are those of each layer, by its number, and `stages` the layers of each stage; `order` are the rank's
-    actions.  Memory that collectives use comes from `comm`.  A model that `is_cut` has several stages.  Micro-batches
-    are numbered within the global batch from `first_micro_batch` on.
+    `modules` names each layer's modules, by layer number, and `stages` the layers of each stage; `order` is the rank's
+    sequence of actions.  `comm` allocates memory for collectives.  With `is_cut`, the model has several stages.
+    Micro-batches are numbered within the global batch from `first_micro_batch` on.
     """
 
     def __init__(
@@ -43,13 +43,11 @@ class LocalParameters:
         self.tied = tied or TiedGradients([], model, comm)
         self.params = dict(model.named_parameters())
         self.names: dict[Tensor, str] = {param: name for name, param in self.params.items()}
-        self.leaves: list[Tensor] = [
-            param for param in self.params.values() if param.requires_grad
-        ]  # of backward passes
+        self.leaves: list[Tensor] = [param for param in self.params.values() if param.requires_grad]  # of the graph
         self.num_micro_batches = len({action.micro_batch for action in order})
         self._names = dict(model.named_parameters(remove_duplicate=False))
         self._layers = {name: {n for n, owned in modules.items() if is_inside(name, owned)} for name in self._names}
-        self._users: dict[Tensor, set[int]] = {}  # layers, by parameter
+        self._users: dict[Tensor, set[int]] = {}  # layers that use each parameter
         for name, param in self._names.items():
             self._users.setdefault(param, set()).update(self._layers[name])
         self._last = {action.stage: index for index, action in enumerate(order) if action.kind != FORWARD}
@@ -59,16 +57,16 @@ class LocalParameters:
         return self._users[param]
 
     def home(self, param: Tensor) -> int:
-        """Return the only layer that uses a parameter, or SHARED."""
+        """Return the layer that uses a parameter, or SHARED if there are several or none."""
         layers = self.layers(param)
         return next(iter(layers)) if len(layers) == 1 else SHARED
 
     def users(self, layers: set[int]) -> set[int]:
-        """Return the stages that have some of these layers, or all stages if there are no layers."""
+        """Return the stages with any of these layers, or all stages if `layers` is empty."""
         return {stage for stage, part in self.stages.items() if not layers or layers.intersection(part)}
 
     def end(self, name: str) -> int:
-        """Return the number, in this rank's order, of the action that completes a parameter's gradient."""
+        """Return the index, in this rank's order, of the action that completes a parameter's gradient."""
         return max(self._last[stage] for stage in self.users(self.layers(self.params[name])))
 
     def num_passes(self, *names: str) -> int:
@@ -77,11 +75,11 @@ class LocalParameters:
         return len(self.users(layers)) * self.num_micro_batches
 
     def trained(self, names: Iterable[str] | None = None) -> list[str]:
-        """Return the names of the parameters that get gradients, in their order."""
+        """Return the names of the parameters that require gradients, in order."""
         return [name for name in (self.params if names is None else names) if self.params[name].requires_grad]
 
     def runs(self, slices: Mapping[str, slice], key: Callable[[str], object]) -> list[dict[str, slice]]:
-        """Neighbours with the same key, all trained or all frozen; those that other ranks have, too, are alone."""
+        """Group neighbours with the same key, all trained or all frozen; a parameter tied across ranks is alone."""
         across = self.tied.across
 
         def kind(name: str) -> tuple[object, ...]:
@@ -90,9 +88,9 @@ class LocalParameters:
         return [{name: slices[name] for name in names} for _, names in groupby(slices, kind)]
 
     def separate(self) -> dict[nn.Parameter, dict[Tensor, int]]:
-        """Let further uses of tied parameters add up their gradients apart, where the order of the sum would differ.
+        """Accumulate gradients of tied parameters separately for each use, where the summation order would differ.
 
-        Returns these uses by their parameters, each with the number of backward passes of a step that reach it.
+        Return the additional uses by parameter, each with the number of a step's backward passes that reach it.
         """
         uses: dict[nn.Parameter, dict[Tensor, int]] = {}
         for group in self.tied.names:
@@ -106,5 +104,5 @@ class LocalParameters:
 
 
 def is_inside(name: str, modules: Sequence[str]) -> bool:
-    """Return whether a parameter belongs to one of the modules, of which "" is the whole model."""
+    """Return whether a parameter belongs to one of the modules; "" is the whole model."""
     return any(not module or name.startswith(f"{module}.") for module in modules)

@@ -1,4 +1,4 @@
-"""A model over the pipeline axis of a mesh, be it one stage on one rank, and over the data-parallel axes beside it."""
+"""Pipeline parallelism: divide a model over the pipeline axis of a mesh, and replicate it over dp and sp."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 class PipelineParallel:
-    """A model with its layers divided over `mesh.pp`, and its gradients averaged over dp and sp after each step.
+    """A model with layers divided over `mesh.pp`, and gradients averaged over dp and sp after each step.
 
-    Each rank gives the same model; what other ranks' stages have of it goes.  Stages are balanced by the layers' costs.
+    All ranks pass the same model; layers of other ranks' stages are deleted.  Stages are balanced by the layers' costs.
     `prepare` is called with the micro-batch before each forward pass.
 
-    The ranks of dp and sp, or groups of them, share what ZeRO does in `zero_stage`; `replica` has this rank's part, and
-    what updates it: a `Replica` with `options`.
+    With a `zero_stage`, ZeRO shards over dp and sp, or over groups of these ranks; `replica`, a `Replica` with
+    `options`, holds this rank's parameters and updates them.
 
     Raises: InputError for more stages than layers.
     """
@@ -99,29 +99,29 @@ class PipelineParallel:
 
     @property
     def exposed_s(self) -> float:
-        """The time that steps have waited for other ranks, in seconds, added up."""
+        """Total time that steps have waited for other ranks, in seconds."""
         return self.replica.exposed_s + self.times.waited_s
 
     def step(self, batches: Sequence[Batch], weights: Sequence[float] | Sequence[Tensor] | None = None) -> Tensor:
-        """Forward and backward passes of a micro-batch each, as `Pipeline.step`; gradients are averaged."""
+        """Run a step as `Pipeline.step` does, and average the gradients."""
         return self.pipeline.step(batches, weights)
 
     def zero_grad(self) -> None:
-        """Clear the gradients, in place."""
+        """Clear the gradients in place."""
         self.replica.zero_grad()
 
     def remove_hooks(self) -> None:
-        """Take the hooks off gradients, which would keep this model in memory."""
+        """Remove the gradient hooks, which would keep this model in memory."""
         for tensor in self._own.leaves:
             remove_hooks(tensor)
 
     @property
     def groups(self) -> list[TiedGradients | ShardGroups]:
-        """The communicators to free, with their owners."""
+        """Objects with communicators to free."""
         return [self._own.tied, self.replica.ranks]
 
     def free(self) -> None:
-        """Give its communicators back to MPI.  Collective."""
+        """Free its communicators.  Collective."""
         for group in self.groups:
             group.free()
 

@@ -1,4 +1,4 @@
-"""The scene of pipelines: the orders of every registered schedule, which the page prices by the rule of `price`."""
+"""Pipeline scene: the actions of every registered schedule, which the page times by the rule of `price`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def scene() -> Scene:
 
 
 def orders(name: str) -> dict[str, list[str]]:
-    """Return each rank's actions, as 0F0 0F1, by ranks and micro-batches; every schedule is proved before."""
+    """Return each rank's actions, such as 0F0 0F1, by ranks and micro-batches; every schedule is proved first."""
     table = {}
     for num_ranks in RANKS:
         for num_micro_batches in MICRO_BATCHES:

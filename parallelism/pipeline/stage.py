@@ -1,4 +1,4 @@
-"""Stages of a pipeline, cut from a model: forward, and backward whole or in two parts, micro-batch by micro-batch."""
+"""Pipeline stages, cut from a model: run a micro-batch forward, and backward whole or in two parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parallelism.pipeline.deferred import WeightGradients, deferring
 
 
 class Batch(NamedTuple):
-    """A micro-batch, as every stage has it.
+    """A micro-batch, identical on every stage.
 
     Shapes: tokens, targets and documents (batch, seq), positions (seq) or (batch, seq), samples (batch).
     """
@@ -26,12 +26,12 @@ class Batch(NamedTuple):
     samples: Tensor | None = None
 
     def to(self, device: str) -> Batch:
-        """Copy to a device; the copy may still be in flight when this returns."""
+        """Start copying to a device; return before the copy is complete."""
         return Batch(*(None if part is None else to_device(part, device) for part in self))  # type: ignore[arg-type]
 
 
 class Layer(NamedTuple):
-    """What a pipeline cannot cut: the names of the modules it owns, and what they make of the layer before it."""
+    """Indivisible unit of a pipeline: the names of its modules, and their function of the previous layer's output."""
 
     name: str
     modules: tuple[str, ...]
@@ -49,7 +49,7 @@ def joined(first: Layer, second: Layer) -> Layer:
 
 
 class Absent(nn.Module):
-    """Takes the place of a module that another stage has."""
+    """Placeholder for a module of another stage."""
 
     def __init__(self, name: str):
         super().__init__()
@@ -71,11 +71,11 @@ def cut(
     splits: bool = False,
     appeared: Callable[[Tensor], None] = nothing,
 ) -> dict[int, Stage]:
-    """Cut out this rank's stages, by number; `stages` says which layers each has.  Other modules are deleted.
+    """Cut out this rank's stages, by number, with the layers in `stages`.  Other modules are deleted.
 
-    Parameters keep their names.  A parameter that modules share stays one where all of them are here.  `prepare` is
-    called before each forward pass.  With `splits`, backward passes may be done in two parts; `appeared` is called with
-    each parameter whose gradient was put off, once it is computed.
+    Parameter names do not change.  A tied parameter remains tied among this rank's modules.  `prepare` is called before
+    each forward pass.  With `splits`, backward passes may be done in two parts; `appeared` is called with each
+    parameter whose gradient was deferred, once it is computed.
     """
     own_names = {name for part in stages.values() for layer in layers[part.start : part.stop] for name in layer.modules}
     for name in (name for layer in layers for name in layer.modules if name not in own_names):
@@ -88,21 +88,17 @@ def cut(
 
 
 class SavedForBackward(NamedTuple):
-    """What a stage keeps of a micro-batch until the end of its backward pass.
+    """State that a stage saves of a micro-batch until the end of its backward pass."""
 
-    That is its input, if it isn't the first, where the graph of its output ends, if any of it is trained, and what is
-    put off.
-    """
-
-    x: Tensor | None
-    end: Tensor | None
-    later: WeightGradients | None
+    x: Tensor | None  # input; None on the first stage
+    end: Tensor | None  # root of the output's graph; None if the stage is frozen
+    later: WeightGradients | None  # deferred weight gradients
 
 
 class Stage:
-    """Some layers of a model.  Gradients accumulate in the parameters' `grad`.
+    """Consecutive layers of a model.  Gradients accumulate in the parameters' `grad`.
 
-    With `splits`, a backward pass may be done in two parts; `appeared` is as of `cut`.
+    With `splits`, a backward pass may be done in two parts; `appeared` is as in `cut`.
     """
 
     def __init__(
@@ -116,17 +112,17 @@ class Stage:
         self._alive: dict[int, SavedForBackward] = {}
 
     def puts_off(self, micro_batch: int, parameter: Tensor) -> bool:
-        """Return whether a part of a parameter's gradient is deferred to `backward_weights`."""
+        """Return whether part of a parameter's gradient is deferred to `backward_weights`."""
         saved = self._alive.get(micro_batch)
         return saved is not None and saved.later is not None and saved.later.puts_off(parameter)
 
     @property
     def num_alive(self) -> int:
-        """Micro-batches whose activations are kept."""
+        """Number of micro-batches with live activations."""
         return len(self._alive)
 
     def forward(self, micro_batch: int, x: Tensor | None, batch: Batch) -> Tensor:
-        """Return the output for the next stage, or the scalar loss on the last one.  The first stage's x is None."""
+        """Return the output for the next stage, or the scalar loss on the last one; x is None on the first stage."""
         self.prepare(batch)
         needs_gradient = torch.is_grad_enabled()
         later = WeightGradients(self.appeared) if self.splits and needs_gradient else None
@@ -136,11 +132,11 @@ class Stage:
             y = self.layer.run(x, batch)
         if needs_gradient:
             end = GradientSource.apply(y) if y.requires_grad else None
-            self._alive[micro_batch] = SavedForBackward(x, end, later)  # not y, whose memory may go
+            self._alive[micro_batch] = SavedForBackward(x, end, later)  # not y, whose memory can be freed
         return y.detach()
 
     def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
-        """Return the input's gradient, given the output's; of the last stage, given the weight of the loss."""
+        """Return the input's gradient, given the output's gradient, or the weight of the loss on the last stage."""
         saved = self._alive.pop(micro_batch)
         if saved.later:
             saved.later.at_once = True
@@ -167,9 +163,9 @@ def backward(saved: SavedForBackward, gradient: Tensor) -> Tensor | None:
 
 
 class GradientSource(torch.autograd.Function):
-    """A scalar whose backward pass gives the tensor it was made of the `gradient` of the node.
+    """Function to a scalar whose backward pass returns the node's `gradient`, for the tensor it was applied to.
 
-    Given a gradient itself, torch 2.13 imports SymPy to compare shapes, which takes each rank 0.6 s in its first step.
+    If a gradient is passed to `backward`, torch 2.13 imports SymPy to compare shapes: 0.6 s per rank in the first step.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""How long steps take, and which part of that their ranks compute."""
+"""Step times: measure how long steps take, and the part of it that ranks spend computing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class StepTimes(Listener):
-    """Adds up the seconds of this rank's actions, `busy_s`, and of its parts of schedules, `span_s`."""
+    """Accumulates the time of this rank's actions, `busy_s`, and of the schedules it runs, `span_s`, in seconds."""
 
     def __init__(self) -> None:
         self.busy_s = self.span_s = 0.0
-        self.last = 0.0, 0.0  # both, of the last schedule
+        self.last = 0.0, 0.0  # busy and span of the last schedule
 
     def before_passes(self) -> None:
         self._busy_before_s, self._begin_s = self.busy_s, time.perf_counter()
@@ -36,7 +36,7 @@ class StepTimes(Listener):
 
     @property
     def waited_s(self) -> float:
-        """The time between actions, in which other ranks are waited for."""
+        """Time between actions, spent waiting for other ranks, in seconds."""
         return self.span_s - self.busy_s
 
     def bubble(self, comm: Communicator) -> float | None:

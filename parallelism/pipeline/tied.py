@@ -1,4 +1,4 @@
-"""Parameters that are tied: used in several places of a model, be they on one rank or on several."""
+"""Tied parameters: used in several places of a model, on one rank or on several."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tied = list[tuple[str, ...]]
 
 
 def tied_names(model: nn.Module) -> Tied:
-    """Return the names of each parameter that has several."""
+    """Return the names of each tied parameter."""
     names: dict[nn.Parameter, list[str]] = defaultdict(list)
     for name, param in model.named_parameters(remove_duplicate=False):
         names[param].append(name)
@@ -26,15 +26,15 @@ def tied_names(model: nn.Module) -> Tied:
 
 
 class TiedGradients(ExposedTime):
-    """Sums up the gradients of parameters that are tied in the whole model, but lie on several ranks of `pp`.
+    """Sums the gradients of parameters that are tied across ranks of `pp`.
 
-    `names` are theirs in the whole model, `model` is what this rank has of it.  Collective.
+    `names` are the tied parameters' names in the whole model; `model` is this rank's part.  Collective.
     """
 
     def __init__(self, names: Tied, model: nn.Module, pp: Communicator):
         self.names = names
         self.plans: list[Plan] = []
-        self._groups: list[tuple[str, Communicator]] = []  # the name here, and the ranks that have it
+        self._groups: list[tuple[str, Communicator]] = []  # the local name, and the ranks that hold the parameter
         params = dict(model.named_parameters())
         for group in names if pp.size > 1 else ():
             own = [name for name in group if name in params]
@@ -44,11 +44,11 @@ class TiedGradients(ExposedTime):
 
     @property
     def across(self) -> set[str]:
-        """The names here of those that other ranks have, too."""
+        """Local names of the parameters that other ranks hold, too."""
         return {name for name, comm in self._groups if comm.size > 1}
 
     def bind(self, gradients: Any, places: Mapping[str, slice]) -> None:
-        """Sum up what lies in `gradients` at `places`: trained parameters have some.  Collective."""
+        """Bind the sums of the slices `places` of `gradients`; frozen parameters have none.  Collective."""
         self.plans = [
             comm.plan("all_reduce", gradients[places[name]])
             for name, comm in self._groups
@@ -61,16 +61,16 @@ class TiedGradients(ExposedTime):
                 plan()
 
     def free(self) -> None:
-        """Give its communicators back to MPI.  Collective."""
+        """Free its communicators.  Collective."""
         self.plans.clear()
         for _, comm in self._groups:
             comm.free()
 
 
 def separate(model: nn.Module, name: str, param: nn.Parameter) -> Tensor:
-    """Put a tensor of the same memory, whose gradients are added up apart, in the place of a parameter's further use.
+    """Replace another use of a parameter by an alias of its memory, whose gradients accumulate separately.
 
-    It is no parameter of the model, and watched by whoever watches the parameter's gradients.
+    The alias is not a parameter of the model; the hooks on the parameter's gradients run for it, too.
     """
     use = with_gradients_apart(param)
     parent, _, child = name.rpartition(".")

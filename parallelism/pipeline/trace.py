@@ -1,7 +1,7 @@
-"""A timeline of a step as it happened: as a trace that Perfetto and Chrome open, and as a picture beside the plan.
+"""Timeline of a measured step: a trace for Perfetto and Chrome, and a picture beside the predicted step.
 
-Ranks record spans by `time.perf_counter`; rank 0 gathers them.  The clocks of hosts count
-from different moments: how far they are apart is taken from the quickest of several messages there and back.
+Ranks record spans by `time.perf_counter`; rank 0 gathers them.  Clocks of different hosts have different
+origins: the offset is estimated from the fastest of several round trips.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from parallelism.pipeline.schedule.price import Costs, Span, Timeline
 if TYPE_CHECKING:
     from collectives import Communicator
 
-ROUNDS = 20  # there and back
-PASSES, REST = "passes", "all-reduce"  # a rank's lanes in a trace; what goes on under its passes has its own
+ROUNDS = 20  # round trips
+PASSES, REST = "passes", "all-reduce"  # a rank's lanes in a trace; communication that overlaps passes is on the second
 
 
 class SpanRecorder(Listener):
-    """Records what a rank does when: each action, and each wait for a message, in `spans`."""
+    """Records the time spans of a rank's actions and waits for messages in `spans`."""
 
     def __init__(self, rank: int):
         self.rank = rank
@@ -52,7 +52,7 @@ class SpanRecorder(Listener):
 
 
 def gather(comm: Communicator, spans: Sequence[Span]) -> list[Span]:
-    """Gather all ranks' spans on rank 0, by its clock and from the first begin; others get none.  Collective."""
+    """Gather all ranks' spans on rank 0, in its clock, relative to the earliest; others return none.  Collective."""
     ahead_s = clocks_ahead_s(comm)
     texts = comm.all_gather_object(json.dumps(spans))
     if comm.rank:
@@ -67,9 +67,9 @@ def gather(comm: Communicator, spans: Sequence[Span]) -> list[Span]:
 
 
 def clocks_ahead_s(comm: Communicator) -> list[float]:
-    """Measure by how many seconds each rank's clock is ahead of rank 0's; zeros on other ranks.  Collective.
+    """Measure how far each rank's clock is ahead of rank 0's, in seconds; others return zeros.  Collective.
 
-    Ranks of one host have one clock.
+    Ranks of the same host have the same clock.
     """
     hosts = comm.host_names()
     first = [hosts.index(host) for host in hosts]
@@ -78,7 +78,7 @@ def clocks_ahead_s(comm: Communicator) -> list[float]:
 
 
 def clock_ahead_s(comm: Communicator, rank: int) -> float:
-    """Measure by how many seconds one rank's clock is ahead of rank 0's, on rank 0."""
+    """Measure how far one rank's clock is ahead of rank 0's, in seconds, on rank 0."""
     theirs, trips = np.zeros(1), []
     for _ in range(ROUNDS):
         begin_s = time.perf_counter()
@@ -95,7 +95,7 @@ def clock_ahead_s(comm: Communicator, rank: int) -> float:
 
 
 class CompletedAction(NamedTuple):
-    """An action, when it was done, and what its rank did before."""
+    """An action, its time span, and its rank's previous action."""
 
     action: Action
     span: Span
@@ -103,7 +103,7 @@ class CompletedAction(NamedTuple):
 
 
 def done(spans: Sequence[Span]) -> dict[Action, CompletedAction]:
-    """Return the actions of a step, by the results that others need."""
+    """Return the completed actions of a step, by the result that each produces."""
     ranked = sorted((span for span in spans if action_of(span)), key=lambda span: (span.rank, span.begin_s))
     index = {}
     for before, span in pairwise([None, *ranked]):
@@ -115,7 +115,7 @@ def done(spans: Sequence[Span]) -> dict[Action, CompletedAction]:
 
 
 def messages(spans: Sequence[Span]) -> Iterator[tuple[CompletedAction, CompletedAction]]:
-    """Yield each message between ranks as the action that sends and the one that needs it."""
+    """Yield each message between ranks as a pair: the action that sends it, and the action that needs it."""
     index = done(spans)
     num_stages = 1 + max((action.stage for action in index), default=-1)
     for reader in index.values():
@@ -128,7 +128,7 @@ def messages(spans: Sequence[Span]) -> Iterator[tuple[CompletedAction, Completed
 def measured(spans: Sequence[Span]) -> Costs:
     """Return the measured costs: medians of each stage's actions, and of messages between consecutive stages.
 
-    Of messages those count that were waited for.  Where all backward passes are whole, all is in `inputs`.
+    Messages count only if they were waited for.  If no backward pass is split, `inputs` has all of their time.
     """
     actions = done(spans).values()
     stages = range(1 + max((each.action.stage for each in actions), default=-1))
@@ -151,7 +151,7 @@ def measured(spans: Sequence[Span]) -> Costs:
 
 
 def happened(name: str, num_ranks: int, spans: Sequence[Span]) -> ScheduleGrid:
-    """Return the measured spans as a grid to draw; its bubble is the time in which ranks ran no action."""
+    """Return the measured spans as a grid to draw; its bubble is the time without actions."""
     grid = ScheduleGrid(name, num_ranks, spans)
     _, unit, scale = time_axis(grid.end_s)
     busy_s = sum(length(span) for span in spans if action_of(span))
@@ -160,13 +160,13 @@ def happened(name: str, num_ranks: int, spans: Sequence[Span]) -> ScheduleGrid:
 
 
 def save_picture(path: str, timeline: Timeline, spans: Sequence[Span]) -> None:
-    """Draw a step as it was predicted and as it happened, over the same time, as PNG."""
+    """Draw the predicted and the measured step on the same time axis, as PNG."""
     schedule = timeline.schedule
     save(figure([planned(timeline), happened(schedule.name, schedule.num_ranks, spans)]), path)
 
 
 def save_trace(path: str, spans: Sequence[Span]) -> None:
-    """Write spans in Chrome's trace event format, in one go: a process for each rank, an arrow for each message."""
+    """Write spans in Chrome's trace event format, atomically: one process per rank, one arrow per message."""
     part = Path(f"{path}.part")
     part.write_text(
         json.dumps({"traceEvents": [*names(spans), *events(spans), *arrows(spans)], "displayTimeUnit": "ms"})
@@ -184,12 +184,12 @@ def names(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
 
 
 def lane_of(span: Span) -> int:
-    """Actions, and waits between them, are on one lane; on another what may go on at the same time."""
+    """Return the lane of a span: actions and waits between them on one, overlapping communication on the other."""
     return 0 if action_of(span) or span.what.split()[0] == WAIT else 1
 
 
 def events(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
-    """Spans, in microseconds."""
+    """Yield the events of the spans, in microseconds."""
     for span in spans:
         action = action_of(span)
         yield {
@@ -205,7 +205,7 @@ def events(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
 
 
 def arrows(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
-    """Yield arrows from the middle of an action, as they must begin within one, to the begin of its reader."""
+    """Yield arrows from the middle of a sending action, as they must start within it, to the begin of the receiver."""
     for number, (maker, reader) in enumerate(messages(spans)):
         common = {"name": "message", "cat": "message", "id": number, "tid": 0}
         middle_s = (maker.span.begin_s + maker.span.end_s) / 2

@@ -1,4 +1,4 @@
-"""The planner: what a step of each layout would take, in memory and time, and which layout is the best."""
+"""Planner: predict the memory and time of a training step for each parallel layout, and select the best."""
 
 from parallelism.planner.layout import ParallelLayout, TrainingJob
 from parallelism.planner.machine import Machine

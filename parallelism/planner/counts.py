@@ -1,9 +1,9 @@
-"""What a rank holds of a model, counted in elements: parameters, and what a block keeps for its backward pass.
+"""Element counts: parameters of a rank, and activations that a block saves for its backward pass.
 
-A rank of tp has a part of what `training.family.plan_of` splits, and the whole of the rest.
+A tp rank has a shard of the parameters that `training.family.plan_of` splits, and all of the others.
 
 Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, arXiv 2205.05198,
-sections 4.1 to 4.3, for attention that is computed as one, and so keeps no scores.
+sections 4.1 to 4.3, for fused attention, which saves no scores.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from models.flops import mlp_params
 from parallelism.numerics.precision import ElementBytes, Precision
 from parallelism.planner.layout import ParallelLayout, TrainingJob
 
-STATES = {"adamw": (2, 2), "sgd": (1, 1), "muon": (1, 2)}  # of an element of blocks' matrices, and of others
+STATES = {"adamw": (2, 2), "sgd": (1, 1), "muon": (1, 2)}  # states per element: in blocks' matrices, in others
 
 
 def precision_of(job: TrainingJob) -> ElementBytes:
@@ -43,13 +43,13 @@ def block_params(model: ModelConfig, tp: int, ep: int = 1) -> int:
     width, kv_width = widths(model)
     norms, split_biases, whole_biases = 2 * width, width + 2 * kv_width + 4 * width, 4 * width
     if model.num_experts:
-        split_biases, whole_biases = split_biases - 4 * width, whole_biases - width  # the experts have none
+        split_biases, whole_biases = split_biases - 4 * width, whole_biases - width  # experts have no biases
     biases = split_biases // tp + whole_biases if model.bias else 0
     return block_matrices(model, tp, ep) + norms + biases
 
 
 def state_elements(optimizer: str, params: int, matrices: int) -> int:
-    """Count an optimizer's state elements for parameters of which `matrices` are in blocks' matrices.
+    """Count an optimizer's state elements for `params` parameters, `matrices` of them in blocks' matrices.
 
     >>> state_elements("adamw", 10, 8), state_elements("muon", 10, 8)
     (20, 12)
@@ -59,7 +59,7 @@ def state_elements(optimizer: str, params: int, matrices: int) -> int:
 
 
 def vocabulary_params(model: ModelConfig, tp: int) -> int:
-    """Count the parameters of the embedding or the head; a rank that has both stores tied ones once."""
+    """Count the parameters of the embedding or the head, which a rank that has both stores once if they are tied."""
     return -(-model.vocab_size // tp) * model.n_embd
 
 
@@ -68,7 +68,7 @@ def embedding_params(model: ModelConfig, tp: int) -> int:
 
 
 def norm_params(model: ModelConfig) -> int:
-    """Count the parameters of the last norm."""
+    """Count the parameters of the final norm."""
     return model.n_embd * (2 if model.bias else 1)
 
 
@@ -95,7 +95,7 @@ def rank_params(model: ModelConfig, tp: int, ep: int, stages: list[range]) -> in
 
 
 class SavedElements(NamedTuple):
-    """Elements kept of a micro-batch: of the residual stream, other activations, what is in float32, and parameters."""
+    """Elements saved of a micro-batch: residual stream, other activations, float32 values, and parameters."""
 
     residual: float
     activation: float = 0.0
@@ -113,17 +113,17 @@ def tokens(job: TrainingJob, layout: ParallelLayout) -> int:
 
 
 def between_tp(layout: ParallelLayout) -> int:
-    """Return over how many tp ranks activations between split layers are sharded."""
+    """Return the number of tp ranks over which activations between split layers are sharded."""
     return layout.tp if layout.sequence_parallel else 1
 
 
 def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
-    """Count a block's saved elements: its input with full recomputation, else both norms' inputs and all after.
+    """Count a block's saved elements: its input alone with full recomputation.
 
-    Those are the norms' results, with two numbers a token, q, k and v, attention's result and the log of its sums, the
-    inputs of GELU and its results.  Dropout keeps a key for each token; selective recomputation spares GELU's results,
-    or a gate's.  An RMSNorm keeps one number a token, and its result before the weights, too; rotations, cosines and
-    sines.
+    Otherwise they are the norms' inputs and results, with two numbers per token, q, k and v, attention's result and
+    log-sum-exp, and GELU's inputs and results.  Dropout saves a key per token; selective recomputation omits the
+    results of GELU or of a gate.  An RMSNorm saves one number per token, and its result before the weights, too;
+    rotations save cosines and sines.
     """
     model, num_tokens = job.model, tokens(job, layout)
     width, kv_width = widths(model)
@@ -139,7 +139,7 @@ def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     attention = split * model.n_head
     if layout.recompute == "selective":
         activation -= split * spared(model)
-    keys = 4 * between if model.dropout else 0  # two of 8 bytes
+    keys = 4 * between if model.dropout else 0  # two keys of 8 bytes
     in_float32 = 2 * norm_numbers(model) * between + keys + attention
     if not model.embeds_positions:
         in_float32 += model.block_size // layout.sp * model.head_size
@@ -148,19 +148,19 @@ def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
 
 
 def norm_kept(model: ModelConfig) -> int:
-    """Tensors that a norm keeps beside its result."""
+    """Count the tensors that a norm saves beside its result."""
     return 2 if model.has_rms_norms else 1
 
 
 def norm_numbers(model: ModelConfig) -> int:
-    """Numbers that a norm keeps of a token."""
+    """Count the numbers that a norm saves per token."""
     return 1 if model.has_rms_norms else 2
 
 
 def mlp_kept(model: ModelConfig, tp: int) -> float:
-    """Count the saved elements of a token's MLP over tp shards: inputs and results of GELU, or of a gate.
+    """Count the saved elements of a token's MLP over tp shards: the inputs and results of GELU or of a gate.
 
-    Of a mixture also rows, before and after, and scores, of which each rank of tp has the whole.
+    A mixture also saves its rows, before and after, and scores, all of which every tp rank holds.
     """
     if not model.num_experts:
         return (3 if model.is_gated else 2) * model.hidden_width
@@ -173,7 +173,7 @@ def mlp_inputs(model: ModelConfig) -> int:
 
 
 def mlp_gradients(model: ModelConfig) -> int:
-    """Count a token's gradients in flight between the MLP's two layers."""
+    """Count a token's live gradient elements between the MLP's two layers."""
     return (3 if model.is_gated else 2) * model.hidden_width
 
 

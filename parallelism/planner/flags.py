@@ -1,4 +1,4 @@
-"""The planner's command line: the model, the batch and the layout as train.py's flags, and the machine."""
+"""Command line of the planner: model, batch and layout as train.py's flags, and the machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from parallelism.planner.memory import in_bytes
 from parallelism.planner.report import as_flag
 from parallelism.sequence.token_shards import MODES, ORDERS
 
-EFFICIENCY, LEAST_PASS_US = 0.5, 50.0  # nowhere stated: what is usual
+EFFICIENCY, LEAST_PASS_US = 0.5, 50.0  # typical values, from no source
 EFFICIENCIES, SPARES = Range(0, 1, open="above"), Range(0, 1, open="below")
 MICROSECONDS, GIGABYTES = Range(0, 10**9, unit="us"), Range(0, 10**6, open="above", unit="GB")
 
@@ -41,9 +41,9 @@ def flag(default: Any, text: str, **more: Any) -> Any:
 
 @dataclass
 class Settings:
-    """Those of train.py that have a part in a step's memory or time, with its defaults.
+    """Settings of train.py that affect a step's memory or time, with the same defaults.
 
-    Raises: ValueError for values that no model or layout can have.
+    Raises: ValueError for values that are invalid for every model or layout.
     """
 
     vocab_size: int = flag(
@@ -109,19 +109,19 @@ class Settings:
             self.vocab_size = presets.PRESETS[self.model].vocab_size
         check(self)
         presets.refuse_other_family(self)
-        Precision(self.dtype, self.master_weights, self.grad_dtype)  # refuses what doesn't go together
+        Precision(self.dtype, self.master_weights, self.grad_dtype)  # raises for incompatible values
 
 
 class PlanRequest(NamedTuple):
-    """What flags ask for, and in words."""
+    """Parsed command line, and its description in words."""
 
     job: TrainingJob
     machine: Machine
     fixed: dict[str, Any]
     number: int
     words: list[str]
-    command: str  # of train.py on as many ranks, less the layout
-    written: list[str]  # settings that its file has
+    command: str  # train.py on as many ranks, without the layout's flags
+    written: list[str]  # names of the settings in the config file
 
 
 def parse_request(arguments: Sequence[str] | None, description: str | None) -> PlanRequest:
@@ -141,9 +141,9 @@ def parse_request(arguments: Sequence[str] | None, description: str | None) -> P
 
 
 def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], dict[str, Any], list[str]]:
-    """Return the merged settings, those fixed for layouts, those of the flags, and the names in the file.
+    """Return the merged settings, those that fix the layout, those of the flags, and the names in the file.
 
-    A micro_batch_size in the file, which train.py needs, makes the samples of a step; layouts may have another.
+    A micro_batch_size in the file, which train.py needs, determines the samples per step; layouts may use another.
     """
     hints = get_type_hints(Settings)
     flag_values = {name: getattr(flags, name) for name in hints if hasattr(flags, name)}
@@ -207,7 +207,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def job_of(settings: Settings, world_size: int) -> TrainingJob:
-    """Return the training job; the samples of a step default to those of data parallelism alone."""
+    """Return the training job; samples per step default to those of pure data parallelism."""
     alone = world_size * settings.micro_batch_size * settings.num_micro_batches
     model = presets.shape_of(settings, settings.vocab_size)
     rest = {name: getattr(settings, name) for name in TrainingJob._fields if name not in ("model", "global_batch_size")}
@@ -215,7 +215,7 @@ def job_of(settings: Settings, world_size: int) -> TrainingJob:
 
 
 def place(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
-    """Return the ranks of each node, the speeds of links, and their origin."""
+    """Return the ranks of each node, the link speeds, and the origin of these."""
     if flags.fabric == "measured":
         nodes, network, words = measured_topology(None)
         hosts, gpus = flags.hosts or len(nodes), flags.gpus or max(map(len, nodes))
@@ -228,12 +228,12 @@ def place(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
 
 
 def machine_of(flags: argparse.Namespace, job: TrainingJob, nodes: Nodes, network: Network) -> tuple[Machine, str]:
-    """Return the machine, with ranks from flags, measurement or the fabric's devices in this order, and its origin."""
+    """Return the machine and its origin; ranks are from flags, measurement or the fabric's devices, in this order."""
     peak, memory, least_s, efficiency = None, None, LEAST_PASS_US * 1e-6, flags.efficiency
     if device := DEVICES.get(flags.fabric):
         peak, memory = device.peak_flops_per_s[job.dtype], device.memory_bytes
     if flags.measure:
-        ranks = import_module("parallelism.planner.ranks")  # takes torch, as nothing else here does
+        ranks = import_module("parallelism.planner.ranks")  # the only module here that needs torch
         peak, efficiency, least_s = ranks.flops_per_s(job), 1.0, ranks.least_pass_s(job)
         memory = ranks.memory_bytes(ranks=len(nodes[0]))
     if flags.tflops is not None:

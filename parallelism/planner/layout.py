@@ -1,4 +1,4 @@
-"""Layouts: how a job's ranks and samples are divided, and which divisions a model allows."""
+"""Parallel layouts: divisions of a job's ranks and samples, and the check that a model allows them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parallelism.mesh import AXES
 from parallelism.pipeline.schedule.registry import REGISTRY
 from parallelism.sequence.token_shards import check_between_layers, check_heads, head_ranks_of, shard_tokens
 
-# naive has one stage at work at a time; gpipe takes as long as 1f1b, with more memory.
+# naive runs one stage at a time; gpipe takes as long as 1f1b and needs more memory.
 SCHEDULES = [name for name in REGISTRY if name not in ("naive", "gpipe")]
 RECOMPUTE = ("none", "selective", "full")
 ZERO_GROUPS = ("all", "node")
@@ -21,7 +21,7 @@ MESH_AXES = (*AXES, "ep")
 
 
 class ParallelLayout(NamedTuple):
-    """The fields are named as train.py's flags."""
+    """A parallel layout; the fields are named as train.py's flags."""
 
     dp: int = 1
     pp: int = 1
@@ -54,7 +54,7 @@ PLAIN = ParallelLayout()
 
 
 class TrainingJob(NamedTuple):
-    """What is trained: the model, the samples of a step, and what a layout leaves open."""
+    """A training job: the model, the samples per step, and settings that are independent of the layout."""
 
     model: ModelConfig
     global_batch_size: int
@@ -77,14 +77,14 @@ def divisors(number: int) -> list[int]:
 
 
 def mesh_of(layout: ParallelLayout) -> ParallelLayout:
-    """Return a layout with the lengths of the axes alone."""
+    """Return a layout with only the axis lengths set."""
     return PLAIN._replace(**{axis: getattr(layout, axis) for axis in MESH_AXES})
 
 
 def meshes(world_size: int, fixed: Mapping[str, Any], num_experts: int = 0) -> Iterator[ParallelLayout]:
-    """Yield the axis lengths that multiply to the number of ranks and agree with `fixed`.
+    """Yield all axis lengths that multiply to the number of ranks and agree with `fixed`.
 
-    In dp lies ep, which divides the experts, if there are any.
+    ep, which divides the experts, if there are any, is nested in dp.
     """
     for pp, sp, tp in product(divisors(world_size), repeat=3):
         if world_size % (pp * sp * tp) == 0:
@@ -96,7 +96,7 @@ def meshes(world_size: int, fixed: Mapping[str, Any], num_experts: int = 0) -> I
 
 
 def families(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -> Iterator[ParallelLayout]:
-    """Yield the layouts of a mesh, without ZeRO."""
+    """Yield the layouts of a mesh, all without ZeRO."""
     sequences = (False, True) if mesh.tp > 1 else (False,)
     samples = job.global_batch_size // mesh.dp
     sizes = [size for size in divisors(samples) if size & (size - 1) == 0]
@@ -118,7 +118,7 @@ def families(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -
 
 
 def schedules(model: ModelConfig, pp: int, fixed: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield schedules with their stages a rank: the fewest, or more that divide the layers evenly."""
+    """Yield schedules and their stages per rank: the fewest, or more if these divide the layers evenly."""
     if pp == 1:
         yield PLAIN.schedule, 1
         return
@@ -167,7 +167,7 @@ def refused_stages(model: ModelConfig, layout: ParallelLayout) -> str:
 
 
 def refusal(job: TrainingJob, layout: ParallelLayout) -> str:
-    """Return why a layout is refused whose mesh is valid, or ""."""
+    """Return why a layout with a valid mesh is refused, or ""."""
     samples = job.global_batch_size // layout.dp
     if layout.sequence_parallel and (
         reason := why(lambda: check_between_layers(job.model.block_size, layout.sp, layout.tp))

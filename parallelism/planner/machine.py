@@ -1,4 +1,4 @@
-"""What a job runs on: nodes, links, and how fast a rank computes and how much it can hold."""
+"""Machine model: nodes, links, and the speed and memory of a rank."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from collectives.schedule.cost import Network, Nodes
 
-SPARE = 0.1  # of memory, for what is not counted: libraries', and gaps
+SPARE = 0.1  # fraction of memory reserved for libraries and fragmentation, which are not counted
 
 
 class Machine(NamedTuple):
-    """`flops_per_s` is what a rank does in matrix products, `memory_bytes` what it may hold.
+    """Nodes and links; `flops_per_s` is a rank's speed in matrix products, `memory_bytes` its capacity.
 
-    However small a block is, a pass of it takes `least_pass_s`.
+    A pass of a block takes at least `least_pass_s`, however small the block is.
     """
 
     nodes: Nodes
@@ -33,14 +33,14 @@ class Machine(NamedTuple):
 
 
 class DeviceSpec(NamedTuple):
-    """One of those that a fabric's ranks have: its name, peak of matrix products by dtype, and memory."""
+    """A device: name, peak speed of matrix products by dtype, and memory."""
 
     name: str
     peak_flops_per_s: dict[str, float]
     memory_bytes: float
 
 
-# NVIDIA, H100 datasheet, SXM: half of what is given for sparse matrices; float32 without the tensor cores' TF32.
+# NVIDIA, H100 datasheet, SXM: half of the value for sparse matrices; float32 without the tensor cores' TF32.
 H100 = DeviceSpec("H100", {"bfloat16": 989e12, "float16": 989e12, "float32": 67e12, "float64": 67e12}, 80e9)
 # NVIDIA, A100 datasheet, 40 GB, likewise.
 A100 = DeviceSpec("A100", {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "float64": 19.5e12}, 40e9)

@@ -1,4 +1,4 @@
-"""What a rank holds at most during a step, in bytes."""
+"""Memory model: a rank's peak memory during a step, in bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from parallelism.planner.layout import ParallelLayout, TrainingJob
 
 
 class Memory(NamedTuple):
-    """Of the rank that holds most; `working` is for a moment only, in a backward pass."""
+    """Peak memory in bytes of the rank that needs most; `working` is transient, within a backward pass."""
 
     parameters: float
     gradients: float
@@ -47,20 +47,20 @@ def in_bytes(number: float) -> str:
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
 
 
-GROWTH = 1.25  # of what `parallelism.experts.exchange` has for rows, in two buffers
+GROWTH = 1.25  # of the two row buffers of `parallelism.experts.exchange`
 
 
-Alive = tuple[tuple[int, ...], ...]  # of a rank: how many activations of each of its stages, when none has more of all
+Alive = tuple[tuple[int, ...], ...]  # of a rank: numbers of live activations of each of its stages, at every maximum
 
 
 def layer_costs(job: TrainingJob) -> list[int]:
-    """Return the costs of a pipeline's layers, the head counted with the last block."""
+    """Return the costs of a pipeline's layers; the last block's includes the head."""
     *costs, last, head = layer_flops(job.model)
     return [*costs, last + head]
 
 
 class Stages(NamedTuple):
-    """The layers of each stage of a pipeline, the stages of each rank, and whether backward passes are in two parts."""
+    """Stages of a pipeline: the layers of each, the stages of each rank, and whether backward passes are split."""
 
     layers: list[range]
     of_rank: tuple[tuple[int, ...], ...]
@@ -86,7 +86,7 @@ def outline(schedule: str, pp: int, virtual_stages: int) -> tuple[tuple[tuple[in
 
 
 def steady(pp: int, num_micro_batches: int) -> tuple[int, int]:
-    """Return a number of micro-batches after which each p more add equally, and how often these are added.
+    """Return a number of micro-batches beyond which every p more add the same time, and how many times p are added.
 
     >>> steady(pp=4, num_micro_batches=101)
     (13, 22)
@@ -97,7 +97,7 @@ def steady(pp: int, num_micro_batches: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=1 << 16)
 def alive(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> tuple[Alive, ...]:
-    """Return the live activations of each rank."""
+    """Return the maxima of live activations of each rank."""
     few, rounds = steady(pp, num_micro_batches)
     before = most_alive(schedule, pp, few, virtual_stages)
     if not rounds:
@@ -115,7 +115,7 @@ def most_alive(schedule: str, pp: int, num_micro_batches: int, virtual_stages: i
 
 
 def peaks(order: Order) -> Alive:
-    """Return the maxima of live activations of each stage that no other maximum exceeds in all stages.
+    """Return the numbers of live activations by stage that no other moment exceeds in all stages.
 
     >>> from parallelism.pipeline.schedule.actions import parse
     >>> peaks(tuple(map(parse, "0F0 2F0 2B0 0F1 0B0 0B1".split())))
@@ -156,10 +156,10 @@ def rank_matrices(job: TrainingJob, layout: ParallelLayout) -> list[int]:
 
 
 class ModelShard(NamedTuple):
-    """What a rank has of the model by pp and tp: elements of parameters, and bytes that depend on the micro-batch.
+    """A rank's shard of the model by pp and tp: counts of elements, and bytes that depend on the micro-batch.
 
-    `states` are the elements that the optimizer keeps, `matrices` those of blocks' matrices, and `layer` those of the
-    largest of its blocks, with the embeddings, and of the head.
+    `states` are the optimizer's elements, `matrices` the elements of blocks' matrices, and `layer` those of its largest
+    layer: a block, with the embeddings, or the head.
     """
 
     params: int
@@ -193,9 +193,9 @@ def model_shards(job: TrainingJob, layout: ParallelLayout) -> list[ModelShard]:
 
 
 def working(job: TrainingJob, layout: ParallelLayout) -> tuple[float, float]:
-    """Gradients on their way, in a block around GELU or the gate, and of the logits and the log of their probabilities.
+    """Return the bytes of transient gradients: in a block around GELU or the gate; of logits and log-probabilities.
 
-    A block that is computed again has all of its activations.
+    A block that is recomputed also has all of its activations.
     """
     precision = precision_of(job)
     around = counts.mlp_gradients(job.model) * counts.tokens(job, layout) / layout.tp * precision.activation
@@ -205,7 +205,7 @@ def working(job: TrainingJob, layout: ParallelLayout) -> tuple[float, float]:
 
 
 def buffers(job: TrainingJob, layout: ParallelLayout, params: int) -> float:
-    """Return the bytes of receive buffers: activations, and without a pipeline the next block and the buckets."""
+    """Return the bytes of communication buffers: activations, and without a pipeline the next block and buckets."""
     precision = precision_of(job)
     block = counts.block_params(job.model, layout.tp, layout.ep)
     activations = counts.tokens(job, layout) * job.model.n_embd * precision.activation
@@ -225,14 +225,14 @@ def buffers(job: TrainingJob, layout: ParallelLayout, params: int) -> float:
         total += min(2 * bucket, params * precision.gradient)
     if layout.zero_stage == 3:
         total += block * (2 * precision.parameter + precision.gradient)
-        total += params % block * precision.parameter  # what is in no block stays during a pass
+        total += params % block * precision.parameter  # parameters outside of blocks stay gathered
     return total
 
 
 def layer_bytes(job: TrainingJob, layout: ParallelLayout) -> float:
-    """Return ZeRO's working bytes in a pipeline for each element of the largest layer.
+    """Return ZeRO's working bytes in a pipeline per element of the largest layer.
 
-    That are gradients of one, and of two that are on their way, and with stage 3 the parameters of two.
+    They hold the gradients of one layer, those of two that are being reduced, and with stage 3 two layers' parameters.
     """
     precision = precision_of(job)
     if layout.pp == 1 or layout.zero_stage < 2:
@@ -241,7 +241,7 @@ def layer_bytes(job: TrainingJob, layout: ParallelLayout) -> float:
 
 
 def memory(job: TrainingJob, layout: ParallelLayout, shards: list[ModelShard], owners: int) -> Memory:
-    """Return the memory of the rank that needs most, with ZeRO's shards divided over `owners`."""
+    """Return the memory of the rank that needs most; ZeRO shards over `owners` ranks."""
     stage, precision = layout.zero_stage, precision_of(job)
     parameter = precision.parameter / (owners if stage >= 3 else 1)
     gradient = precision.gradient / (owners if stage >= 2 else 1)
@@ -266,7 +266,7 @@ def memory(job: TrainingJob, layout: ParallelLayout, shards: list[ModelShard], o
 
 
 def matrix_buffers(job: TrainingJob, layout: ParallelLayout, shard: ModelShard, owners: int) -> float:
-    """Return the bytes of Muon's exchange: each matrix once on its way to an owner, and each copy on its way back."""
+    """Return the bytes of Muon's exchange: each matrix is sent to an owner once, and back to every copy."""
     replicas = layout.dp * layout.sp // layout.ep
     if job.optimizer != "muon" or replicas * layout.tp == 1:
         return 0.0

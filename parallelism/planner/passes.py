@@ -1,7 +1,7 @@
-"""How long a stage's passes of a micro-batch take: computing, and what is not hidden of communication inside them.
+"""Pass times: computation and exposed communication of a stage's passes of a micro-batch.
 
-Source: as of `parallelism.tensor.layers`, `ring_attention`, `sequence_parallel` and `experts.exchange`, whose
-collectives these are, and which say what each is hidden under.
+Source: those of `parallelism.tensor.layers`, `ring_attention`, `sequence_parallel` and `experts.exchange`, whose
+collectives are modelled, with the computation that hides each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COMPUTE, TP, SP, EP, ZERO = PARTS = range(5)
 
 
 class PassContext(NamedTuple):
-    """What is asked for, and where it would run."""
+    """A job, its layout, and the machine it is placed on."""
 
     job: TrainingJob
     layout: ParallelLayout
@@ -43,22 +43,22 @@ class PassContext(NamedTuple):
         return flops_per_token * self.tokens / self.layout.tp / self.flops_per_s
 
     def gelu_s(self) -> float:
-        """Return the seconds of GELU, which reads and writes four times the width, or of a gated MLP's equivalent."""
+        """Return the seconds of GELU, which reads and writes four times the width, or of a gated MLP's gate."""
         nbytes = counts.mlp_inputs(self.job.model) / self.job.model.n_embd * self.activation_bytes / self.layout.tp
         return nbytes * self.place.network.copy_s_per_byte
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of all tokens' activations between split layers."""
+        """Size of all tokens' activations between split layers, in bytes."""
         return self.tokens * self.job.model.n_embd * precision_of(self.job).activation
 
     def sum_s(self) -> float:
-        """Return the seconds to sum activations over tp ranks, or to reduce-scatter them when sequences are split."""
+        """Return the seconds to sum activations over tp ranks, or to reduce-scatter them if sequences are split."""
         collective = "reduce_scatter" if self.layout.sequence_parallel else "all_reduce"
         return self.place.tp.seconds(collective, self.activation_bytes)
 
     def gather_s(self) -> float:
-        """Return the seconds to gather the activations that tp ranks have shards of."""
+        """Return the seconds to gather activations that are sharded over tp ranks."""
         return self.place.tp.seconds("all_gather", self.activation_bytes) if self.layout.sequence_parallel else 0.0
 
 
@@ -82,7 +82,7 @@ def block(setting: PassContext) -> np.ndarray:
         costs[[FORWARD, INPUTS], EP] = 2 * crossing_s(setting)
     if setting.layout.recompute == "full":
         costs[INPUTS] += costs[FORWARD]
-        costs[INPUTS, TP] -= setting.sum_s()  # the last one: nothing keeps its result
+        costs[INPUTS, TP] -= setting.sum_s()  # the last sum is not repeated, as its result is not saved
     if setting.layout.recompute == "selective":
         costs[INPUTS, COMPUTE] += setting.gelu_s()
     return costs
@@ -91,8 +91,8 @@ def block(setting: PassContext) -> np.ndarray:
 def column_backward_s(setting: PassContext, outputs: int) -> float:
     """Return the exposed seconds of the collectives of a layer split by outputs.
 
-    The gradient of x is summed up while that of the weights is computed, unless that is put off; a split x is gathered
-    again while its gradient is computed.
+    The sum of x's gradient overlaps with the computation of the weight gradient, unless that is deferred; the second
+    gather of a split x overlaps with the computation of its gradient.
     """
     product_s = setting.compute_s(2 * setting.job.model.n_embd * outputs)
     hidden_s = 0.0 if setting.splits else product_s
@@ -102,7 +102,7 @@ def column_backward_s(setting: PassContext, outputs: int) -> float:
 def sequence_s(setting: PassContext, attention_s: float) -> tuple[float, float]:
     """Return the seconds of attention's exchanges between sp ranks, forward and backward.
 
-    Rings hide under attention; of what comes home in the end nothing is hidden.
+    Attention hides the ring shifts, except for the last one, which returns gradients to their owner.
     """
     job, layout, place = setting.job, setting.layout, setting.place
     parts = job.head_ranks(layout.sp)
@@ -120,13 +120,13 @@ def sequence_s(setting: PassContext, attention_s: float) -> tuple[float, float]:
 
 
 def rows_s(setting: PassContext) -> float:
-    """Return the seconds of a dispatch or a combine: copying each token and its rows for experts."""
+    """Return the seconds of the copies in a dispatch or a combine: each token, and its rows for experts."""
     rows = 1 + setting.job.model.experts_per_token
     return rows * setting.activation_bytes * setting.place.network.copy_s_per_byte
 
 
 def crossing_s(setting: PassContext) -> float:
-    """Return the seconds of a dispatch or a combine across hosts: a barrier, and each token's row to each host."""
+    """Return the seconds of a dispatch or a combine between ranks: a barrier, and each token's row to each host."""
     ep = setting.place.ep
     if len(ep.nodes) == 1:
         return setting.place.network.meet_s * (ep.size > 1)

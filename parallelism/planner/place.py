@@ -1,7 +1,7 @@
-"""Where the axes of a layout lie on nodes, and how long their collectives take there.
+"""Rank placement: map a layout's axes to nodes, and predict the times of their collectives.
 
-Ranks are laid out as `parallelism.mesh` does, tp innermost.  All groups of an axis are at work at once: those that
-share a node share its cores, and its way to other nodes.
+Ranks are ordered as in `parallelism.mesh`, tp innermost.  All groups of an axis communicate at once: groups on the same
+node share its cores and its links to other nodes.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ BY_MESSAGES = {
     "all_to_all": ("pairwise", "bruck"),
 }
 
-RING = "sp/heads"  # the counterparts of ranks that exchange heads, which lie within sp
+RING = "sp/heads"  # ranks across the groups that exchange heads, which are nested in sp
 
 
 @dataclass(eq=False)
 class AxisGroup:
-    """Ranks of an axis, numbered in their order, on their nodes; so many groups have ranks on the same nodes."""
+    """Ranks of an axis, numbered in order, on their nodes, and the number of groups on the same nodes."""
 
     nodes: Nodes
     network: Network
     groups: int = 1
-    known_s: dict[tuple[str, int], float] = field(default_factory=dict)  # what has been asked for, to be fast
+    known_s: dict[tuple[str, int], float] = field(default_factory=dict)  # cached results
 
     @cached_property
     def size(self) -> int:
@@ -56,7 +56,7 @@ class AxisGroup:
 
     @cached_property
     def levels(self) -> tuple[AxisGroup, AxisGroup]:
-        """The ranks of one node, and counterparts across nodes, where these have as many."""
+        """A group within a node and one across nodes, which need equally many ranks."""
         length = len(self.nodes[0])
         across = tuple((rank,) for rank in range(len(self.nodes)))
         return (
@@ -65,9 +65,10 @@ class AxisGroup:
         )
 
     def seconds(self, collective: str, nbytes: float) -> float:
-        """Return the fastest algorithm's seconds on a vector of `nbytes`; for all_gather the gathered vector.
+        """Return the fastest algorithm's seconds for a vector of `nbytes`; for all_gather, of the gathered vector.
 
-        On several nodes what can be is done in each of them, and across them with counterparts.
+        On several nodes with equally many ranks, collectives but all_to_all run hierarchically: within nodes, and
+        across.
         """
         if self.size == 1 or nbytes <= 0:
             return 0.0
@@ -94,7 +95,7 @@ def fastest(collective: str, nbytes: int, nodes: Nodes, network: Network) -> flo
 
 
 def contended(network: Network, groups: int) -> Network:
-    """Return the network as one of several groups sees it that communicate at once on the same nodes.
+    """Return the effective network of one of several groups that communicate at once on the same nodes.
 
     A message from a node waits for those of the other groups, too: so many times as long at the gate, once more for
     each of them on the way.
@@ -110,7 +111,7 @@ def contended(network: Network, groups: int) -> Network:
 
 
 class Hops(NamedTuple):
-    """Messages from ranks of an axis to the next ones, all at once: the most that leave a node, if any do."""
+    """Simultaneous messages from ranks of an axis to the next ones: the most that leave a node, if any do."""
 
     network: Network
     leaving: int
@@ -124,7 +125,7 @@ class Hops(NamedTuple):
 
 
 class RankPlacement:
-    """The ranks of a layout on the nodes of a machine, `node_of[rank]`; the sp ranks in rings of groups of `parts`."""
+    """Ranks of a layout on a machine's nodes, `node_of[rank]`; sp ranks form rings of groups of `parts`."""
 
     def __init__(self, layout: ParallelLayout, node_of: Sequence[int], network: Network, parts: int = 1):
         self.network = network
@@ -137,7 +138,7 @@ class RankPlacement:
 
     @cached_property
     def heads(self) -> AxisGroup:
-        """The sp ranks that exchange heads."""
+        """Groups of sp ranks that exchange heads."""
         return self.group("heads")
 
     @cached_property
@@ -146,34 +147,34 @@ class RankPlacement:
 
     @cached_property
     def replicas(self) -> AxisGroup:
-        """The ranks that have the same parameters, experts too."""
+        """Groups of ranks with the same parameters, including experts."""
         return self.group(*replica_axes(self.mesh.lengths))
 
     @cached_property
     def matrices(self) -> AxisGroup:
-        """The ranks that have shards of the same matrices."""
+        """Groups of ranks that hold shards of the same matrices."""
         return self.group(*replica_axes(self.mesh.lengths), "tp")
 
     @cached_property
     def samples(self) -> AxisGroup:
-        """The ranks that differ in dp and sp only: they have the same parameters, but for experts."""
+        """Groups of ranks that differ in dp and sp only, and have the same parameters except for experts."""
         return self.group("dp", "sp")
 
     @cached_property
     def ep(self) -> AxisGroup:
-        """The ranks that divide experts."""
+        """Groups of ranks that divide the experts."""
         return self.group("ep")
 
     @cached_property
     def ends(self) -> AxisGroup:
-        """The first and the last rank of each pipeline."""
+        """Pairs of the first and the last rank of each pipeline."""
         return group_of(self.of_stages([0, -1]), (self.number("pp"),), self.network)
 
     @cached_property
     def owners(self) -> dict[str, tuple[AxisGroup, AxisGroup]]:
-        """The groups by zero_group: replicas over which ZeRO shards, and replicas with the same shards.
+        """Groups by zero_group: the replicas over which ZeRO shards, and the replicas with the same shards.
 
-        Nodes with unlike numbers of them can't be groups.
+        Nodes with different numbers of replicas cannot be groups.
         """
         groups = {"all": (self.replicas, AxisGroup(((0,),), self.network))}
         return groups | ({"node": self.replicas.levels} if self.replicas.is_even else {})
@@ -185,7 +186,7 @@ class RankPlacement:
         return group_of(self.node_of, tuple(map(self.number, self.mesh.along(*axes))), self.network)
 
     def of_stages(self, ranks: int | list[int]) -> np.ndarray:
-        """Return the nodes of some ranks of each pipeline."""
+        """Return the nodes of the given ranks of each pipeline."""
         return self.node_of.take(ranks, axis=self.number("pp"))
 
     def to_stage(self, source: int, dest: int) -> Hops:
@@ -202,7 +203,7 @@ def group_of(node_of: np.ndarray, axes: tuple[int, ...], network: Network) -> Ax
 
 
 def spread(node_of: np.ndarray, axes: tuple[int, ...]) -> tuple[Nodes, int]:
-    """Return the nodes of the group on most nodes along some axes, and the most groups that use one node.
+    """Return the nodes of the group that spans most nodes along some axes, and the largest number of groups on a node.
 
     >>> spread(np.array([[0, 0], [1, 1]]), (0,))
     (((0,), (1,)), 2)

@@ -1,4 +1,4 @@
-"""The best layout of a job that runs: what its ranks can do is measured in a moment."""
+"""Best layout for a running job, from a short measurement of its ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def best_layout(
 ) -> PlannedLayout:
     """Return the best layout for the ranks of `comm` with the `fixed` values, computed on rank 0.  Collective.
 
-    Raises: InputError on every rank where none fits, and where the model can't be divided.
+    Raises: InputError on every rank if no layout fits, or the model cannot be divided.
     """
     hardware = machine(comm, job, device)
     with comm.agreed("best_layout"):
@@ -38,7 +38,7 @@ def best_layout(
 
 
 def machine(comm: Communicator, job: TrainingJob, device: str = "cpu") -> Machine:
-    """Measure the ranks of `comm` while all compute at once; the links' speeds are its own.  Collective."""
+    """Measure the ranks of `comm` while all compute at once; link speeds are those that `comm` uses.  Collective."""
     ranks = max(map(len, comm.topology.nodes))
     mine = np.array([flops_per_s(job, device), memory_bytes(device, ranks), -least_pass_s(job, device)])
     rate, memory, least = comm.all_reduce(mine, op="min").tolist()
@@ -46,7 +46,7 @@ def machine(comm: Communicator, job: TrainingJob, device: str = "cpu") -> Machin
 
 
 def flops_per_s(job: TrainingJob, device: str = "cpu") -> float:
-    """Measure the floating-point operations per second of products as large as those of the model's blocks."""
+    """Measure the speed of matrix products of the model's block sizes, in floating-point operations per second."""
     width, rows = job.model.n_embd, job.model.block_size * max(1, MOST_ROWS // job.model.block_size)
     x = torch.ones(rows, width, dtype=getattr(torch, job.dtype), device=device)
     weight = x.new_ones(4 * width, width)
@@ -54,7 +54,7 @@ def flops_per_s(job: TrainingJob, device: str = "cpu") -> float:
 
 
 def least_pass_s(job: TrainingJob, device: str = "cpu") -> float:
-    """Measure the time of a minimal block, which is that of launching its kernels."""
+    """Measure the time of a minimal block, which is launch overhead."""
     shape = least_shape(job.model)
     block = make(shape).transformer.h[0].to(device)
     x = torch.ones(1, shape.block_size, shape.n_embd, device=device)
@@ -62,7 +62,7 @@ def least_pass_s(job: TrainingJob, device: str = "cpu") -> float:
 
 
 def least_shape(model: ModelConfig) -> ModelConfig:
-    """Return a minimal shape of the same family, with as many experts and with grouped heads if the model has them."""
+    """Return a minimal model of the same family, with as many experts, and with grouped heads if the model has them."""
     kv = 1 if model.num_kv_heads < model.n_head else 2
     least = replace(model, vocab_size=1, block_size=2, n_layer=1, n_head=2, n_embd=4, n_kv_head=kv)
     return replace(least, n_hidden=8) if isinstance(least, LlamaConfig) else least
@@ -85,7 +85,7 @@ def now(device: str) -> float:
 
 
 def memory_bytes(device: str = "cpu", ranks: int = 1) -> float:
-    """Return the bytes of a device, or of a host's free memory for each of its ranks."""
+    """Return the bytes of a device's memory, or a rank's part of its host's free memory."""
     if device != "cpu":
         return float(torch.cuda.get_device_properties(device).total_memory)
     return system.available_memory_bytes() / ranks

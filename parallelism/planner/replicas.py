@@ -1,6 +1,6 @@
-"""What ranks that have the same parameters send each other in a step: gradients, and with ZeRO parameters, too.
+"""Communication between replicas in a step: gradients, and with ZeRO also parameters.
 
-Source: as of `parallelism.data.averaging` and `zero`, whose collectives these are.
+Source: those of `parallelism.data.averaging` and `parallelism.zero`, whose collectives are modelled.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from parallelism.planner.counts import precision_of
 from parallelism.planner.memory import stages
 from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, ZERO, PassContext
 
-Seconds = Callable[[float], float]  # of so many bytes
+Seconds = Callable[[float], float]  # of a number of parameters
 
 
 class Replicas:
-    """The collectives of a layout's zero_stage, in seconds for a number of parameters."""
+    """Times of the collectives of a layout's zero_stage, in seconds, for a number of parameters."""
 
     def __init__(self, setting: PassContext):
         self.setting, self.zero_stage = setting, setting.layout.zero_stage
@@ -28,23 +28,23 @@ class Replicas:
         self.owners, self.across = setting.place.owners[setting.layout.zero_group]
 
     def reduce_s(self, num_params: float) -> float:
-        """Gradients to all, or to their owners."""
+        """Return the seconds to reduce gradients: to all ranks, or with ZeRO to their owners."""
         if self.zero_stage:
             return self.owners.seconds("reduce_scatter", num_params * self.gradient_bytes)
         return self.setting.place.samples.seconds("all_reduce", num_params * self.gradient_bytes)
 
     def undivided_s(self, num_params: float) -> float:
-        """Gradients of what ep ranks do not divide, between owners of the same among them."""
+        """Return the seconds to reduce non-expert gradients over the owners of the same shards among ep ranks."""
         if not self.zero_stage:
             return 0.0
         return self.setting.place.ep.seconds("all_reduce", num_params / self.owners.size * self.gradient_bytes)
 
     def across_s(self, num_params: float) -> float:
-        """Gradients, between owners of the same in other nodes."""
+        """Return the seconds to reduce gradients over owners of the same shards on other nodes."""
         return self.across.seconds("all_reduce", num_params / self.owners.size * self.gradient_bytes)
 
     def gather_s(self, num_params: float) -> float:
-        """Parameters, from their owners."""
+        """Return the seconds to gather parameters from their owners."""
         return self.owners.seconds("all_gather", num_params * self.precision.parameter) if self.zero_stage else 0.0
 
     def added_to(self, costs: np.ndarray) -> np.ndarray:
@@ -64,10 +64,10 @@ class Replicas:
         return costs
 
     def in_pipeline(self, cost: np.ndarray, layers: range) -> np.ndarray:
-        """Return the exposed seconds in a stage's passes: what communication takes beyond computing.
+        """Return the exposed seconds in a stage's passes: the excess of communication over computation.
 
-        Layers come before each pass but that of the weights, and their gradients go in the backward pass, or where it
-        has two parts in the second.
+        Layers are gathered for each pass except for weight gradients; gradients are reduced in the backward pass, or in
+        its second part if it is split.
         """
         model, (tp, ep), computing_s = self.setting.job.model, self.split, cost.sum(1)
         each = counts.block_params(model, tp, ep)
@@ -80,14 +80,14 @@ class Replicas:
         return np.array((max(0.0, gather_s - computing_s[FORWARD]), max(0.0, gather_s + reduce_s - backward_s), 0.0))
 
     def last_s(self) -> float:
-        """Return the seconds to reduce the gradients left after a pipeline's passes: those of the first layer."""
+        """Return the seconds of the reduction left after a pipeline's passes: the first layer's gradients."""
         model, (tp, ep) = self.setting.job.model, self.split
         return self.reduce_s(counts.layer_params(model, tp, ep, range(1)))
 
     def by_blocks(self, cost: np.ndarray, layers: range) -> tuple[float, float]:
-        """Return the exposed seconds of stage 3, forward and backward, where blocks travel while others compute.
+        """Return the exposed seconds of stage 3, forward and backward: a block is gathered while another one computes.
 
-        The backward pass begins with a block that is gathered already.
+        The first block of the backward pass is already gathered.
         """
         model, (tp, ep), hidden = self.setting.job.model, self.split, len(layers) - 1
         each = counts.block_params(model, tp, ep)
@@ -100,15 +100,15 @@ class Replicas:
         )
 
     def shown_in_s(self, cost: np.ndarray, layers: range) -> float:
-        """Return how long reductions bucket by bucket outlast a stage's backward pass, in seconds."""
+        """Return the seconds by which bucketed reductions outlast a stage's backward pass."""
         ready = [*self.appearing(cost, layers)]
         bucket = self.setting.job.bucket_mb * 2**20 / self.precision.gradient
         return shown_s(ready, bucket, self.reduce_s) - ready[-1][0]
 
     def appearing(self, cost: np.ndarray, layers: range) -> Iterator[tuple[float, float]]:
-        """Yield when a backward pass completes gradients, and of how many parameters: last norm, blocks, others.
+        """Yield the times at which a backward pass completes gradients, with their numbers: last norm, blocks, others.
 
-        Those of a vocabulary that the embedding has as well as the head come last.
+        The gradients of a vocabulary that embedding and head have in common come last.
         """
         model, (tp, ep) = self.setting.job.model, self.split
         first, last = layers.start == 0, layers.stop == model.n_layer
@@ -123,7 +123,7 @@ class Replicas:
 
 
 def shown_s(ready: Iterable[tuple[float, float]], bucket: float, seconds: Seconds) -> float:
-    """Return when the last bucket has been reduced, given pairs of seconds and parameters of ready gradients.
+    """Return the time at which the last bucket is reduced, given the times and numbers of ready gradients.
 
     >>> shown_s([(1.0, 10), (2.0, 10), (3.0, 10)], bucket=10, seconds=lambda params: params / 20)
     3.5
@@ -140,7 +140,7 @@ def shown_s(ready: Iterable[tuple[float, float]], bucket: float, seconds: Second
 
 
 def one_by_one_s(ready: Iterable[tuple[float, float]], seconds: Seconds) -> float:
-    """Return when the last gradients have been reduced one by one, given pairs of seconds and parameters.
+    """Return the time at which all gradients are reduced one by one, given their times and numbers.
 
     >>> one_by_one_s([(1.0, 10), (2.0, 40), (3.0, 10)], seconds=lambda params: params / 20)
     4.5

@@ -1,4 +1,4 @@
-"""The planner's report: a table of the best layouts, what makes each slower than the first, and what does not fit."""
+"""Planner report: a table of the best layouts, why each is slower than the first, and which layouts do not fit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parallelism.planner.machine import Machine
 from parallelism.planner.memory import in_bytes
 from parallelism.planner.search import PlannedLayout, SearchResult
 
-REASONS = 3  # for meshes that can't be
+REASONS = 3  # listed for refused meshes
 TIMES = {
     "compute": "computing",
     "tp": "sums between tp ranks",
@@ -55,7 +55,7 @@ def bound(planned: PlannedLayout) -> str:
 
 
 def slower(planned: PlannedLayout, first: PlannedLayout) -> str:
-    """Describe what takes longer than in the first layout."""
+    """Describe the parts of a step that take longer than in the first layout."""
     more = {name: part - getattr(first.time, name) for name, part in planned.time._asdict().items()}
     name, part = max(more.items(), key=lambda part: part[1])
     if planned.time.total <= first.time.total:

@@ -1,4 +1,4 @@
-"""Which layouts fit, and which of them are the fastest."""
+"""Layout search: find the layouts that fit in memory, and the fastest of them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from parallelism.planner.passes import PassContext
 from parallelism.planner.place import RankPlacement
 from parallelism.planner.step import StepModel, Time, least_s
 
-NEAREST = 3  # of the layouts that don't fit
-TIE = 1e-5  # part of a time by which others are no better
+NEAREST = 3  # number of listed layouts that do not fit
+TIE = 1e-5  # relative difference of times that counts as equal
 NOTHING_FIXED: Mapping[str, Any] = MappingProxyType({})
 
 
 class PlannedLayout(NamedTuple):
-    """A layout, what its ranks hold, and how long its step takes."""
+    """A layout with its predicted memory and step time."""
 
     layout: ParallelLayout
     memory: Memory
@@ -34,12 +34,12 @@ class PlannedLayout(NamedTuple):
 
     @property
     def key(self) -> tuple[float, float, ParallelLayout]:
-        """The best has the lowest: of those as fast, to five digits, the smallest."""
+        """Sort key: the time to five digits, then the memory."""
         return float(f"{self.time.total:.5g}"), self.memory.total, self.layout
 
 
 class ZeroVariants(NamedTuple):
-    """Layouts that differ in ZeRO only, those of them that fit, and a time that no step of theirs is shorter than."""
+    """Layouts that differ in ZeRO only, those of them that fit, and a lower bound of their step times."""
 
     least_s: float
     setting: PassContext
@@ -48,19 +48,19 @@ class ZeroVariants(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """What a search has found."""
+    """Result of a search."""
 
-    best: list[PlannedLayout]  # of each mesh the best, best first
-    fitting: int  # layouts
+    best: list[PlannedLayout]  # the best of each mesh, fastest first
+    fitting: int  # number of layouts that fit
     too_large: int
-    nearest: list[tuple[ParallelLayout, Memory]]  # of those that are too large
-    undivided: Counter[str]  # meshes that can't be, by the reason
+    nearest: list[tuple[ParallelLayout, Memory]]  # of the layouts that do not fit
+    undivided: Counter[str]  # number of refused meshes, by reason
 
 
 def search(
     job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = NOTHING_FIXED, number: int = 1
 ) -> SearchResult:
-    """Return the best `number` meshes, of all layouts with the `fixed` values."""
+    """Return the best layouts of the best `number` meshes, among all layouts with the `fixed` values."""
     candidates, undivided = [], Counter[str]()
     nearest: list[tuple[ParallelLayout, Memory]] = []
     fitting = too_large = 0
@@ -84,7 +84,7 @@ def search(
 
 
 def divided(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -> tuple[str, list[ParallelLayout]]:
-    """Return why a mesh is refused, or its layouts without ZeRO."""
+    """Return the reason why a mesh is refused, or its layouts without ZeRO."""
     if why := refused_mesh(job, mesh):
         return why, []
     every = [(refusal(job, layout), layout) for layout in families(job, mesh, fixed)]
@@ -107,7 +107,7 @@ def variants(setting: PassContext, fixed: Mapping[str, Any]) -> Iterator[tuple[P
 
 
 def fastest(candidates: list[ZeroVariants], number: int) -> list[PlannedLayout]:
-    """Return the best layout of the best meshes, skipping those whose bound exceeds the best times."""
+    """Return the best layout of each of the best meshes; skip those whose lower bound exceeds the best times."""
     best: dict[ParallelLayout, PlannedLayout] = {}
     limit_s = math.inf
     for family in sorted(candidates, key=lambda family: family.least_s):
@@ -129,7 +129,7 @@ def fastest(candidates: list[ZeroVariants], number: int) -> list[PlannedLayout]:
 def best(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = NOTHING_FIXED) -> PlannedLayout:
     """Return the best of all layouts with the `fixed` values.
 
-    Raises: ValueError where none fits, with those that miss by least, and where the model can't be divided.
+    Raises: ValueError if none fits, with the nearest ones, or if the model cannot be divided.
     """
     result = search(job, machine, fixed)
     if not result.best:

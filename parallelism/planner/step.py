@@ -1,4 +1,4 @@
-"""How long a step takes: its passes by the pipeline's schedule, gradients between replicas, the update."""
+"""Step time: the passes by the pipeline schedule, the reduction of gradients, and the update."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from parallelism.planner.replicas import Replicas, one_by_one_s
 
 
 class Time(NamedTuple):
-    """Seconds of a step on its busiest rank: computing, communication that shows, waiting in the pipeline, the update.
+    """Seconds of a step on its busiest rank: computation, exposed communication, pipeline bubble, and update.
 
-    `ep` is the exchange of tokens between ranks that divide experts, `zero` what ZeRO communicates within passes, `dp`
-    that of gradients and parameters after them.
+    `ep` is the exchange of tokens between experts' ranks, `zero` ZeRO's communication within passes, and `dp` the
+    communication of gradients and parameters after them.
     """
 
     compute: float
@@ -40,12 +40,12 @@ class Time(NamedTuple):
 
     @property
     def exposed(self) -> float:
-        """Communication that shows, but for messages between stages, which are part of the bubble."""
+        """Exposed communication in seconds, except for messages between stages, which are part of the bubble."""
         return self.tp + self.sp + self.ep + self.zero + self.dp
 
 
 class StepModel:
-    """A step of a layout whose stages' passes, without ZeRO, are `costs`."""
+    """A step of a layout, given the `costs` of its stages' passes without ZeRO."""
 
     def __init__(self, setting: PassContext, costs: np.ndarray):
         self.setting, self.cut, self.replicas = setting, stages(setting.job, setting.layout), Replicas(setting)
@@ -64,7 +64,7 @@ class StepModel:
 
     @property
     def reduces_at_end(self) -> bool:
-        """Whether gradients are summed up in the last micro-batch only."""
+        """Whether gradients are reduced in the last micro-batch only."""
         return self.setting.layout.zero_stage < 2
 
     def undivided_s(self) -> float:
@@ -76,7 +76,7 @@ class StepModel:
         return self.replicas.undivided_s(most)
 
     def tied_s(self) -> float:
-        """Return the seconds to sum the vocabulary's gradients, if the first and the last stage are on two ranks."""
+        """Return the seconds to sum the vocabulary's gradients, if the first and last stages are on different ranks."""
         if self.cut.of_rank[0][-1] == self.setting.layout.num_stages - 1:
             return 0.0
         vocabulary = counts.vocabulary_params(self.setting.job.model, self.setting.layout.tp)
@@ -109,7 +109,7 @@ class StepModel:
     def pipeline(self) -> tuple[float, float]:
         """Return the seconds of a pipeline's passes, and of the exposed reductions after them.
 
-        Those of a stage are, after its last pass, while its rank goes on with others.
+        A stage's gradients are reduced after its last pass, while its rank continues with other stages.
         """
         layout, model = self.setting.layout, self.setting.job.model
         kinds = [tuple(self.costs[:, kind].sum(1).tolist()) for kind in (FORWARD, INPUTS, WEIGHTS)]
@@ -130,7 +130,7 @@ class StepModel:
 
 
 class NumberedSchedule(NamedTuple):
-    """A schedule whose actions are numbers, and each stage's last one."""
+    """A schedule with numbered actions, and each stage's last action."""
 
     home: dict[int, int]
     orders: list[list[int]]
@@ -150,7 +150,7 @@ def numbered(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int
 def played(
     schedule: str, pp: int, num_micro_batches: int, virtual_stages: int, costs: Costs
 ) -> tuple[float, list[float]]:
-    """Return a schedule's seconds, and when each stage's last pass ends."""
+    """Return a schedule's duration in seconds, and the end of each stage's last pass."""
     instance = numbered(schedule, pp, num_micro_batches, virtual_stages)
     graph = rules(instance.home, num_micro_batches, costs)
     begin_s, span_s = play(instance.orders, graph)
@@ -158,9 +158,9 @@ def played(
 
 
 def least_s(setting: PassContext, costs: np.ndarray) -> float:
-    """Return a lower bound: each rank's passes, the forward passes before and the backward passes after them.
+    """Return a lower bound in seconds: each rank's passes, forward passes before them, and backward passes after.
 
-    Where weights' parts are put off, a rank does those while it would wait for the last backward passes.
+    With split backward passes, a rank computes weight gradients while it waits for the last backward passes.
     """
     cut = stages(setting.job, setting.layout)
     kinds = costs.sum(2)
@@ -171,7 +171,7 @@ def least_s(setting: PassContext, costs: np.ndarray) -> float:
 
 
 def update_s(setting: PassContext, params: int, matrices: int, owners: int) -> float:
-    """Weights and states are read and written, gradients read; a copy reads and writes a byte."""
+    """Return the seconds of the update, at copy speed: it reads and writes weights and states, and reads gradients."""
     precision = precision_of(setting.job)
     states = counts.state_elements(setting.job.optimizer, params, matrices) * precision.state
     weights = params * (precision.parameter + precision.master)
@@ -180,7 +180,7 @@ def update_s(setting: PassContext, params: int, matrices: int, owners: int) -> f
 
 
 def muon_s(setting: PassContext, matrices: int) -> float:
-    """Return Muon's seconds: each matrix of a block goes to one rank and back, and is orthogonalized there."""
+    """Return Muon's seconds: each matrix of a block is sent to one rank, orthogonalized there, and sent back."""
     model, ranks, ep = setting.job.model, setting.place.matrices, setting.layout.ep
     each = counts.block_matrices(model, setting.layout.tp, ep)
     nbytes = matrices / setting.place.replicas.size * precision_of(setting.job).state

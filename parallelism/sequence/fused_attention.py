@@ -1,10 +1,10 @@
-"""Fused kernels for attention: of torch's those that give the log of the sum, too, and take it to go backwards.
+"""Fused attention kernels: torch's kernels that return the log-sum-exp, and take it in the backward pass.
 
-That of the CPU computes in float32 or float64 and adds masks; FlashAttention's on CUDA takes 16 bits and no mask.  With
-the log of a larger whole, their gradients are a part's.  None of torch's takes dropout of ours: `Dropping` does.
+The CPU kernel computes in float32 or float64 and adds masks; FlashAttention on CUDA takes 16-bit dtypes and no mask.
+Given the log-sum-exp over more keys, they return gradients of partial attention.  `Dropping` supports our own dropout.
 
 Source: torch, `_scaled_dot_product_ring_flash_attention` of torch.distributed.tensor.experimental, which calls the
-kernels of CUDA so; aten/src/ATen/native/native_functions.yaml (signatures).
+CUDA kernels like this; aten/src/ATen/native/native_functions.yaml (signatures).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import Tensor
 from parallelism.numerics.dropout import Drop, has_numba
 
 HALVES = (torch.bfloat16, torch.float16)
-LARGEST_HEAD = 256  # of FlashAttention, whose heads are multiples of 8
+LARGEST_HEAD = 256  # head size of FlashAttention, a multiple of 8
 aten = torch.ops.aten
 
-SavedAttention = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # q, k, v, the result, and the log of the whole
+SavedAttention = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # q, k, v, the result, and the log-sum-exp over all keys
 
 
 class ScoreRules(NamedTuple):
-    """What becomes of scores: those of later keys do not count if `causal`, `mask` is added, `drop` drops weights."""
+    """Treatment of attention scores: `causal` excludes later keys, `mask` is added, `drop` drops probabilities."""
 
     causal: bool
     mask: Tensor | None = None
@@ -34,7 +34,7 @@ class ScoreRules(NamedTuple):
 
 
 class OnCPU:
-    """Shapes: as of `parallelism.sequence.partial_attention.attend`."""
+    """Torch's kernel on the CPU.  Shapes: those of `parallelism.sequence.partial_attention.attend`."""
 
     @staticmethod
     def takes(q: Tensor, k: Tensor, rules: ScoreRules) -> bool:
@@ -53,7 +53,7 @@ class OnCPU:
 
 
 class OnCUDA:
-    """As many keys as queries where it is causal: the kernel lets the last of both meet, others the first."""
+    """FlashAttention.  If causal, needs as many keys as queries: it aligns their ends, other kernels their starts."""
 
     @staticmethod
     def takes(q: Tensor, k: Tensor, rules: ScoreRules) -> bool:
@@ -69,14 +69,14 @@ class OnCUDA:
     def backward(gradient: Tensor, saved: SavedAttention, rules: ScoreRules) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v, out, log = saved
         gradient, out = gradient.to(q.dtype), out.to(q.dtype)
-        lengths = None, None, q.shape[2], k.shape[2]  # no sequences of several lengths in one
-        dropout = q.new_zeros(2, dtype=torch.uint64), q.new_zeros((), dtype=torch.uint64)  # of which there is none
+        lengths = None, None, q.shape[2], k.shape[2]  # no packed sequences
+        dropout = q.new_zeros(2, dtype=torch.uint64), q.new_zeros((), dtype=torch.uint64)  # unused: seed and offset
         function = aten._scaled_dot_product_flash_attention_backward
         return function(gradient, q, k, v, out, log, *lengths, 0.0, rules.causal, *dropout)
 
 
 class Dropping:
-    """On the host, in float32: products of matrices by torch, and between them one pass over the probabilities."""
+    """Attention with dropout on the CPU, in float32: torch's matrix products, and one pass over the scores between."""
 
     @staticmethod
     def takes(q: Tensor, k: Tensor, rules: ScoreRules) -> bool:
@@ -105,7 +105,7 @@ class Dropping:
 
 
 def numbers(q: Tensor, rules: ScoreRules) -> tuple:
-    """Return the arguments of the kernels of `Dropping`."""
+    """Return the arguments of `Dropping`'s kernels."""
     assert rules.drop
     return *rules.drop.numbers(np.float32), np.float32(1 / math.sqrt(q.shape[-1])), q.shape[2] if rules.causal else 0
 

@@ -1,7 +1,7 @@
-"""Attention of some queries to some keys, as a part of a larger one: with the log of the sum that it is normalised by.
+"""Partial attention: attention of some queries to some of the keys, with the log-sum-exp of its scores.
 
-Parts of the same queries are merged by these logs, and their gradients need the log of the whole only.  Sums
-are of at least float32.  Keys and values may have fewer heads than queries, each in common to as many consecutive ones.
+The logs serve to merge parts of the same queries; the gradients need only the log over all keys.  Sums are in at least
+float32.  Keys and values may have fewer heads than queries; consecutive query heads use the same one.
 
 Source: Dao et al., "FlashAttention", 2022, sections 3.1 and B.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from parallelism.numerics.dropout import Drop
 from parallelism.sequence.fused_attention import SavedAttention, ScoreRules, kernel, wide
 
-MASKED = -1e30  # added to what does not attend: finite, so that rows without anything stay numbers
+MASKED = -1e30  # added to masked scores; finite, so that fully masked rows do not become NaN
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, rules: ScoreRules) -> tuple[Tensor, Tensor]:
@@ -36,7 +36,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rules: ScoreRules) -> tuple[Tensor, 
 
 
 def attend_backward(gradient: Tensor, saved: SavedAttention, rules: ScoreRules) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, given the result and the log of the whole."""
+    """Return the gradients of q, k and v, given the result and the log-sum-exp over all keys."""
     q, k, v, out, log = saved
     num_kv_heads, drop = k.shape[1], rules.drop
     k, v = like_heads(k, q), like_heads(v, q)
@@ -52,14 +52,14 @@ def attend_backward(gradient: Tensor, saved: SavedAttention, rules: ScoreRules) 
 
 
 def merge(out: Tensor, log: Tensor, more: Tensor, more_log: Tensor) -> None:
-    """Add a part to others of the same queries, in place."""
+    """Merge another part of the same queries in place."""
     total = torch.logaddexp(log, more_log)
     out.mul_((log - total).exp()[..., None]).add_(more * (more_log - total).exp()[..., None])
     log.copy_(total)
 
 
 def like_heads(x: Tensor, q: Tensor) -> Tensor:
-    """Repeat the heads of x to as many as `q` has."""
+    """Repeat the heads of x to match those of `q`."""
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 

@@ -1,4 +1,4 @@
-"""Ring attention: keys and values travel round a ring, while each rank attends to what it holds.
+"""Ring attention: keys and values circulate in a ring, while each rank attends to those it currently holds.
 
 Source: Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023, arXiv
 2310.01889.
@@ -20,13 +20,13 @@ from parallelism.sequence.token_shards import Pair, TokenShards
 
 
 class Ring:
-    """The members of a ring, each with its tokens of a sequence."""
+    """Ranks of a ring, each of which holds some tokens of a sequence."""
 
     def __init__(self, members: TensorCollectives, order: str = "zigzag"):
         self.members, self.order = members, order
 
     def sources(self) -> Iterator[int]:
-        """Yield the rank whose keys are present, step by step."""
+        """Yield the rank whose keys this rank holds, step by step."""
         size, rank = self.members.size, self.members.rank
         return ((rank - step) % size for step in range(size))
 
@@ -36,14 +36,14 @@ class Ring:
 
 
 class GlobalTokens(NamedTuple):
-    """What a rank knows of all tokens, whose keys may come: their places, and the documents they are in, if any."""
+    """Metadata of all tokens of the ring: their positions, and their documents if there are any."""
 
     positions: Tensor  # (size, seq)
     documents: Tensor | None  # (size, batch, seq)
     dropout: AttentionDropout | None
 
     def pair(self, ring: Ring, source: int, dtype: torch.dtype) -> tuple[Pair | None, Tensor | None]:
-        """Return which queries attend to which keys, and a mask if documents need one."""
+        """Return which queries attend to which keys, with a mask if there are documents."""
         length = self.positions.shape[-1]
         if self.documents is None:
             return ring.pair(source, length), None
@@ -60,9 +60,9 @@ class GlobalTokens(NamedTuple):
 
 
 class RingFunction(torch.autograd.Function):
-    """The next keys and values are on their way while the present ones are attended to.
+    """Overlaps the transfer of the next keys and values with attention to the current ones.
 
-    Backwards, the gradients of keys and values travel on with them, and one step further: home.
+    In the backward pass, the gradients of keys and values circulate with them, and one step further, to their owner.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The scene of ring attention: whose keys and values each rank has in each step, and what it attends to."""
+"""Ring attention scene: the keys and values that each rank holds in each step, and the pairs that attend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parallelism.sequence.ring_attention import Ring
 from parallelism.sequence.token_shards import ORDERS, TokenShards
 
 RANKS = range(1, 17)
-TOKENS = 4  # of each rank
+TOKENS = 4  # per rank
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 NEVER = "."
 
@@ -23,7 +23,7 @@ def scene() -> Scene:
 
 
 def ring_data(size: int, order: str) -> dict[str, Any]:
-    """Return the rank of each token, the sources of each rank by step, and in which step each query meets each key."""
+    """Return the rank of each token, each rank's sources by step, and the step in which a query attends to a key."""
     shards = TokenShards(size * TOKENS, size, order=order)
     shards.check()
     owners = np.empty(shards.length, int)

@@ -1,10 +1,10 @@
-"""Sequence parallelism: each rank has some tokens of every sequence, and they meet in attention only.
+"""Sequence parallelism: shard the tokens of every sequence; ranks communicate in attention only.
 
-`ring`: keys and values travel round (ring_attention.py).  `ulysses`: an all-to-all gives each rank all tokens of some
-heads, another one takes them back.  `hybrid`: groups of ranks exchange heads, and rings go through the groups.
+`ring`: keys and values circulate (ring_attention.py).  `ulysses`: an all-to-all gives each rank all tokens of some
+heads, and another one returns the result.  `hybrid`: all-to-all within groups of ranks, rings across the groups.
 
-Source: as of ring_attention; Jacobs et al., "DeepSpeed Ulysses", 2023, arXiv 2309.14509; Fang and Zhao, "USP: A Unified
-Sequence Parallelism Approach", 2024, arXiv 2405.07719 (both together).
+Source: that of ring_attention; Jacobs et al., "DeepSpeed Ulysses", 2023, arXiv 2309.14509; Fang and Zhao, "USP: A
+Unified Sequence Parallelism Approach", 2024, arXiv 2405.07719 (both together).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ HEADS, SEQ = 1, 2  # dims of q, k and v
 
 
 class SequenceParallel:
-    """The ranks of `comm`, which divide sequences; `shards(length)` says who has which tokens.
+    """Ranks of `comm` that shard sequences; `shards(length)` maps tokens to ranks.
 
     In hybrid mode, groups of `head_ranks` consecutive ranks exchange heads.  Collective.
 
-    Raises: InputError on every rank for an unknown mode or order, or a group that does not divide the ranks.
+    Raises: InputError on every rank for an unknown mode or order, or a group size that does not divide the ranks.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class SequenceParallel:
 
     @property
     def exposed_s(self) -> float:
-        """The time that this rank has waited for others, in seconds, added up."""
+        """Total time that this rank has waited for others, in seconds."""
         return self.all.exposed_s + self.heads.exposed_s + self.ring.members.exposed_s
 
     def shards(self, length: int) -> TokenShards:
-        """Return the shards of a sequence; raise ValueError for a length that the ranks cannot divide evenly."""
+        """Return the shards of a sequence; raise ValueError if the ranks cannot divide its length evenly."""
         shards = TokenShards(length, self.ring.members.size, self.heads.size, self.ring.order)
         shards.check()
         return shards
@@ -77,7 +77,7 @@ class SequenceParallel:
         return x[:, to_device(self.positions(x.shape[1]), x.device)]
 
     def free(self) -> None:
-        """Give its communicators back to MPI, but not the one it was made of.  Collective."""
+        """Free its communicators, but not the one it was built from.  Collective."""
         self.all.forget()
         for exchange in (self.heads, self.ring.members):
             exchange.forget()
@@ -85,12 +85,12 @@ class SequenceParallel:
 
 
 class SequenceAttention(nn.Module):
-    """Takes the place of attention's core in a plain model; `alone` attends where ranks have all tokens of some heads.
+    """Replaces the attention core of a plain model; `alone` is used if each rank then has all tokens of its heads.
 
     Shapes: q (batch, n_head, seq/sp, head_size), k and v (batch, n_kv_head, seq/sp, head_size), documents (batch,
     seq/sp).
 
-    Raises: ValueError for heads that ranks cannot exchange evenly.
+    Raises: ValueError if the ranks cannot divide the heads evenly.
     """
 
     def __init__(self, axis: SequenceParallel, dropout: Dropout | None = None, alone: nn.Module | None = None):
@@ -123,7 +123,7 @@ class SequenceAttention(nn.Module):
 
 
 class DroppingAttention(nn.Module):
-    """Takes the place of the core of attention where it drops probabilities, and each rank has all tokens."""
+    """Replaces the attention core if it has dropout and each rank has all tokens."""
 
     def __init__(self, plain: nn.Module, dropout: Dropout):
         super().__init__()
@@ -141,7 +141,7 @@ class DroppingAttention(nn.Module):
 
 
 class DroppingFunction(torch.autograd.Function):
-    """Keeps no probabilities: the backward pass computes them again from the logs of their sums."""
+    """Saves no probabilities: the backward pass recomputes them from the log-sum-exp."""
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: AttentionDropout):  # type: ignore[override]
@@ -160,15 +160,15 @@ class DroppingFunction(torch.autograd.Function):
 
 
 def like_ranks(x: Tensor, size: int) -> Tensor:
-    """Keys or values of fewer heads than ranks, each as often as makes one for a rank."""
+    """Repeat the heads of keys or values if there are fewer than ranks, so that each rank gets one."""
     return x.repeat_interleave(size // x.shape[HEADS], HEADS) if size % x.shape[HEADS] == 0 else x
 
 
 class SequenceLoss(nn.Module):
-    """The mean over all ranks' tokens, of a loss that has a `total`.
+    """Mean over all ranks' tokens of a loss that has a `total`.
 
-    Its gradient is that of this rank's tokens times the number of ranks, as data parallelism over these ranks, too,
-    averages gradients.
+    The gradient of this rank's tokens is multiplied by the number of ranks, because data parallelism averages gradients
+    over these ranks, too.
     """
 
     def __init__(self, loss: Any, axis: SequenceParallel):

@@ -1,6 +1,6 @@
-"""Which tokens of a sequence each rank holds, so that under a causal mask all have as much to do.
+"""Token shards: assign a sequence's tokens to ranks so that work is balanced under a causal mask.
 
-The planner and a run ask here which numbers of ranks can divide tokens and heads.
+Training and the planner check here if a number of ranks can divide tokens and heads.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ORDERS = ("zigzag", "striped", "contiguous")
 
 
 class Pair(NamedTuple):
-    """Queries of one rank that attend to keys of another: slices of what each holds; `causal` within them."""
+    """Queries of one rank that attend to keys of another: slices of their tokens, and whether the pair is `causal`."""
 
     queries: slice
     keys: slice
@@ -22,10 +22,10 @@ class Pair(NamedTuple):
 
 
 class TokenShards(NamedTuple):
-    """A sequence of `length` tokens over a ring of ranks, each of them `parts` ranks that divide its tokens evenly.
+    """A sequence of `length` tokens over a ring, each member of which is `parts` ranks that divide its tokens evenly.
 
     zigzag: of 2 ring chunks, rank r has chunks r and 2 ring - 1 - r.  striped: rank r has every ring-th token from r.
-    contiguous: rank r has chunk r of ring; under a causal mask the last one has most to do.
+    contiguous: rank r has chunk r of ring; under a causal mask the last one has the most work.
 
     Source: Brandon et al., "Striped Attention", 2023, arXiv 2311.09431; zigzag: zhuzilin/ring-flash-attention, issue 2.
 
@@ -41,7 +41,7 @@ class TokenShards(NamedTuple):
     order: str = "zigzag"
 
     def check(self) -> None:
-        """Raise ValueError for a length that ranks cannot divide evenly, with the nearest one that they can."""
+        """Raise ValueError if ranks cannot divide the length evenly, with the nearest valid one."""
         if self.order not in ORDERS:
             raise ValueError(f"order {self.order!r} is unknown: use {', '.join(ORDERS)}")
         least = 2 * self.ring if self.order == "zigzag" and self.ring > 1 else self.ring
@@ -54,7 +54,7 @@ class TokenShards(NamedTuple):
             )
 
     def positions(self, rank: int) -> np.ndarray:
-        """Return the positions of a rank's tokens in the sequence, in the order in which it holds them."""
+        """Return the positions of a rank's tokens in the sequence, in local order."""
         member, part = divmod(rank, self.parts)
         return np.split(self.of_ring(member), self.parts)[part]
 
@@ -70,7 +70,7 @@ class TokenShards(NamedTuple):
         return np.concatenate([chunks[member], chunks[-1 - member]])
 
     def pair(self, member: int, source: int) -> Pair | None:
-        """Return which tokens of a ring member attend to which of another's, under a causal mask; None for none."""
+        """Return which tokens of a ring member attend to which tokens of another under a causal mask, or None."""
         half, everything = self.length // self.ring // 2, slice(None)
         if member == source:
             return Pair(everything, everything, causal=True)
@@ -86,7 +86,7 @@ class TokenShards(NamedTuple):
 
 
 def shard_tokens(length: int, size: int, mode: str, order: str, head_ranks: int | None) -> TokenShards:
-    """Return which of `size` ranks has which tokens of a sequence of `length`.
+    """Return the assignment of the tokens of a sequence of `length` to `size` ranks.
 
     Raises: ValueError for an unknown mode or order, a group that does not divide the ranks, or a length that they
     cannot divide evenly.
@@ -98,7 +98,7 @@ def shard_tokens(length: int, size: int, mode: str, order: str, head_ranks: int 
 
 
 def head_ranks_of(mode: str, size: int, head_ranks: int | None) -> int:
-    """Return how many ranks exchange heads; the rings run across these.
+    """Return the number of ranks that exchange heads; rings run across these groups.
 
     >>> head_ranks_of("ring", 8, None), head_ranks_of("ulysses", 8, None), head_ranks_of("hybrid", 8, 4)
     (1, 8, 4)
@@ -117,7 +117,7 @@ def head_ranks_of(mode: str, size: int, head_ranks: int | None) -> int:
 
 
 def check_heads(n_head: int, n_kv_head: int, size: int) -> None:
-    """Raise ValueError for head counts of a rank that `size` ranks cannot exchange evenly."""
+    """Raise ValueError if `size` ranks cannot divide a rank's heads evenly."""
     repeated = size % n_kv_head == 0
     for name, number in (("query heads", n_head), *([] if repeated else [("key and value heads", n_kv_head)])):
         if number % size:
@@ -128,7 +128,7 @@ def check_heads(n_head: int, n_kv_head: int, size: int) -> None:
 
 
 def check_between_layers(length: int, sp: int, tp: int) -> None:
-    """Raise ValueError for a length whose sp shard tp ranks cannot divide between split layers."""
+    """Raise ValueError if tp ranks cannot divide the sp shard of a sequence of this length between split layers."""
     if rest := length // sp % tp:
         raise ValueError(
             f"block_size={length} leaves {rest} of a rank's {length // sp} tokens over from tp={tp} with "

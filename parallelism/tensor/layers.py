@@ -1,7 +1,7 @@
 """Tensor parallelism: linear layers, embeddings and the loss split over the ranks of an axis.
 
-A plan names the modules of a plain model and how each is split; `parallelize` puts these in their places.  In
-sequence-parallel mode what lies between the split layers has 1/tp of the sequence: norms, dropout, the residual.
+A plan maps the modules of a plain model to strategies; `parallelize` replaces the modules.  In sequence-parallel mode,
+norms, dropout and the residual stream between split layers have 1/tp of the sequence.
 
 Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019,
 section 3; Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, section 4.2.2.
@@ -25,7 +25,7 @@ SEQ = 1  # the dim of activations (batch, seq, n_embd) that sequence-parallel mo
 
 
 class Axis(NamedTuple):
-    """The ranks over which layers are sharded, and whether the sequence between layers is, too."""
+    """Ranks over which layers are sharded, and whether the sequence between layers is, too."""
 
     ranks: TensorCollectives
     sequence: bool = False
@@ -38,10 +38,10 @@ class Axis(NamedTuple):
 
 
 class ColumnFunction(torch.autograd.Function):
-    """x W^T of the whole x, by some rows of W: the gradient of x is a sum over the ranks.
+    """x W^T of the whole x and a row shard of W; the gradient of x is summed over the ranks.
 
-    That sum is under way while the gradient of W is computed, unless that is put off; so is, where x is split, its
-    second gathering while the gradient of x is computed.
+    That sum overlaps with the computation of W's gradient, unless that is deferred.  If x is split, its second gather
+    overlaps with the computation of x's gradient.
     """
 
     @staticmethod
@@ -67,7 +67,7 @@ class ColumnFunction(torch.autograd.Function):
 
 
 def column(x: Tensor, weight: Tensor, axis: Axis) -> Tensor:
-    """Apply a column-split `F.linear`, in the dtype that it would compute in."""
+    """Apply a column-split `F.linear`, in the dtype that autocast would choose."""
     return ColumnFunction.apply(autocast(x), weight, axis)
 
 
@@ -76,9 +76,9 @@ def whole_sequence(x: Tensor, axis: Axis) -> Tensor:
 
 
 class ColumnLinear(nn.Module):
-    """A linear layer of which each rank has some outputs: it gets the whole x and gives its part of y.
+    """Column-parallel linear layer: each rank gets the whole x and computes some outputs y.
 
-    Shapes: x (batch, seq, in), or (batch, seq/tp, in) of a split sequence; y (batch, seq, out/tp).
+    Shapes: x (batch, seq, in), or (batch, seq/tp, in) if the sequence is split; y (batch, seq, out/tp).
     """
 
     def __init__(self, linear: nn.Linear, axis: Axis, pieces: tuple[int, ...] = (1,)):
@@ -94,9 +94,9 @@ class ColumnLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """A linear layer of which each rank has some inputs: y is the sum over the ranks.
+    """Row-parallel linear layer: each rank has some inputs, and y is the sum over the ranks.
 
-    Shapes: x (batch, seq, in/tp); y (batch, seq, out), or (batch, seq/tp, out) of a split sequence.
+    Shapes: x (batch, seq, in/tp); y (batch, seq, out), or (batch, seq/tp, out) if the sequence is split.
     """
 
     def __init__(self, linear: nn.Linear, axis: Axis):
@@ -111,17 +111,17 @@ class RowLinear(nn.Module):
 
 
 def summed(y: Tensor, axis: Axis) -> Tensor:
-    """Return the sum over the ranks: the whole of it, or this rank's shard of the sequence."""
+    """Return the sum over the ranks, or this rank's shard of it if the sequence is split."""
     return autograd.reduce_scatter(y, axis.ranks, SEQ) if axis.sequence else autograd.reduce(y, axis.ranks)
 
 
 def of_all(parameter: Tensor, axis: Axis) -> Tensor:
-    """Return a replicated parameter; its gradients are summed where each rank has a shard of the sequence."""
+    """Return a replicated parameter; its gradients are summed over the ranks if the sequence is split."""
     return autograd.copy(parameter, axis.ranks) if axis.sequence else parameter
 
 
 class SequenceNorm(nn.Module):
-    """A LayerNorm or RMSNorm of a part of the sequence."""
+    """A LayerNorm or RMSNorm on a shard of the sequence."""
 
     def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, axis: Axis):
         super().__init__()
@@ -138,7 +138,7 @@ class SequenceNorm(nn.Module):
 
 
 class SequenceEmbedding(nn.Module):
-    """An embedding, such as of positions, of which each rank uses a part of the sequence."""
+    """An embedding, such as that of positions, of which each rank looks up its shard of the sequence."""
 
     def __init__(self, embedding: nn.Embedding, axis: Axis):
         super().__init__()
@@ -149,7 +149,7 @@ class SequenceEmbedding(nn.Module):
 
 
 class VocabularyEmbedding(nn.Module):
-    """An embedding of which each rank has some rows; the vocabulary is padded to a multiple of the ranks."""
+    """An embedding with rows split over the ranks; the vocabulary is padded to a multiple of the ranks."""
 
     def __init__(self, weight: nn.Parameter, axis: Axis):
         super().__init__()
@@ -162,7 +162,7 @@ class VocabularyEmbedding(nn.Module):
 
 
 class VocabularyHead(nn.Module):
-    """Logits of the rows that a rank has: in training these alone, for `VocabularyCrossEntropy`, else of all tokens."""
+    """The head, split as the embedding: returns a rank's logits in training, for `VocabularyCrossEntropy`, else all."""
 
     def __init__(self, weight: nn.Parameter, axis: Axis, vocab_size: int):
         super().__init__()
@@ -176,14 +176,14 @@ class VocabularyHead(nn.Module):
 
 
 def placed(tokens: Tensor, begin: int, length: int) -> tuple[Tensor, Tensor]:
-    """Tokens as places among a rank's rows, the first one for those that are not there; and which are."""
+    """Return tokens' local row numbers, 0 for those of other ranks, and a mask of the local ones."""
     rows = tokens - begin
     here = (rows >= 0) & (rows < length)
     return rows * here, here
 
 
 class VocabularyCrossEntropy(nn.Module):
-    """The loss of a `models.gpt.CrossEntropy`, from logits split along the vocabulary, which are never gathered."""
+    """The loss of a `models.gpt.CrossEntropy`, from logits split over the vocabulary, which are never gathered."""
 
     def __init__(self, loss: Any, axis: Axis, vocab_size: int):
         super().__init__()
@@ -202,9 +202,9 @@ class VocabularyCrossEntropy(nn.Module):
 
 
 class CrossEntropyFunction(torch.autograd.Function):
-    """Sum of log sum exp(logits) - logits[target], by two sums over the ranks.
+    """Sum of log sum exp(logits) - logits[target], with reductions over the ranks.
 
-    Keeps one tensor as large as the rank's logits: their softmax.
+    Saves one tensor as large as the rank's logits, their softmax.
     """
 
     @staticmethod
@@ -213,7 +213,7 @@ class CrossEntropyFunction(torch.autograd.Function):
     ) -> Tensor:
         begin = ranks.rank * logits.shape[-1]
         num_real = min(max(vocab_size - begin, 0), logits.shape[-1])
-        real = logits[:, :num_real]  # the rest is padding, which has no part in the sums
+        real = logits[:, :num_real]  # without padding
         highest = real.amax(-1) if num_real else logits.new_full(logits.shape[:1], -math.inf)
         highest = ranks.all_reduce(highest, op="max")
         exps = torch.zeros_like(logits)

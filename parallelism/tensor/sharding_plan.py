@@ -1,4 +1,4 @@
-"""Plans: which modules of a plain model get which strategy, by patterns of their names."""
+"""Sharding plans: map modules of a plain model to strategies, by patterns of their names."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
 
 
 class Axes(NamedTuple):
-    """What a model is divided over: tensor, sequence and expert parallelism, and what dropout draws by."""
+    """Axes over which a model is divided: tensor, sequence and expert parallelism; and dropout's batch position."""
 
     tp: Axis
     sp: SequenceParallel | None
     ep: ExpertExchange | None
     place: BatchPosition
-    parts: dict[nn.Parameter, nn.Parameter]  # of vocabularies, to which several modules may be tied
+    parts: dict[nn.Parameter, nn.Parameter]  # vocabulary shards, by the whole parameter, which several modules may use
 
     @property
     def whole(self) -> bool:
-        """Whether layers are not split."""
+        """Whether no layer is split."""
         return self.tp.ranks.size == 1
 
 
-Sizes = Mapping[str, int]  # how many ranks divide modules, by the axis; of sp those that exchange "heads"
+Sizes = Mapping[str, int]  # numbers of ranks by axis; "heads" are the sp ranks that exchange heads
 
 
 class Strategy(Protocol):
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
-        """Raise ValueError where as many ranks cannot divide the module."""
+        """Raise ValueError if these numbers of ranks cannot divide the module."""
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         """Return the replacement for the model's `number`-th module."""
@@ -67,7 +67,7 @@ ShardingPlan = Mapping[str, Strategy]
 
 @dataclass(frozen=True)
 class ColumnParallel:
-    """Outputs split.  Of several pieces, such as q, k and v, `pieces` are the relative lengths, named by `settings`."""
+    """Split outputs.  Of several pieces, such as q, k and v, `pieces` are the relative lengths, named by `settings`."""
 
     pieces: tuple[int, ...] = ()
     settings: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class ColumnParallel:
 
 @dataclass(frozen=True)
 class RowParallel:
-    """Inputs split, as a column-split layer before it leaves them."""
+    """Split inputs, as a column-parallel layer before it outputs them."""
 
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
         check_divisible(f"{name}: in_features={{}}", module.in_features, sizes["tp"])
@@ -95,7 +95,7 @@ class RowParallel:
 
 @dataclass(frozen=True)
 class ExpertParallel:
-    """A mixture: its experts over ep, and the hidden width of each over tp."""
+    """Split a mixture's experts over ep, and the hidden width of each over tp."""
 
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
         check_divisible(f"{name}: hidden_width={{}}", module.c_fc.weight.shape[-1], sizes["tp"])
@@ -106,7 +106,7 @@ class ExpertParallel:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """An embedding, or the head that may be tied to it, split along `vocab_size` tokens."""
+    """Split an embedding, or the head that may be tied to it, over its `vocab_size` tokens."""
 
     vocab_size: int
 
@@ -127,7 +127,7 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Loss:
-    """Of logits that are split along `vocab_size` tokens, and of some tokens of each sequence."""
+    """Loss of logits split over `vocab_size` tokens, and over the tokens of each sequence."""
 
     vocab_size: int
 
@@ -141,7 +141,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Attention:
-    """The core of attention, on q, k and v of some tokens."""
+    """Attention core, on q, k and v of a shard of the tokens."""
 
     n_head: int
     n_kv_head: int
@@ -162,9 +162,9 @@ class Attention:
 
 @dataclass(frozen=True)
 class SequenceRegion:
-    """Norms, dropout, and embeddings of positions, between split layers.
+    """Norms, dropout and position embeddings between split layers.
 
-    In sequence-parallel mode they have 1/tp of the sequence.
+    In sequence-parallel mode they operate on 1/tp of the sequence.
     """
 
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
@@ -190,14 +190,14 @@ def parallelize(
     place: BatchPosition | None = None,
     ep: ExpertExchange | None = None,
 ) -> TensorCollectives:
-    """Divide a plain model, the same on all ranks, as a plan says; returns its collectives over `tp`.  Collective.
+    """Divide a plain model, identical on all ranks, by a plan; return its collectives over `tp`.  Collective.
 
-    Over `tp`, parameters become the rank's shards, as their placements say; with `sequence`, what lies between split
-    layers is divided, too.  Over `sp`, the model is given the rank's tokens, and their positions.  Over `ep`, mixtures
-    have the rank's experts.  Dropout draws by `place`.  Modules that have parameters and no strategy stay whole on all
-    ranks, and a line says which.
+    `tp` replaces parameters by the rank's shards, described by their placements; `sequence` also splits activations
+    between split layers.  With `sp`, the model's input is the rank's tokens and their positions.  With `ep`, mixtures
+    keep the rank's experts.  Dropout masks depend on `place`.  Modules that have parameters and no strategy are
+    replicated, and reported in a line.
 
-    Raises: InputError on every rank where a pattern names no module, or ranks cannot divide one.
+    Raises: InputError on every rank if a pattern matches no module, or ranks cannot divide one.
     """
     with tp.agreed("parallelize"):
         strategy_of = strategies(model, plan, {"tp": tp.size, "heads": sp.heads.size if sp else 1})
@@ -219,7 +219,7 @@ def parallelize(
 def strategies(model: nn.Module, plan: ShardingPlan, sizes: Sizes) -> dict[str, Strategy]:
     """Return the strategy of each module that a plan matches.
 
-    Raises: ValueError where a pattern names no module, or as many ranks cannot divide one.
+    Raises: ValueError if a pattern matches no module, or these numbers of ranks cannot divide one.
     """
     strategy_of = {name: strategy for pattern, strategy in plan.items() for name in matching(model, pattern)}
     for name, strategy in strategy_of.items():
@@ -230,7 +230,7 @@ def strategies(model: nn.Module, plan: ShardingPlan, sizes: Sizes) -> dict[str, 
 def matching(model: nn.Module, pattern: str) -> list[str]:
     """Return the names of the modules that a pattern matches; `*` stands for any part of a name.
 
-    Raises: ValueError where there is none, with the names there are.
+    Raises: ValueError with the available names if there is none.
     """
     names = [name for name, _ in model.named_modules() if name]
     matches = [name for name in names if fnmatchcase(name, pattern)]
@@ -240,9 +240,9 @@ def matching(model: nn.Module, pattern: str) -> list[str]:
 
 
 def check_divisible(what: str, number: int, size: int) -> None:
-    """Refuse what ranks cannot divide evenly, such as "n_head={}" of a number.
+    """Check that ranks can divide a number evenly, such as "n_head={}" of it.
 
-    Raises: ValueError with the numbers of ranks that can, and the nearest number of things.
+    Raises: ValueError with the numbers of ranks that divide it, and the nearest number that these ranks divide.
     """
     if number % size:
         able = ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)

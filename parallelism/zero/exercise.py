@@ -1,4 +1,4 @@
-"""An exercise: write when ZeRO 3 gathers and releases a block's parameters, and reduce-scatters its gradients."""
+"""Exercise: schedule ZeRO 3's gathers and releases of parameters, and its reduce-scatters of gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_BLOCKS = 6
 
 
 class BlockStep(NamedTuple):
-    """What a rank does with a block, one of VERBS."""
+    """An operation, one of VERBS, of a rank on a block."""
 
     verb: str
     block: int
@@ -30,7 +30,7 @@ def passes(num_blocks: int) -> list[BlockStep]:
 
 
 def textbook_steps(num_blocks: int) -> Iterator[BlockStep]:
-    """Gather the next pass's block before each pass, and release the pass's own after it."""
+    """Gather the next pass's block before each pass, and release its own block after it."""
     yield BlockStep("gather", 0)
     for now, following in pairwise([*passes(num_blocks), None]):
         assert now
@@ -45,11 +45,11 @@ def textbook_steps(num_blocks: int) -> Iterator[BlockStep]:
 
 
 class BlockRun:
-    """One rank's steps, run symbolically: what is gathered, which passes are done, which gradients wait; and counts."""
+    """Symbolic run of one rank's steps: gathered blocks, completed passes, pending gradients, and counts."""
 
     def __init__(self, rank: int, num_blocks: int):
         self.rank, self.passes, self.num_done, self.num_steps = rank, passes(num_blocks), 0, 0
-        self.gathered: dict[int, int] = {}  # blocks, and how many passes were done when they were
+        self.gathered: dict[int, int] = {}  # by block, the number of passes done before its gather
         self.gradients: set[int] = set()
         self.num_gathers = self.num_waits = self.most_gathered = self.most_gradients = 0
 
@@ -67,7 +67,7 @@ class BlockRun:
             raise self.mistake(f"rank {self.rank} ends without release {block}: it keeps that block's parameters")
 
     def take(self, step: BlockStep) -> None:
-        """Take a step, if it may be taken."""
+        """Take a step, if it is allowed."""
         why = self.refusal(step)
         if why:
             raise self.mistake(f"in step {self.num_steps}, rank {self.rank} would {step}, but {why}")
@@ -85,7 +85,7 @@ class BlockRun:
                 self.gradients |= {step.block} if step.verb == "backward" else set()
 
     def refusal(self, step: BlockStep) -> str:
-        """Return why a step may not be taken now; nothing if it may."""
+        """Return why a step is not allowed now, or ""."""
         verb, block = step
         if block >= len(self.passes) // 2:
             return f"there are blocks 0 to {len(self.passes) // 2 - 1}"
@@ -109,7 +109,7 @@ def of_size(size: int, num_blocks: int) -> Instance:
 
 
 class ZeroExercise(Exercise):
-    """A training step of a model whose blocks' parameters are sharded."""
+    """A training step of a model with sharded parameters."""
 
     name = "zero3"
     title = "ZeRO 3: gather a block's parameters when they are needed"
@@ -169,7 +169,7 @@ class ZeroExercise(Exercise):
 
 
 def check_same_collectives(schedules: list[list[BlockStep]]) -> None:
-    """Hold every rank's gathers and reduce-scatters against rank 0's: in another order, ranks wait for each other.
+    """Compare every rank's gathers and reduce-scatters with rank 0's: a different order is a deadlock.
 
     Raises: MistakeError.
     """

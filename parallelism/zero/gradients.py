@@ -1,6 +1,6 @@
-"""ZeRO, stage 2: ranks share the gradients, too, which none of them ever has as a whole.
+"""ZeRO stage 2: shard gradients, too; no rank ever holds all of them.
 
-Gradients go to their owners in each micro-batch's backward pass, or in the part of it that is for weights, and add up
+Gradients are reduced to their owners in each micro-batch's backward pass, or in its part for weights, and accumulate
 there.  With Psi bytes of parameters and m micro-batches, a rank sends m Psi of gradients in a step; with stage 1, Psi.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
@@ -38,8 +38,8 @@ WaitTimer = Callable[[], AbstractContextManager]
 class ReducedGradients(Replica):
     """Replica whose gradients are reduced to their owners in each backward pass.
 
-    A stage's buckets start in their order, each once all its gradients of the micro-batch are ready.  What several
-    layers share comes last, once in each of their stages.  Gradients that come before those of an earlier bucket wait.
+    A stage's buckets start in order, each once all its gradients of the micro-batch are ready; gradients of a later
+    bucket wait.  Parameters of several layers are in the last buckets, reduced once per stage that uses them.
     """
 
     every_micro_batch = True
@@ -84,14 +84,14 @@ class ReducedGradients(Replica):
             bucket.wait()
 
     def zero_grad(self) -> None:
-        """Clear the pieces' gradients, in place."""
+        """Clear the pieces' gradients in place."""
         self.gradients.clear()
 
 
 class ShardedGradients(ReducedGradients):
-    """Stage 2: each rank has all parameters, and gradients and the optimizer's states of its pieces.
+    """Stage 2: parameters are replicated; gradients and optimizer states are sharded.
 
-    In a pipeline buckets are of a layer each.
+    In a pipeline, there is a bucket per layer.
     """
 
     zero_stage = 2
@@ -107,7 +107,7 @@ class ShardedGradients(ReducedGradients):
         self.masters = masters_in(self.arena, own, units, ranks.shard.rank, self.gradients.own)
 
     def _units(self) -> list[FlatParam]:
-        """Return the units from the arena's end to its start, the order in which gradients appear."""
+        """Return the units from the arena's end to its start, the order of the backward pass."""
         own, slices = self.own, self.arena.slices
         names = own.trained(slices)
 
@@ -124,17 +124,17 @@ class ShardedGradients(ReducedGradients):
 
 
 def joined(groups: Iterable[ShardGroups], places: Iterable[slice]) -> Iterator[tuple[ShardGroups, slice]]:
-    """Neighbouring places of the same groups as one."""
+    """Merge neighbouring slices of the same groups."""
     for same, pairs in groupby(zip(groups, places, strict=True), itemgetter(0)):
         neighbours = [place for _, place in pairs]
         yield same, slice(neighbours[0].start, neighbours[-1].stop)
 
 
 class GradientShard:
-    """The gradients of a replica's rank, as long as its chunks of `units`, and the buckets through which they come.
+    """A rank's gradients, of its chunks of `units`, and the buckets that reduce them.
 
-    They are reduced and kept in `dtype`.  A gradient goes to a working buffer, of which there are two, once those of
-    its bucket are ready; from there the sums go to their owners.  Collective.
+    They are reduced and kept in `dtype`.  Once all gradients of a bucket are ready, they are copied to one of two
+    working buffers, from which they are reduced to their owners.  Collective.
     """
 
     def __init__(self, replica: Replica, units: Sequence[FlatParam], dtype: torch.dtype):
@@ -160,15 +160,15 @@ class GradientShard:
 
     @property
     def under_way(self) -> list[ReduceBucket]:
-        """The last users of the working buffers: all others are through."""
+        """Buckets that use the working buffers now."""
         return [bucket for users in self._users for bucket in users]
 
 
 class ReduceBucket(Bucket):
-    """Gradients that go to `homes` in a working buffer, once the last of its `users` is through there, to be reduced.
+    """Bucket that copies gradients to `homes` in a working buffer, once its last `users` are done, and reduces them.
 
-    What becomes of this rank's chunk of the buffer is added to its own gradients: the two tensors of `mine`.  For the
-    buffer it waits within `waiting()`.
+    `mine` are two tensors: this rank's chunk of the buffer, and its gradients, to which the reduced chunk is added.
+    Waiting for the buffer is timed by `waiting()`.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Whole matrices, of which ranks hold shards by tensor parallelism, by ZeRO, or by both: each comes to one rank.
+"""Gather each matrix that tensor parallelism or ZeRO shards on one rank, its owner, and send the result back.
 
-For optimizers that need all of a matrix, such as Muon.  Each rank owns matrices of about as much work.  With n elements
-and p ranks a rank sends 2 n/p elements with ZeRO, and n/p to each of the p ranks without, where every rank holds all.
+For optimizers that need whole matrices, such as Muon.  Ownership balances work.  With n elements and p ranks, a rank
+sends 2 n/p elements with ZeRO; without, when every rank holds all of them, n/p to each of the p ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class HeldPart(NamedTuple):
-    """What a rank holds of a matrix: elements `start` to `stop` of the flat shard of tp rank `number`."""
+    """Part of a matrix that a rank holds: elements `start` to `stop` of the flat shard of tp rank `number`."""
 
     number: int
     start: int
@@ -35,9 +35,9 @@ class HeldPart(NamedTuple):
 
 
 class SplitMatrix(NamedTuple):
-    """A matrix that tp ranks hold shards of, by `shard`, or each the whole; all of it goes to the rank `owner`.
+    """A matrix that is sharded over tp ranks by `shard`, or replicated, and gathered on the rank `owner`.
 
-    `holders` are all ranks that hold a part; `sources` those of them that send theirs, in the order of the parts.
+    `holders` are all ranks that hold a part; `sources` the ones that send theirs, in the order of the parts.
     """
 
     shape: torch.Size  # of a tp rank's shard
@@ -64,7 +64,7 @@ class SplitMatrix(NamedTuple):
 
 
 class ElementRoute(NamedTuple):
-    """Elements of a matrix that go from one rank to another."""
+    """Elements of a matrix that one rank sends to another."""
 
     name: str
     source: int
@@ -73,7 +73,7 @@ class ElementRoute(NamedTuple):
 
 
 class Exchange:
-    """Sends along all routes at once, by one all-to-all on memory that stays.  Collective, and so is each call."""
+    """Sends along all routes by one all-to-all, on preallocated memory.  Construction and calls are collective."""
 
     def __init__(self, comm: Communicator, routes: Sequence[ElementRoute], dtype: torch.dtype, device: str):
         outgoing = sorted((route for route in routes if route.source == comm.rank), key=lambda route: route.dest)
@@ -91,7 +91,7 @@ class Exchange:
         self.plan = comm.plan("all_to_all", array, out=out, send_counts=send, recv_counts=recv)
 
     def __call__(self, tensors: Mapping[ElementRoute, Tensor]) -> dict[ElementRoute, Tensor]:
-        """Send flat tensors; what comes stays until the next call."""
+        """Send flat tensors; the received ones are valid until the next call."""
         for route, place in self.outgoing.items():
             self.sent[place].copy_(tensors[route])
         self.plan()
@@ -101,7 +101,7 @@ class Exchange:
 class MatrixOwners:
     """Applies a function to whole matrices, the parameters of some `names`, each on the rank that owns it.
 
-    They are some that a replica has, on the ranks of a mesh with the same stage.  Making one is collective.
+    They are parameters of a replica, on the ranks of a mesh with the same stage.  Construction is collective.
     """
 
     def __init__(self, replica: Replica, names: Sequence[str], mesh: Mesh, device: str = "cpu"):
@@ -121,7 +121,7 @@ class MatrixOwners:
     def __call__(self, function: Callable[[str, Tensor], Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Apply the function to whole matrices; return this rank's parts, given each rank's parts `tensors`.
 
-        They stay until the next call.  Collective.
+        The result is valid until the next call.  Collective.
         """
         collected: dict[str, dict[int, Tensor]] = defaultdict(dict)
         sent = {route: tensors[route.name].reshape(-1) for route in self.collecting.outgoing}
@@ -163,7 +163,7 @@ def all_parts(comm: Communicator, own: Sequence[HeldPart]) -> list[dict[int, Hel
 
 
 def nearest(holders: Mapping[int, HeldPart], owner: int) -> dict[int, HeldPart]:
-    """Return for each part the holder nearest to the owner, which may be the owner itself.
+    """Return the holder of each part that is nearest to the owner, possibly the owner itself.
 
     >>> nearest({rank: HeldPart(rank % 2, 0, 8) for rank in range(4)}, owner=2)
     {2: HeldPart(number=0, start=0, stop=8), 1: HeldPart(number=1, start=0, stop=8)}
@@ -175,7 +175,7 @@ def nearest(holders: Mapping[int, HeldPart], owner: int) -> dict[int, HeldPart]:
 
 
 def owners_of(shapes: Sequence[Sequence[int]], size: int) -> list[int]:
-    """Assign each matrix to a rank, balancing the work of products with its shorter side.
+    """Assign each matrix to a rank, balancing the cost of products with the matrix's shorter side.
 
     >>> owners_of([(4, 4), (16, 4), (4, 4), (4, 4)], 2)
     [1, 0, 1, 1]

@@ -1,7 +1,7 @@
-"""ZeRO, stage 3: ranks share the parameters, too, and gather a layer's when they need it.
+"""ZeRO stage 3: shard parameters, too, and gather each layer's when it is used.
 
-With Psi bytes of parameters and m micro-batches, a rank sends up to 2 m Psi of parameters in a step, beside m Psi of
-gradients; with stage 1 or 2, it sends Psi.
+With Psi bytes of parameters and m micro-batches, a rank sends up to 2 m Psi of parameters in a step, in addition to m
+Psi of gradients; with stage 1 or 2, it sends Psi of parameters.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
 arXiv 1910.02054, sections 5.3 and 7.2.2; Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
@@ -33,11 +33,11 @@ New = Callable[[int], tuple[Any, Tensor]]  # a flat array, and torch's view of i
 
 
 class ShardedParameters(ReducedGradients):
-    """Stage 3: each rank has of parameters, gradients and the optimizer's states what belongs to its pieces.
+    """Stage 3: parameters, gradients and optimizer states are sharded.
 
-    A layer's parameters stay until another's come to the same working memory, of which there is enough for two layers,
-    by turns; while one computes, the next comes, be it that of the action which follows.  What layers share, and what
-    is in none, stays from its first use in a step to its end.  Else each parameter is a NaN of the same shape.
+    Layers are gathered alternately in two buffers: while one computes, the next is gathered, also that of the following
+    action.  A layer's parameters stay gathered until another needs their buffer.  Parameters of several layers, or of
+    none, stay gathered from their first use in a step to its end.  Otherwise a parameter is a NaN of the same shape.
     """
 
     zero_stage = 3
@@ -64,10 +64,10 @@ class ShardedParameters(ReducedGradients):
         ]
         self.masters = masters_of(owned, originals)
         self.arrays = array, self.gradients.array
-        self._path: list[int] = []  # the layers that are used in this action, and the next one then
+        self._path: list[int] = []  # the layers that this action uses, and the next one after it
 
     def _units(self, params: Mapping[str, nn.Parameter], line: int) -> list[FlatParam]:
-        """Return the units of a layer's buffer: the trained parameters, and the frozen ones, without gradients."""
+        """Return the units of a layer's buffer, in which trained and frozen parameters are separate."""
         slices, _ = lay_out(params, line)
         parts = self.own.runs(slices, lambda name: self.ranks.averaging(params[name]))
         return [FlatParam.of(part, line, self.ranks.shard.size) for part in parts]
@@ -91,7 +91,7 @@ class ShardedParameters(ReducedGradients):
         self._path = []
 
     def parameters_needed(self, layer: int) -> None:
-        """Give a layer its parameters, and let the next ones come; outside of actions shapes alone count."""
+        """Gather a layer's parameters and prefetch the next; do nothing outside of actions, where shapes suffice."""
         if layer in self._path:
             self._open(layer)
             coming = self._path[self._path.index(layer) + 1 :][:1]
@@ -110,18 +110,18 @@ class ShardedParameters(ReducedGradients):
         self._forget()
 
     def gather(self) -> None:
-        """Make this rank's shards what its pieces are: the next pass gathers anew.  Collective."""
+        """Copy the pieces to this rank's shards, and drop gathered parameters, which are outdated.  Collective."""
         super().gather()
         self._forget()
 
     def _forget(self) -> None:
-        """Let go what is gathered."""
+        """Release all gathered parameters."""
         for layer in self.layers.values():
             layer.release()
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Hold all parameters in the module while they are read: do not compute with them.  Collective."""
+        """Hold all parameters in the module in this context, for reading, not for computing.  Collective."""
         copy_out(self.layers.values())
         try:
             yield
@@ -130,7 +130,7 @@ class ShardedParameters(ReducedGradients):
 
 
 class FlatParamShard(NamedTuple):
-    """A unit of a layer, and this rank's chunk of it, as an array and as torch has it."""
+    """A unit of a layer, and this rank's chunk of it, as an array and as a tensor."""
 
     unit: FlatParam
     array: Any
@@ -138,9 +138,9 @@ class FlatParamShard(NamedTuple):
 
 
 class GatherBuffer:
-    """Working memory, where one layer at a time is gathered: whenever it is, to the same place.
+    """Working memory for one gathered layer at a time; each layer is always gathered to the same address.
 
-    So what autograd has kept of a layer's parameters, views of them too, is right again in the backward pass.
+    Tensors that autograd has saved, views of parameters included, are therefore valid again in the backward pass.
     """
 
     def __init__(self, array: Any, tensor: Tensor):
@@ -149,7 +149,7 @@ class GatherBuffer:
 
 
 class GatheredLayer:
-    """Parameters that are gathered together, in a slot, from all ranks' shards."""
+    """Parameters that are gathered together, in one buffer, from all ranks' shards."""
 
     def __init__(self, parts: Sequence[FlatParamShard], params: Params, slot: GatherBuffer, ranks: ShardGroups):
         self.slot, self.here = slot, False
@@ -166,7 +166,7 @@ class GatheredLayer:
         self.release()
 
     def fetch(self) -> None:
-        """Begin to gather, unless that has begun."""
+        """Start gathering, unless that has been started."""
         if self.slot.layer is self:
             return
         if self.slot.layer:
@@ -176,7 +176,7 @@ class GatheredLayer:
             plan.start()
 
     def gather(self) -> None:
-        """Give the module its parameters."""
+        """Gather the parameters, and put them into the module."""
         self.fetch()
         if not self.here:
             for plan in self.plans:
@@ -184,7 +184,7 @@ class GatheredLayer:
             self._set(self.views)
 
     def release(self) -> None:
-        """Take them away, and what is on its way."""
+        """Remove the parameters from the module, after waiting for a gather in progress."""
         if self.slot.layer is self:
             for plan in self.plans:
                 plan.wait()
@@ -198,7 +198,7 @@ class GatheredLayer:
 
 
 def copy_out(layers: Iterable[GatheredLayer]) -> None:
-    """Give a module copies of its parameters, until these layers are released.  Collective."""
+    """Put copies of all parameters into the module, until these layers are released.  Collective."""
     for layer in layers:
         layer.gather()
         copies = [(param, param.data.clone()) for param in layer.views]
@@ -208,7 +208,7 @@ def copy_out(layers: Iterable[GatheredLayer]) -> None:
 
 
 def own_chunks(units: Sequence[Sequence[FlatParam]], rank: int, new: New) -> tuple[Any, list[list[FlatParamShard]]]:
-    """Allocate one array for a rank's chunks, and return it with the shards of each layer.  Collective."""
+    """Allocate one array for a rank's chunks; return it and the shards of each layer.  Collective."""
     counts = [unit.counts[rank] for of_layer in units for unit in of_layer]
     array, flat = new(sum(counts))
     places = iter(offsets(counts))
@@ -217,12 +217,12 @@ def own_chunks(units: Sequence[Sequence[FlatParam]], rank: int, new: New) -> tup
 
 
 def slot_of(index: int) -> int:
-    """Return the buffer of a layer: 0 outside layers, else 1 and 2 by turns, to compute and gather at once."""
+    """Return a layer's buffer: 0 outside of layers, else 1 and 2 alternately, to overlap computing and gathering."""
     return 1 + index % 2 if index else 0
 
 
 def make_slots(units: Sequence[Sequence[FlatParam]], new: New) -> list[GatherBuffer]:
-    """Allocate the gather buffers, each as long as the longest of its layers.  Collective."""
+    """Allocate the gather buffers, each as long as its longest layer.  Collective."""
     lengths = [0, 0, 0]
     for index, parts in enumerate(units):
         slot = slot_of(index)

@@ -1,7 +1,7 @@
-"""The scene of ZeRO: what a rank holds of parameters, gradients and the optimizer's states, event by event of a step.
+"""ZeRO scene: the parameters, gradients and optimizer states that a rank holds, event by event of a step.
 
-The events are those of ZeRO's own code, which runs here on one rank of several, with collectives that move nothing:
-what each does to the memory of a rank does not depend on numbers.
+The events come from ZeRO's own code, run here as one rank of several, with collectives that move no data: their effect
+on a rank's memory does not depend on the values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from parallelism.zero.units import ShardGroups
 LAYERS = 4
 RANKS = (2, 3, 4, 8)
 MICRO_BATCHES = (1, 2)
-NONE, SHARD, MOVING, WHOLE = range(4)  # what a rank has of a layer; MOVING: all, on its way to or from the others
+NONE, SHARD, MOVING, WHOLE = range(4)  # a rank's part of a layer; MOVING: all of it, during a collective
 
 
 def scene() -> Scene:
@@ -34,7 +34,7 @@ def scene() -> Scene:
 
 
 class Held(NamedTuple):
-    """What a rank holds of each layer's parameters, gradients and optimizer's states: one of NONE to WHOLE."""
+    """A rank's parts of each layer's parameters, gradients and optimizer states: one of NONE to WHOLE each."""
 
     parameters: list[int]
     gradients: list[int]
@@ -42,7 +42,7 @@ class Held(NamedTuple):
 
 
 class StillPlan:
-    """A collective that moves nothing: it tells when it begins and ends."""
+    """A collective that moves no data, and reports when it begins and ends."""
 
     def __init__(self, recorder: EventLog, collective: str, sent: int):
         self.recorder, self.collective, self.sent = recorder, collective, sent
@@ -70,7 +70,7 @@ class StillPlan:
 
 
 class StillCommunicator:
-    """A rank of several, without the others."""
+    """A communicator of one rank of several, without the others."""
 
     rank = 0
 
@@ -88,14 +88,14 @@ class StillCommunicator:
         return x
 
     def plan(self, collective: str, x: Any, **more: Any) -> StillPlan:
-        """Bind a collective; by a ring, a rank sends all but its chunk, or twice that for an all-reduce."""
+        """Bind a collective; in a ring, a rank sends all but its chunk, twice that for an all-reduce."""
         counts = more.get("counts") or [len(x) // self.size] * self.size
         sent = (sum(counts) - counts[self.rank]) * (2 if collective == "all_reduce" else 1)
         return StillPlan(self.recorder, collective.replace("_", "-"), sent)
 
 
 class VectorLayer(nn.Module):
-    """A layer of as many elements as ranks divide evenly."""
+    """A layer with a number of elements that the ranks divide evenly."""
 
     def __init__(self, number: int, size: int, recorder: EventLog):
         super().__init__()
@@ -115,7 +115,7 @@ class VectorLayer(nn.Module):
 
 
 class EventLog:
-    """The events of a step, each with what a rank holds then, and what it has sent."""
+    """Events of a step, each with the parts that a rank holds, and the volume it has sent."""
 
     def __init__(self, zero_stage: int, size: int):
         self.zero_stage, self.size, self.sent = zero_stage, size, 0
@@ -151,7 +151,7 @@ class EventLog:
 
 
 def trace(zero_stage: int, size: int, num_micro_batches: int) -> list[tuple[str, int, Held, int]]:
-    """Run a step by ZeRO's code on a model of some layers, and return its events."""
+    """Run a step by ZeRO's code on a model with some layers, and return its events."""
     recorder = EventLog(zero_stage, size)
     comm: Any = StillCommunicator(recorder, size)
     modules = [VectorLayer(number, size, recorder) for number in range(LAYERS)]
@@ -163,7 +163,7 @@ def trace(zero_stage: int, size: int, num_micro_batches: int) -> list[tuple[str,
     def make_optimizer(pieces: list[nn.Parameter]) -> Any:
         return torch.optim.SGD([{"params": pieces}], lr=0.0)
 
-    bucket_mb = BLOCK * size * 4 / 2**20  # a layer's
+    bucket_mb = BLOCK * size * 4 / 2**20  # one layer
     module = Sharded(model, ShardGroups(comm, comm), make_optimizer, zero_stage, layers, bucket_mb=bucket_mb)
     name_plans(module, recorder)
     recorder.replica = module.replica

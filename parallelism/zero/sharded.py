@@ -1,4 +1,4 @@
-"""ZeRO by its stages: for the driver of a schedule, and around a module in a loop of the user's own."""
+"""ZeRO by stage, for the pipeline driver, and for modules in custom training loops."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ REPLICAS: tuple[Callable[..., Replica], ...] = (  # by zero_stage
 
 
 class Sharded(LoopModule):
-    """A module that ranks train together by ZeRO, each the owner of some pieces of its parameters.
+    """A module that is trained with ZeRO; each rank owns some pieces of its parameters.
 
-    With stage 3, `layers` are the names of modules, in the order in which they run; a layer's parameters are gathered
-    before its forward pass, and again before its backward pass, while the layer before it computes; in between each is
-    a NaN of the same shape.  What is in no layer stays from the beginning of the forward pass to the end of the
-    backward pass.
+    With stage 3, `layers` names modules, in execution order; a layer's parameters are gathered before its forward pass,
+    and again before its backward pass, while the previous layer computes; otherwise each is a NaN of the same shape.
+    Parameters outside of `layers` stay gathered from the beginning of the forward pass to the end of the backward pass.
 
-    Raises: InputError for a layer that isn't there, that has no parameters, or that shares some with another.
+    Raises: InputError for a layer that does not exist, has no parameters, or has some in common with another.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""ZeRO, stage 1: ranks of data parallelism share the optimizer's states.
+"""ZeRO stage 1: shard optimizer states over data-parallel ranks.
 
-Each bucket of gradients is reduced so that a rank gets the sum of its chunk alone.  It updates that chunk of the
-parameters, and all gather them.  Optimizers work on `masters`: what of each parameter lies in the rank's chunks.
+Each bucket of gradients is reduce-scattered: a rank gets the sum of its chunk.  It updates that chunk of the
+parameters, and all ranks gather them.  Optimizers update `masters`, the pieces of parameters in the rank's chunks.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
 arXiv 1910.02054, sections 5.1 and 7.
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 class ShardedStates(Averaging):
-    """Stage 1: each rank has all parameters and gradients, and the optimizer's states of its pieces.
+    """Stage 1: parameters and gradients are replicated; optimizer states are sharded.
 
-    Gradients accumulate in `arena`, as without ZeRO, until they are reduced; the rest of what a rank has of them is
-    then used up, so that they must be cleared before the next backward pass.
+    Gradients accumulate in `arena`, as without ZeRO, until they are reduced, which invalidates all but the rank's
+    chunks; they must therefore be cleared before the next backward pass.
 
-    Parameters become those of plain data parallelism, bit for bit where gradients are summed up in the same order:
-    reproducible=True in `reduction`, the further arguments of reduce-scatter, or in shared memory any algorithm.
+    Parameters are bitwise those of plain data parallelism if gradients are summed in the same order: with
+    reproducible=True in `reduction`, the further arguments of reduce-scatter, or in shared memory with any algorithm.
     """
 
     zero_stage = 1

@@ -1,4 +1,4 @@
-"""What ZeRO's ranks share: units of parameters, the chunk of each that a rank owns, and the pieces in it."""
+"""ZeRO's units: parameters that are flattened together, the chunk of each that a rank owns, and the pieces in it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class ShardGroups(NamedTuple):
-    """The ranks over which gradients are averaged: `every` one.
+    """Ranks over which gradients are averaged: `every` one.
 
-    Each of the `shard` ranks owns chunks of its own; ranks of `replicate`, if there are, own the same ones.  Parameters
-    that ep ranks do not divide have groups of their own, `undivided`, in which more ranks own the same.
+    Each rank of `shard` owns different chunks; ranks of `replicate`, if there are any, own the same ones.  Non-expert
+    parameters, if ep divides experts, have groups of their own, `undivided`, in which more ranks own the same chunks.
     """
 
     every: Communicator
@@ -33,11 +33,11 @@ class ShardGroups(NamedTuple):
 
     @classmethod
     def of(cls, comm: Communicator, group: str | int = "all", whole: Communicator | None = None) -> ShardGroups:
-        """Shard over all ranks of `comm`, within each "node", or within groups of so many consecutive ranks.
+        """Shard over all ranks of `comm`, within each "node", or within groups of `group` consecutive ranks.
 
-        `whole` are these and the ep ranks beside them.  Collective.
+        `whole` consists of these ranks and those that differ from them in ep.  Collective.
 
-        Raises: InputError for groups that don't divide the ranks, or nodes that differ in length.
+        Raises: InputError if a group does not divide the ranks, or nodes differ in their numbers of ranks.
         """
         with comm.agreed("zero_group"):
             groups = groups_of(group, comm.size, comm.topology.nodes)
@@ -56,7 +56,7 @@ class ShardGroups(NamedTuple):
         return self if self.undivided is None or shard_of(param, "ep") else self.undivided
 
     def free(self) -> None:
-        """Give the groups' communicators back to MPI.  Collective."""
+        """Free the groups' communicators.  Collective."""
         if self.replicate:
             self.shard.free()
             self.replicate.free()
@@ -85,14 +85,14 @@ def groups_of(group: str | int, size: int, nodes: Iterable[Iterable[int]]) -> li
 
 
 class FlatParam(NamedTuple):
-    """Parameters that are reduced or gathered together: where each lies, and each rank's chunk, of whole lines."""
+    """Parameters that are reduced or gathered together: the slice of each, and each rank's chunk, of whole lines."""
 
     slices: dict[str, slice]
     chunks: list[slice]
 
     @classmethod
     def of(cls, slices: Mapping[str, slice], line: int, size: int) -> FlatParam:
-        """Make a unit of an arena's neighbours, sharded over `size` ranks at block boundaries, as norms need it.
+        """Make a unit of neighbours in an arena, sharded over `size` ranks at block boundaries, as norms require.
 
         >>> FlatParam.of({"a": slice(16, 600)}, line=16, size=2).chunks
         [slice(16, 272, None), slice(272, 608, None)]
@@ -112,11 +112,11 @@ class FlatParam(NamedTuple):
         return [chunk.stop - chunk.start for chunk in self.chunks]
 
     def relative(self, place: slice) -> slice:
-        """Shift a slice of the arena to the unit's origin."""
+        """Return a slice of the arena relative to the unit's start."""
         return shifted(place.start, place.stop, self.place.start)
 
     def cut(self, rank: int) -> dict[str, tuple[slice, slice]]:
-        """Return a rank's shards by parameter: the slice of its flat elements, and the slice of the rank's chunk.
+        """Return a rank's pieces by parameter: the slice of its flat elements, and the slice of the rank's chunk.
 
         >>> FlatParam.of({"a": slice(0, 20), "b": slice(32, 50)}, line=16, size=2).cut(1)
         {'b': (slice(0, 18, None), slice(0, 18, None))}
@@ -142,18 +142,18 @@ def shifted(start: int, stop: int, origin: int) -> slice:
     return slice(start - origin, stop - origin)
 
 
-Pieces = dict[str, tuple[slice, nn.Parameter]]  # which elements of a parameter, flat, and these as one
+Pieces = dict[str, tuple[slice, nn.Parameter]]  # flat elements of a parameter, and the piece of them
 
 
 def pieces(unit: FlatParam, rank: int, params: Mapping[str, nn.Parameter], weights: Tensor, grads: Tensor) -> Pieces:
-    """Return a rank's shards of a unit's parameters, in its chunks of weights and gradients."""
+    """Return a rank's pieces of a unit's parameters, as views of its chunks of weights and gradients."""
     return {
         name: (span, part(params[name], weights[place], grads[place])) for name, (span, place) in unit.cut(rank).items()
     }
 
 
 def part(whole: nn.Parameter, weight: Tensor, gradient: Tensor) -> nn.Parameter:
-    """Return a parameter of some elements, which optimizers and norms treat as the whole one.
+    """Return a parameter of some elements, with as many dims as the whole one, as optimizers distinguish these.
 
     >>> import torch
     >>> tuple(part(nn.Parameter(torch.zeros(4, 5)), torch.zeros(7), torch.zeros(7)).shape)
@@ -166,7 +166,7 @@ def part(whole: nn.Parameter, weight: Tensor, gradient: Tensor) -> nn.Parameter:
 
 
 def masters_of(owned: Iterable[Pieces], originals: Mapping[str, Tensor] | None = None) -> MasterWeights:
-    """Return the master weights of a rank's shards, given whole parameters before they were rounded."""
+    """Return the master weights of a rank's pieces, given the whole parameters before they were rounded."""
     every = {name: piece for of_unit in owned for name, piece in of_unit.items()}
     spans = {name: span for name, (span, _) in every.items()}
     return MasterWeights({name: own for name, (_, own) in every.items()}, originals, spans)

@@ -87,7 +87,7 @@ def draw(flags: argparse.Namespace) -> None:
 
 
 def refuse_outputs(flags: argparse.Namespace) -> None:
-    """Refuse outputs that cannot be written, before any work is lost."""
+    """Check that the outputs can be written, before any work is lost."""
     if flags.png:
         refuse_picture(flags.png)
     if flags.out:
@@ -106,7 +106,7 @@ def chosen(flags: argparse.Namespace) -> Schedule:
 
 
 def show(schedule: Schedule, flags: argparse.Namespace) -> None:
-    """Print the grid, and put it where flags say."""
+    """Print the grid, and write it to the outputs that the flags name."""
     grid = picture.planned(price(schedule, costs(flags)))
     print(picture.text(grid, columns(), has_colors()))
     if flags.png:
@@ -134,7 +134,7 @@ def has_colors() -> bool:
 
 
 def find(flags: argparse.Namespace) -> None:
-    """Search, and show what the known schedules take beside what was found."""
+    """Search, and compare the result with the known schedules."""
     refuse_outputs(flags)
     shape = flags.stages or STAGES, flags.micro_batches or MICRO_BATCHES, flags.virtual_stages or 1
     limits = limits_of(alone_or_all(flags.memory) if flags.memory else None, *shape)

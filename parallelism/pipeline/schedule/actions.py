@@ -1,10 +1,10 @@
-"""A pipeline schedule as data: for each rank, its actions in order.
+"""Pipeline schedules as data: each rank's actions in order.
 
-A model is cut into *stages*, one after the other; a stage belongs to one rank, and a rank may have several.  An action
-is what a stage does with a micro-batch: `2F0` is stage 2's forward pass of micro-batch 0, `2B0` its backward pass, and
-`2I0` and `2W0` the two parts of that, for the gradients of its inputs and of its weights.
+A model is cut into consecutive *stages*; each stage belongs to one rank, and a rank may have several.  An action is a
+stage's pass of a micro-batch: `2F0` is stage 2's forward pass of micro-batch 0, `2B0` its backward pass, and `2I0` and
+`2W0` the two parts of that, for the gradients of inputs and of weights.
 
-An action begins once its rank has done the one before it, and what it needs of other stages has come.
+An action begins once its rank's previous action is done, and the results that it needs have arrived.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ FORWARD, BACKWARD, INPUTS, WEIGHTS = KINDS = "FBIW"
 
 
 class Action(NamedTuple):
-    """What a stage does with a micro-batch."""
+    """A pass, or a part of one, of a stage on a micro-batch."""
 
     stage: int
-    kind: str  # of KINDS
+    kind: str  # one of KINDS
     micro_batch: int
 
     def __str__(self) -> str:
@@ -46,15 +46,15 @@ def parse(word: str) -> Action:
     return Action(int(stage), kind, int(micro_batch))
 
 
-Order = tuple[Action, ...]  # of one rank
+Order = tuple[Action, ...]  # one rank's actions
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Each rank's actions in order, and how many activations each has alive at most, as the schedule states it.
+    """Each rank's actions in order, and the peak number of live activations that the schedule states for each rank.
 
-    An activation is what one stage keeps of one micro-batch from its forward pass to the end of its backward pass, or
-    of that for the weights.
+    An activation is one stage's saved state of one micro-batch, from its forward pass to the end of its backward pass,
+    or of the part for weights.
     """
 
     name: str
@@ -98,12 +98,12 @@ def num_alive(order: Iterable[Action]) -> list[int]:
 
 
 def count_peaks(orders: Iterable[Iterable[Action]]) -> tuple[int, ...]:
-    """Return the largest number of live activations on each rank."""
+    """Return the peak number of live activations on each rank."""
     return tuple(max(num_alive(order), default=0) for order in orders)
 
 
 def result(action: Action) -> Action:
-    """Return the result that others need of an action; a whole backward pass yields what its INPUTS part does."""
+    """Return an action's result for other stages; a whole backward pass has the result of its INPUTS part."""
     return Action(action.stage, INPUTS, action.micro_batch) if action.kind == BACKWARD else action
 
 

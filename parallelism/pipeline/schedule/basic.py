@@ -1,4 +1,4 @@
-"""Schedules of one stage a rank: naive, GPipe, 1F1B.
+"""Schedules with one stage per rank: naive, GPipe, 1F1B.
 
 Sources: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019, section
 2.3; Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019, section 3.2 (1F1B), and
@@ -33,9 +33,9 @@ def gpipe(num_ranks: int, num_micro_batches: int) -> Schedule:
 
 
 def one_f_one_b(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """Forward passes until the first backward pass can come, then one and one.
+    """Run forward passes until the first backward pass is possible, then alternate.
 
-    Bubble (p-1)/(m+p-1) as GPipe's, but stage s has at most p-s activations alive.
+    Bubble (p-1)/(m+p-1) as GPipe's, but stage s has at most p-s live activations.
     """
     peaks = tuple(min(num_ranks - stage, num_micro_batches) for stage in range(num_ranks))
     every = range(num_micro_batches)

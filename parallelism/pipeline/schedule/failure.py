@@ -1,4 +1,4 @@
-"""What a schedule fails by, drawn: ranks by time, the failing cells marked."""
+"""Drawings of invalid schedules: ranks by time, with the failing cells marked."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ BEFORE, AFTER = 9, 4  # columns shown around the first marked cell
 
 
 class ActionPosition(NamedTuple):
-    """Where an action stands in its rank's order; behind the last, where one is missing."""
+    """Position of an action in its rank's order; after the last one, if an action is missing."""
 
     rank: int
     position: int
 
 
 class ProofError(ValueError):
-    """A schedule that does not do what it must; says `why`, and at which `places`."""
+    """Invalid schedule; gives the reason, `why`, and the positions, `places`."""
 
     def __init__(self, schedule: Schedule, why: str, *places: ActionPosition) -> None:
         super().__init__(f"schedule {schedule.name!r}: {why}\n{drawn(schedule, places)}".rstrip())
@@ -26,7 +26,7 @@ class ProofError(ValueError):
 
 
 def drawn(schedule: Schedule, places: Sequence[ActionPosition]) -> str:
-    """Draw the steps around the places as far as ranks get; actions that cannot begin follow without a gap.
+    """Draw the steps around the places, up to where ranks stop; actions that cannot begin follow without a gap.
 
     >>> from parallelism.pipeline.schedule.basic import one_f_one_b
     >>> print(drawn(one_f_one_b(3, 2), [ActionPosition(1, 2)]))
@@ -56,7 +56,7 @@ def table(lanes: Sequence[Mapping[int, str]], steps: range) -> str:
 
 
 def in_steps(schedule: Schedule) -> list[list[int]]:
-    """Return each action's step, one action of each rank that can proceed, and the step after the last."""
+    """Return each action's step, in which every rank that can proceed does one action, and the step after the last."""
     steps: list[list[int]] = [[] for _ in schedule.orders]
     results: set[Action] = set()
     step, is_stuck = 0, False

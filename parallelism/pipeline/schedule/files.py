@@ -1,7 +1,7 @@
-"""Schedules in files: a line of actions for each rank, in text (by blanks) or CSV (by commas).
+"""Schedule files: one line of actions per rank, as text (separated by blanks) or CSV (by commas).
 
-Empty cells are idle time, which a schedule does not hold; `#` begins a comment.  The CSV is what
-torch.distributed.pipelining keeps of a schedule's compute actions: F, B, I and W.
+Empty cells are idle time, and ignored; `#` begins a comment.  The CSV format is that of
+torch.distributed.pipelining for a schedule's compute actions: F, B, I and W.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EXAMPLE = "0F0 0F1 0B0 0B1"
 
 
 class FileCell(NamedTuple):
-    """An action, and where a file has it; cells are counted from 1, idle ones too."""
+    """An action and its position in a file; cells are counted from 1, including idle ones."""
 
     line: int
     cell: int
@@ -26,9 +26,9 @@ class FileCell(NamedTuple):
 
 
 def read(path: str | PathLike[str]) -> Schedule:
-    """Read and prove a schedule; the activations it states are those counted.
+    """Read and prove a schedule; its live activations are counted.
 
-    Raises: ValueError with the line, the cell and what is wrong there; OSError.
+    Raises: ValueError with the line, the cell and the error; OSError.
     """
     lines = cells_of(Path(path))
     orders = tuple(tuple(cell.action for cell in line) for line in lines)

@@ -1,7 +1,7 @@
-"""Schedules made as they are played: a rank that is free takes the action that a policy likes best.
+"""Greedy schedules, built by simulation: an idle rank takes the action that a policy prefers.
 
-Micro-batches are all alike, so every stage takes them in turn.  Memory never runs out: a rank takes a forward pass
-only if it could still take all those of the oldest micro-batch on its way forward, and backward passes free memory.
+Micro-batches are equivalent, so that every stage takes them in order.  Memory cannot run out: a rank begins a forward
+pass only if all those of the oldest micro-batch still fit, and backward passes free memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PATIENCES = (0.0, 0.5)
 
 @dataclass(frozen=True)
 class SchedulingProblem:
-    """What is to be scheduled: the rank of each stage, and how many activations each rank may have alive."""
+    """A scheduling problem: the rank of each stage, and each rank's limit of live activations."""
 
     home: tuple[int, ...]
     num_micro_batches: int
@@ -44,16 +44,16 @@ class SchedulingProblem:
 
 
 class Policy(NamedTuple):
-    """What a rank likes."""
+    """Preferences among actions."""
 
-    caps: tuple[int, ...]  # forward passes whose backward passes have not begun: at most so many on each rank
+    caps: tuple[int, ...]  # each rank's maximum of forward passes whose backward passes have not begun
     forward_first: bool
-    deep_first: bool  # forward passes of later stages before those of earlier ones
-    patience: float  # wait for what it likes better, if that comes within this part of what it could do now
+    deep_first: bool  # prefer forward passes of later stages
+    patience: float  # wait for a preferred action that comes within this fraction of the possible action's time
 
 
 def policies(job: SchedulingProblem) -> Iterator[Policy]:
-    """Yield policies whose caps are fractions of what keeps all ranks busy."""
+    """Yield policies whose caps are fractions of those that keep all ranks busy."""
     is_deep = (True, False) if len(job.home) > job.num_ranks else (True,)
     ideal = under_way(job)
     for share, forward_first, deep_first, patience in product(SHARES, (True, False), is_deep, PATIENCES):
@@ -65,9 +65,9 @@ def policies(job: SchedulingProblem) -> Iterator[Policy]:
 
 
 def under_way(job: SchedulingProblem) -> list[float]:
-    """Return how many forward passes each rank must be ahead to stay busy, by Little's law.
+    """Return the number of forward passes that each rank must be ahead to stay busy, by Little's law.
 
-    That is the time from each of its stages to the end and back, in turns of the busiest rank.
+    That is the time from each of its stages to the end and back, divided by the busiest rank's time per micro-batch.
     """
     num_stages, home = len(job.home), job.home
     takes_s, message_s = job.costs.of_kinds(num_stages), job.costs.of_messages(num_stages)
@@ -81,7 +81,7 @@ def under_way(job: SchedulingProblem) -> list[float]:
 
 
 class Greedy:
-    """The state of all ranks."""
+    """State of all ranks of the simulation."""
 
     def __init__(self, job: SchedulingProblem, policy: Policy):
         num_stages, ranks = len(job.home), range(job.num_ranks)
@@ -93,9 +93,9 @@ class Greedy:
         self.came_s: dict[str, list[list[float]]] = {kind: [[] for _ in job.home] for kind in (FORWARD, INPUTS)}
         self.came_s[FORWARD][0] = [0.0] * job.num_micro_batches
         self.num_begun = {kind: [0] * num_stages for kind in (FORWARD, INPUTS)}
-        self.weights: list[deque[Action]] = [deque() for _ in ranks]  # that could begin
+        self.weights: list[deque[Action]] = [deque() for _ in ranks]  # that could begin, by rank
         self.num_alive, self.num_under_way = [0] * job.num_ranks, [0] * job.num_ranks
-        self.oldest = 0  # micro-batch that has not passed the last stage
+        self.oldest = 0  # first micro-batch that has not passed the last stage
         self.free_s = [0.0] * job.num_ranks
         self.wakes = [(0.0, rank) for rank in ranks]
         self.orders: list[list[Action]] = [[] for _ in ranks]
@@ -124,7 +124,7 @@ class Greedy:
         return None if waits else action
 
     def offer(self, rank: int, kind: str, now_s: float) -> tuple[float, Action | None]:
-        """Return the preferred action of a kind that could begin now, else the earliest to come, and its time."""
+        """Return the preferred action of a kind that could begin now, or else the earliest one, and its time."""
         soonest: tuple[float, Action | None] = (math.inf, None)
         for stage in self.liked[kind][rank]:
             micro_batch, came_s = self.num_begun[kind][stage], self.came_s[kind][stage]
@@ -174,7 +174,7 @@ class Greedy:
             self.hand_over(INPUTS, action.stage, action.stage - 1, end_s)
 
     def hand_over(self, kind: str, stage: int, to: int, end_s: float) -> None:
-        """Give what a stage has made to its neighbour."""
+        """Pass a stage's result to its neighbour."""
         home = self.job.home
         come_s = end_s + (self.message_s[min(stage, to)] if home[stage] != home[to] else 0.0)
         self.came_s[kind][to].append(come_s)

@@ -1,7 +1,7 @@
-"""A schedule made better by moving actions on its critical path.
+"""Local search: improve a schedule by moving actions on its critical path.
 
-That path leads from the last action to end back to the start: each of its actions begins when the one before it has
-ended, by a message or on the same rank.  Only if two of them on one rank change places can the end come sooner.
+The path leads back from the action that ends last to the start: each of its actions begins when the previous one has
+ended, on the same rank or with a message.  The end can be earlier only if two of them on one rank change places.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, KIN
 from parallelism.pipeline.schedule.greedy import SchedulingProblem
 from parallelism.pipeline.schedule.price import ActionGraph, SimulatedTimes, play
 
-DISTANCES = (1, 1, 1, 2, 3, 4, 6)  # over which an action is moved
-TOLERANCE = 0.02  # how much longer a schedule may take at first
-LEAST_GAIN = 1e-9  # of the time
+DISTANCES = (1, 1, 1, 2, 3, 4, 6)  # by which an action is moved
+TOLERANCE = 0.02  # by which a schedule may be longer at first
+LEAST_GAIN = 1e-9  # relative
 
 
 class TimedOrders(NamedTuple):
-    """Orders of numbered actions, backward passes in two parts, and how long they take."""
+    """Orders of numbered actions, with split backward passes, and their duration."""
 
     span_s: float
     job: SchedulingProblem
@@ -28,7 +28,7 @@ class TimedOrders(NamedTuple):
 
 
 def timed(job: SchedulingProblem, orders: Iterable[Iterable[Action]]) -> TimedOrders:
-    """Backward passes come apart, after which no action ends later."""
+    """Split backward passes, which delays no action, and return the orders with their duration."""
     numbered = [[job.rules.number(part) for action in order for part in parts(action)] for order in orders]
     return TimedOrders(play(numbered, job.rules).span_s, job, numbered)
 
@@ -38,10 +38,10 @@ def parts(action: Action) -> list[Action]:
 
 
 def improve(start: TimedOrders, draws: random.Random, work: int, least_s: float) -> TimedOrders:
-    """Move actions at random along the critical path, and keep what does not take longer.
+    """Move random actions of the critical path, and keep moves that do not lengthen the schedule.
 
-    At first it may take a little longer, less and less, to get away from where no single move helps.  Ends when `work`
-    actions have been played, or with a schedule that takes no longer than `least_s`.
+    At first slightly longer schedules are accepted, with decreasing tolerance, to leave local minima.  Ends when `work`
+    actions have been simulated, or the schedule takes no longer than `least_s`.
     """
     best, now_s, orders = start, start.span_s, [*start.orders]
     job, budget, size = start.job, work, sum(map(len, orders))
@@ -70,7 +70,7 @@ def moved(order: list[int], position: int, draws: random.Random) -> list[int]:
 
 
 def played_if_legal(orders: list[list[int]], rank: int, job: SchedulingProblem) -> SimulatedTimes | None:
-    """None where a rank's order has too much alive, or what an action needs comes after it."""
+    """Simulate the orders; return None if the rank's order is illegal, or the ranks deadlock."""
     if not is_legal(orders[rank], job.num_micro_batches, job.limits[rank]):
         return None
     try:
@@ -80,7 +80,7 @@ def played_if_legal(orders: list[list[int]], rank: int, job: SchedulingProblem) 
 
 
 def is_legal(order: Sequence[int], num_micro_batches: int, limit: int) -> bool:
-    """Return whether live activations respect the limit, and weights come after inputs."""
+    """Return whether live activations are within the limit, and WEIGHTS come after INPUTS."""
     num_alive, earlier = 0, set()
     for action in order:
         kind = KINDS[action // num_micro_batches % len(KINDS)]

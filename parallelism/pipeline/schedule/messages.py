@@ -1,8 +1,8 @@
-"""What a rank does for its actions: post receives ahead, take what has come, compute, send.
+"""Rank programs: a rank's actions, with its posted receives, waits and sends in between.
 
-Both the proof and the run follow this list.  A send is begun right after the action that makes what is sent, and not
-waited for before the end; a receive is posted some actions before the one that needs it, so that messages travel
-while ranks compute.
+Both the proof and the driver follow these programs.  A send is started right after the action whose result it carries,
+and waited for at the end only; a receive is posted some actions before the one that needs it, so that messages overlap
+with computation.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, Schedule
 
-AHEAD = 2  # receives that are posted before the one that is needed next
+AHEAD = 2  # receives posted ahead of the next one that is needed
 
 
 class StageMessage(NamedTuple):
-    """What stage `stage` needs of its neighbour for a micro-batch: activations, or the gradients of its output."""
+    """Input of stage `stage` from its neighbour for a micro-batch: activations, or the gradients of its output."""
 
     is_gradient: bool
     stage: int
@@ -30,13 +30,13 @@ class StageMessage(NamedTuple):
 
 
 class PostRecv(NamedTuple):
-    """Make memory ready for a message, which may come from now on."""
+    """Post a receive for a message, which may arrive from now on."""
 
     message: StageMessage
 
 
 class WaitRecv(NamedTuple):
-    """Wait until a message has come."""
+    """Wait until a message has arrived."""
 
     message: StageMessage
 
@@ -46,7 +46,7 @@ class Compute(NamedTuple):
 
 
 class StartSend(NamedTuple):
-    """Begin to send a message, which ends only when it is received."""
+    """Start sending a message; the send is complete only when it is received."""
 
     message: StageMessage
 
@@ -55,7 +55,7 @@ Op = PostRecv | WaitRecv | Compute | StartSend
 
 
 def incoming(schedule: Schedule, action: Action) -> StageMessage | None:
-    """Return the message that an action waits for, or None if its rank has what it needs."""
+    """Return the message that an action waits for, or None if its input is local."""
     is_gradient = action.kind != FORWARD
     neighbour = action.stage + (1 if is_gradient else -1)
     if action.kind == WEIGHTS or neighbour not in schedule.home:

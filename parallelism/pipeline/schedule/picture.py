@@ -1,6 +1,6 @@
-"""A schedule as the familiar grid: a lane for each rank, time to the right, a cell for each action.
+"""Schedule pictures: a grid with a lane per rank, time to the right, and a cell per action.
 
-Cells are as wide as actions are long.  They are named `F3` where a rank has one stage, `6F3` where it has several.
+A cell's width is the action's duration.  Its name is `F3` if ranks have one stage each, `6F3` if several.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from parallelism.pipeline.schedule.price import Span, Timeline
 COLORS = {FORWARD: "#3465b0", BACKWARD: "#2f8f5b", INPUTS: "#21918c", WEIGHTS: "#e08e2b"}
 LABELS = {FORWARD: "forward", BACKWARD: "backward", INPUTS: "backward, inputs", WEIGHTS: "backward, weights"}
 TERMINAL = {FORWARD: 44, BACKWARD: 42, INPUTS: 46, WEIGHTS: 43}  # backgrounds
-WAIT, WAIT_COLOR, OTHER_COLOR = "wait", "0.85", "#8a4fa3"  # measured spans, by the first word of what they are
+WAIT, WAIT_COLOR, OTHER_COLOR = "wait", "0.85", "#8a4fa3"  # measured spans, by their first word
 MOST_COLUMNS = 400
 NARROW, WIDEST, TALLEST = 8.0, 40.0, 40.0  # inches
 DIGIT = 0.08
 
 
 class ScheduleGrid(NamedTuple):
-    """What ranks do when."""
+    """Each rank's spans in time."""
 
     title: str
     num_ranks: int
@@ -56,7 +56,7 @@ def alive(peaks: Sequence[int]) -> str:
 
 
 def action_of(span: Span) -> Action | None:
-    """None for what is not an action."""
+    """Return a span's action, or None for other spans."""
     try:
         return parse(span.what)
     except ValueError:
@@ -67,7 +67,7 @@ class DrawnAction(NamedTuple):
     span: Span
     action: Action
     label: str
-    paleness: float  # from 0 for its rank's first stage to below 1
+    paleness: float  # 0 for its rank's first stage, below 1 for the last
 
 
 def cells(grid: ScheduleGrid) -> list[DrawnAction]:
@@ -89,7 +89,7 @@ def cells(grid: ScheduleGrid) -> list[DrawnAction]:
 
 
 def text(grid: ScheduleGrid, columns: int = MOST_COLUMNS, colored: bool = False) -> str:
-    """Return the grid as text: each action's name in as many columns as it is long, or one letter if too narrow.
+    """Return the grid as text: an action's name in columns proportional to its time, one letter if too narrow.
 
     >>> from parallelism.pipeline.schedule.basic import one_f_one_b
     >>> from parallelism.pipeline.schedule.price import price
@@ -114,7 +114,7 @@ def length(span: Span) -> float:
 
 
 def lane(row: Iterable[DrawnAction], end_s: float, scale: float, colored: bool) -> str:
-    """Return one rank's cells, with `scale` columns a second."""
+    """Return one rank's cells, with `scale` columns per second."""
     line, at = "", 0
     for cell in sorted(row, key=lambda cell: cell.span.begin_s):
         begin, end = round(cell.span.begin_s * scale), round(cell.span.end_s * scale)
@@ -125,7 +125,7 @@ def lane(row: Iterable[DrawnAction], end_s: float, scale: float, colored: bool) 
 
 
 def paint(word: str, width: int, action: Action, colored: bool) -> str:
-    """Color a cell by its kind, lighter for every other micro-batch, so that neighbours can be told apart."""
+    """Color a cell by its kind, lighter for every other micro-batch, to distinguish neighbours."""
     if not colored or not width:
         return word.ljust(width, "-")
     light = action.micro_batch % 2
@@ -133,8 +133,8 @@ def paint(word: str, width: int, action: Action, colored: bool) -> str:
 
 
 def figure(grids: Sequence[ScheduleGrid]) -> Any:
-    """Grids one above the other, over the same time: a matplotlib figure."""
-    from matplotlib.figure import Figure  # takes half a second, which only the one that draws should pay
+    """Return a matplotlib figure of grids one above the other, on the same time axis."""
+    from matplotlib.figure import Figure  # takes half a second, so only when drawing
 
     end, unit, scale = time_axis(max(grid.end_s for grid in grids))
     lanes = [0.4 * grid.num_ranks + 0.8 for grid in grids]
@@ -151,7 +151,7 @@ def figure(grids: Sequence[ScheduleGrid]) -> Any:
 
 
 def inches(grids: Sequence[ScheduleGrid]) -> float:
-    """Wide enough for the number of a micro-batch in most actions, within reason."""
+    """Return the figure's width, enough for a micro-batch's number in most actions, within limits."""
     actions = [cell for grid in grids for cell in cells(grid)]
     lengths = sorted(length(cell.span) for cell in actions)
     if not lengths or not lengths[len(lengths) // 4]:
@@ -168,8 +168,8 @@ def legend(every: Iterable[Any]) -> tuple[list[Any], list[str]]:
 
 
 def draw(axes: Any, grid: ScheduleGrid, scale: float, unit_inches: float) -> None:
-    """Bars on the ranks' lanes, with the number of the micro-batch in those that are wide enough."""
-    actions = sorted(cells(grid), key=lambda cell: cell.paleness)  # the legend has the first one's color
+    """Draw bars on the ranks' lanes, with the micro-batch's number in those that are wide enough."""
+    actions = sorted(cells(grid), key=lambda cell: cell.paleness)  # the legend uses the first one's color
     for kind, label in LABELS.items():
         some = [cell for cell in actions if cell.action.kind == kind]
         bars(axes, [cell.span for cell in some], scale, [pale(COLORS[kind], cell.paleness) for cell in some], label)
@@ -178,7 +178,7 @@ def draw(axes: Any, grid: ScheduleGrid, scale: float, unit_inches: float) -> Non
         some_others = [span for span in others if span.what.split()[0] == word]
         if word == WAIT:
             bars(axes, some_others, scale, WAIT_COLOR, word)
-        else:  # on the lane's lower edge, as it may go on at the same time as actions
+        else:  # on the lane's lower edge, as it may overlap with actions
             bars(axes, some_others, scale, OTHER_COLOR, word, middle=0.4, height=0.15)
     for cell in actions:
         number = str(cell.action.micro_batch)

@@ -1,7 +1,7 @@
-"""What a schedule costs: when each action begins and ends, and how long ranks have nothing to do.
+"""Schedule simulation: the begin and end of each action, and the ranks' idle time.
 
-An action begins when its rank is free and what it needs of another rank has come: a message's time after the end of
-the action that makes it.  Between stages of one rank nothing travels.  Messages do not get into each other's way.
+An action begins when its rank is free and its input has arrived: a message's time after the end of the sending action,
+or at once from a stage of the same rank.  Messages do not contend for bandwidth.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Seconds = float | Sequence[float]
 
 
 class Costs(NamedTuple):
-    """Seconds of each kind of action, one number or one for each stage; a whole backward pass is inputs and weights.
+    """Seconds of each kind of action, one number or one per stage; a whole backward pass takes inputs plus weights.
 
-    A message's are between two ranks, one number or one for each pair of stages in a row.
+    Those of a message apply between ranks: one number, or one per pair of consecutive stages.
     """
 
     forward: Seconds = 1.0
@@ -43,7 +43,7 @@ class Costs(NamedTuple):
     def of_kinds(self, num_stages: int) -> dict[str, list[float]]:
         """Return the seconds of every stage, by kind of action.
 
-        Raises: ValueError for times below 0, and lists of other lengths.
+        Raises: ValueError for negative times, and lists of the wrong length.
         """
         forward = spread("forward", self.forward, num_stages)
         inputs, weights = spread("inputs", self.inputs, num_stages), spread("weights", self.weights, num_stages)
@@ -55,11 +55,11 @@ class Costs(NamedTuple):
         return spread("message", self.message, max(0, num_stages - 1))
 
 
-EQUAL = Costs()  # as zero-bubble schedules are drawn: a backward pass twice as long as a forward pass
+EQUAL = Costs()  # as in zero-bubble papers: a backward pass takes twice as long as a forward pass
 
 
 def spread(name: str, times: Seconds, count: int) -> list[float]:
-    """Return `count` numbers, from one number for all or from one for each."""
+    """Return `count` numbers, given one number for all or one for each."""
     seconds = [float(times)] * count if isinstance(times, float | int) else [float(second) for second in times]
     if len(seconds) != count:
         raise ValueError(f"{name} has {len(seconds)} times: pass one, or {count}")
@@ -69,7 +69,7 @@ def spread(name: str, times: Seconds, count: int) -> list[float]:
 
 
 class Span(NamedTuple):
-    """What a rank does from `begin_s` to `end_s`: an action's text, or something else that takes time."""
+    """A rank's activity from `begin_s` to `end_s`: an action's text, or another label."""
 
     rank: int
     what: str
@@ -79,7 +79,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """When each action of a schedule begins and ends."""
+    """Begin and end of each action of a schedule."""
 
     schedule: Schedule
     begin_s: dict[Action, float]
@@ -91,13 +91,13 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """The share of all ranks' time in which they have nothing to do."""
+        """Idle fraction of all ranks' time, 0 to 1."""
         busy_s = sum(end - self.begin_s[action] for action, end in self.end_s.items())
         return 1 - busy_s / (self.schedule.num_ranks * self.span_s) if self.span_s else 0.0
 
     @property
     def peaks(self) -> tuple[int, ...]:
-        """The activations that each rank has alive at most."""
+        """Peak number of live activations of each rank."""
         return count_peaks(self.schedule.orders)
 
     @property
@@ -110,13 +110,13 @@ class Timeline:
 
 
 class ActionGraph(NamedTuple):
-    """What actions take, and which wait for which, by numbers: for speed, in the search."""
+    """Times and dependencies of actions, which are numbered, for a fast search."""
 
     num_micro_batches: int
     takes_s: list[float]
-    reads: list[int | None]  # the action whose result must have come from another stage, or from the way forward
-    writes: list[int]  # the action whose result this one gives
-    travels_s: list[float]  # the result
+    reads: list[int | None]  # the action whose result it needs, of another stage or of its own forward pass
+    writes: list[int]  # the action that names its result
+    travels_s: list[float]  # transfer time of the result
 
     def number(self, action: Action) -> int:
         stage, kind, micro_batch = action
@@ -128,7 +128,7 @@ class ActionGraph(NamedTuple):
 
 
 def rules(home: Mapping[int, int], num_micro_batches: int, costs: Costs) -> ActionGraph:
-    """Return the dependencies of all possible actions, with each stage on its rank."""
+    """Return the dependencies of all possible actions, given the rank of each stage."""
     num_stages = len(home)
     takes_s, message_s = costs.of_kinds(num_stages), costs.of_messages(num_stages)
     graph = ActionGraph(num_micro_batches, [], [], [], [])
@@ -147,21 +147,21 @@ def rules(home: Mapping[int, int], num_micro_batches: int, costs: Costs) -> Acti
 
 
 class SimulatedTimes(NamedTuple):
-    """When each action begins, by its number, and when all have ended."""
+    """Begin of each action, by its number, and the end of the last."""
 
     begin_s: list[float]
     span_s: float
 
 
 def play(orders: Sequence[Sequence[int]], rules: ActionGraph) -> SimulatedTimes:
-    """Run all ranks' actions, given by their numbers.
+    """Simulate all ranks' actions, given by their numbers.
 
-    Raises: ValueError where all ranks wait, as none does in a schedule that is proved.
+    Raises: ValueError if all ranks wait, which is impossible in a proved schedule.
     """
     _, takes_s, reads, writes, travels_s = rules
     begin_s = [0.0] * len(takes_s)
     came_s: list[float | None] = [None] * len(takes_s)
-    waiting: dict[int, int] = {}  # the rank that waits for a result
+    waiting: dict[int, int] = {}  # the rank that waits, by result
     num_done, free_s = [0] * len(orders), [0.0] * len(orders)
     ready = list(range(len(orders)))
     while ready:
@@ -190,9 +190,9 @@ def play(orders: Sequence[Sequence[int]], rules: ActionGraph) -> SimulatedTimes:
 
 
 def price(schedule: Schedule, costs: Costs = EQUAL) -> Timeline:
-    """Return when each action of a schedule begins and ends.
+    """Return the begin and end of each action of a schedule.
 
-    Raises: ValueError for costs that make no sense, and where all ranks wait.
+    Raises: ValueError for invalid costs, and if all ranks wait.
     """
     graph = rules(schedule.home, schedule.num_micro_batches, costs)
     orders = [list(map(graph.number, order)) for order in schedule.orders]

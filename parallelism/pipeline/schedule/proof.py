@@ -1,8 +1,8 @@
-"""The proof that a schedule trains: each micro-batch passes each stage once, and no rank waits for ever.
+"""Proof of a schedule: each micro-batch passes each stage once, and there is no deadlock.
 
-All ranks' programs are run symbolically.  A rank holds results, not numbers; a send is begun, and completes only when
-it is received; a receive is posted without waiting.  A rank waits for nothing but messages, each with one sender and
-one receiver, so that what one run of the ranks achieves, every run does.
+All ranks' programs are run symbolically.  A rank holds results, not numbers; a send is started, and completes only when
+it is received; a receive is posted without waiting.  A rank waits for messages only, each with one sender and one
+receiver, so that all interleavings of the ranks have the same outcome.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from parallelism.pipeline.schedule.failure import ActionPosition, ProofError
 from parallelism.pipeline.schedule.messages import AHEAD, Compute, Op, PostRecv, StageMessage, StartSend, program
 
 Programs = Callable[[Schedule, int], Iterable[Op]]
-LEFT_OUT = {"F": BACKWARD, "FI": WEIGHTS, "FW": INPUTS}  # by the kinds that are there
+LEFT_OUT = {"F": BACKWARD, "FI": WEIGHTS, "FW": INPUTS}  # the missing kind, by the kinds that are present
 
 
 def prove(schedule: Schedule, programs: Programs = program) -> None:
-    """Hold a schedule to what every one must do, and to the activations that it states.
+    """Check that a schedule is correct, and within its stated live activations.
 
     Raises: ProofError.
     """
@@ -55,13 +55,13 @@ def check_homes(schedule: Schedule) -> None:
 
 
 def homes(schedule: Schedule) -> dict[int, int]:
-    """Return the rank of most of each stage's actions."""
+    """Return the rank with most actions of each stage."""
     counts = Counter((action.stage, rank) for rank, order in enumerate(schedule.orders) for action in order)
-    return {stage: rank for (stage, rank), _ in reversed(counts.most_common())}  # the last one stays
+    return {stage: rank for (stage, rank), _ in reversed(counts.most_common())}  # the last, most common one wins
 
 
 def check_passes(schedule: Schedule) -> None:
-    """Check that each micro-batch passes each stage forward once and backward once, in one action or in two parts."""
+    """Check that each micro-batch passes each stage once forward and once backward, whole or in two parts."""
     places: dict[Action, ActionPosition] = {}
     for rank, order in enumerate(schedule.orders):
         for index, action in enumerate(order):
@@ -105,14 +105,14 @@ def check_peaks(schedule: Schedule) -> None:
 
 
 class SymbolicRun:
-    """All ranks' programs, each going on until it waits for a message that nobody has begun to send."""
+    """Symbolic run of all ranks' programs, each until it waits for a message whose send has not started."""
 
     def __init__(self, schedule: Schedule, programs: Programs) -> None:
         self.schedule = schedule
         self.programs = [iter(programs(schedule, rank)) for rank in range(schedule.num_ranks)]
-        self.num_done = [0] * schedule.num_ranks  # actions
-        self.results: list[set[Action]] = [set() for _ in self.programs]  # that a rank holds
-        self.num_open = [0] * schedule.num_ranks  # receives posted, but not taken
+        self.num_done = [0] * schedule.num_ranks  # actions, by rank
+        self.results: list[set[Action]] = [set() for _ in self.programs]  # held, by rank
+        self.num_open = [0] * schedule.num_ranks  # receives posted but not completed, by rank
         self.posted: set[StageMessage] = set()
         self.sent: set[StageMessage] = set()
         self.taken: set[StageMessage] = set()
@@ -187,7 +187,7 @@ class SymbolicRun:
         return whole if need.kind == INPUTS and any(whole in order for order in self.schedule.orders) else need
 
     def deadlock(self) -> ProofError:
-        """Ranks that wait for each other in a circle, or for one that has ended."""
+        """Return the error for ranks that wait for each other in a cycle, or for one that has ended."""
         rank, circle = next(iter(self.waiting)), []
         while rank in self.waiting and rank not in circle:
             circle.append(rank)

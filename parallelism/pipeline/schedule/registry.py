@@ -1,4 +1,4 @@
-"""The registry: which pipeline schedules there are, and how many stages a rank each is made for."""
+"""Registry of pipeline schedules, with the numbers of stages per rank that each supports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from parallelism.pipeline.schedule.actions import Schedule
 
 
 class RegisteredSchedule(NamedTuple):
-    """A schedule, and the stages a rank that it is made for: `virtual_stages`, or these and `more`."""
+    """A schedule, and the stages per rank that it supports: `virtual_stages`, or also `more`."""
 
     schedule: Callable[..., Schedule]
     virtual_stages: int = 1
@@ -36,9 +36,9 @@ def names() -> list[str]:
 
 
 def make(name: str, num_ranks: int, num_micro_batches: int, virtual_stages: int | None = None) -> Schedule:
-    """Return the schedule of a name; `virtual_stages` defaults to the fewest stages a rank that it supports.
+    """Return the schedule of a name; `virtual_stages` defaults to the fewest stages per rank that it supports.
 
-    Raises: ValueError for what does not fit, with what does.
+    Raises: ValueError for unsupported values, with the supported ones.
     """
     if name not in REGISTRY:
         raise ValueError(f"no pipeline schedule is called {name!r}: use {', '.join(names())}")

@@ -1,8 +1,8 @@
-"""A schedule for measured costs and a memory limit, at least as good as every known one.
+"""Schedule search: find a schedule for given costs and a memory limit, at least as good as every known one.
 
-The known schedules that fit the limit, and ones made by many policies (see `greedy`), are played; the best of them are
-then improved by moving actions that nothing but their rank's order holds up.  The same arguments give the same
-schedule on every machine: the search ends after so much work, not after so much time.
+Known schedules within the limit, and greedy ones of many policies (see `greedy`), are simulated; the best of them are
+improved by moving actions that only their rank's order delays.  The same arguments give the same schedule on every
+machine, because the search ends after an amount of work, not of time.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from parallelism.pipeline.schedule.price import Costs, play, price
 from parallelism.pipeline.schedule.proof import prove
 from parallelism.pipeline.schedule.zero_bubble import in_turn
 
-WORK = 3_000_000  # actions to play; at most about 2 s
-GREEDY_WORK = 10  # what a policy's action costs, in those
+WORK = 3_000_000  # actions to simulate; about 2 s at most
+GREEDY_WORK = 10  # relative cost of an action by a policy
 NUM_IMPROVED = 3
 
 
@@ -36,9 +36,9 @@ def search(
     seed: int = 0,
     work: int = WORK,
 ) -> Schedule:
-    """Search for the best schedule with at most `limit` live activations: one number, or one for each rank.
+    """Search for the best schedule with at most `limit` live activations: one number, or one per rank.
 
-    Raises: ValueError for a limit that no schedule keeps, with one that some do.
+    Raises: ValueError for a limit that is too low, with one that is not.
     """
     limits = limits_of(limit, num_ranks, num_micro_batches, virtual_stages)
     jobs = [SchedulingProblem(home, num_micro_batches, costs, limits) for home in placements(num_ranks, virtual_stages)]
@@ -54,7 +54,7 @@ def search(
 
 
 def until(least_s: float, each: Iterable[TimedOrders]) -> Iterator[TimedOrders]:
-    """Yield up to the first that cannot be improved."""
+    """Yield up to and including the first that cannot be improved."""
     for orders in each:
         yield orders
         if orders.span_s <= least_s:
@@ -62,7 +62,7 @@ def until(least_s: float, each: Iterable[TimedOrders]) -> Iterator[TimedOrders]:
 
 
 def chosen(schedules: Sequence[Schedule], costs: Costs) -> Schedule:
-    """Choose the fastest, of equally fast ones that with fewest live activations, and of these the first."""
+    """Choose the fastest, then the one with fewest live activations, then the first."""
     times_s = [price(each, costs).span_s for each in schedules]
     best = [each for each, s in zip(schedules, times_s, strict=True) if s <= (1 + LEAST_GAIN) * min(times_s)]
     return min(best, key=lambda each: sum(each.peaks))
@@ -78,7 +78,7 @@ def home_of(schedule: Schedule) -> tuple[int, ...]:
 def limits_of(
     limit: int | Sequence[int] | None, num_ranks: int, num_micro_batches: int, virtual_stages: int
 ) -> tuple[int, ...]:
-    """Return a limit for each rank; without one, that of all activations."""
+    """Return a limit per rank, which defaults to the number of all activations."""
     if min(num_ranks, num_micro_batches, virtual_stages) < 1:
         counts = f"{num_ranks} ranks, {num_micro_batches} micro-batches and {virtual_stages} stages a rank"
         raise ValueError(f"a pipeline of {counts}: use 1 or more of each")
@@ -108,7 +108,7 @@ def placements(num_ranks: int, virtual_stages: int) -> list[tuple[int, ...]]:
 
 
 def registered(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> Iterator[Schedule]:
-    """Yield every schedule of the registry; those for one stage a rank run a rank's stages in a row."""
+    """Yield every registered schedule; one for a single stage per rank runs a rank's stages consecutively."""
     for name, row in registry.REGISTRY.items():
         if row.fits(virtual_stages):
             yield registry.make(name, num_ranks, num_micro_batches, virtual_stages)
@@ -141,7 +141,7 @@ def by_policy(jobs: Sequence[SchedulingProblem], draws: random.Random, work: int
 
 
 def bound_s(job: SchedulingProblem) -> float:
-    """Return a lower bound: a rank's work after its first message, or a micro-batch's way there and back."""
+    """Return a lower bound in seconds: a rank's work after its first message, or a micro-batch's passes."""
     num_stages, home = len(job.home), job.home
     takes_s, message_s = job.costs.of_kinds(num_stages), job.costs.of_messages(num_stages)
     sent_s = [second * (home[stage] != home[stage + 1]) for stage, second in enumerate(message_s)]
@@ -155,9 +155,9 @@ def bound_s(job: SchedulingProblem) -> float:
 
 
 def finished(best: TimedOrders) -> Schedule:
-    """Return the schedule with micro-batches renumbered in order, and with joined backward passes where no slower.
+    """Return the schedule with micro-batches renumbered in order, and backward passes joined where that costs nothing.
 
-    Neither makes the end later.
+    Neither delays the end.
     """
     action, count = best.job.rules.action, best.job.num_micro_batches
     orders = tuple(in_turn((action(number)[:2] for number in order), count) for order in best.orders)

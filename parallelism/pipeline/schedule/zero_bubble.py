@@ -1,4 +1,4 @@
-"""Zero-bubble schedules: the weights' part of a backward pass fills the time in which a rank would wait.
+"""Zero-bubble schedules: the weights' part of backward passes fills a rank's idle time.
 
 Only the inputs' part is waited for by the stage before.  Bubbles are stated for parts that take as long as a forward
 pass; an activation is alive until its weights' part ends.
@@ -14,20 +14,20 @@ from itertools import count
 
 from parallelism.pipeline.schedule.actions import FORWARD, INPUTS, WEIGHTS, Action, Order, Schedule
 
-Step = tuple[int, str]  # stage and kind, of a micro-batch that is its turn
+Step = tuple[int, str]  # stage and kind, for the step's next micro-batch
 
 
 def zb_h1(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """Run 1F1B with the weights' parts delayed so far that every rank has as many live activations as the first.
+    """Run 1F1B with the weights' parts delayed until every rank has as many live activations as the first.
 
-    Bubble p-1 forward passes, a third of 1F1B's, if m >= p; at most p activations alive.
+    Bubble p-1 forward passes, a third of 1F1B's, if m >= p; at most p live activations.
     """
     orders = [h1_order(rank, num_ranks, num_micro_batches) for rank in range(num_ranks)]
     return Schedule("zb_h1", tuple(orders), (min(num_ranks, num_micro_batches),) * num_ranks)
 
 
 def h1_order(rank: int, num_ranks: int, num_micro_batches: int) -> Order:
-    """Rank r's weights' parts are r micro-batches behind those of the inputs."""
+    """Return rank r's steps, in which weights' parts are r micro-batches behind inputs' parts."""
     forward, inputs, weights = ((rank, kind) for kind in (FORWARD, INPUTS, WEIGHTS))
     steps = [forward] * (num_ranks - rank)
     for micro_batch in range(num_micro_batches):
@@ -36,10 +36,10 @@ def h1_order(rank: int, num_ranks: int, num_micro_batches: int) -> Order:
 
 
 def zb_v(num_ranks: int, num_micro_batches: int) -> Schedule:
-    """Place stages r and 2p-1-r on rank r, a V, so that a micro-batch turns on the last rank without a message.
+    """Place stages r and 2p-1-r on rank r, a V, so that the last rank has consecutive stages, without a message.
 
-    No bubble but the p-1 passes before the first micro-batch has reached all ranks and after the last, if m >= 2p-1;
-    2p activations alive on every rank, of stages half the size of 1F1B's.  Fewer micro-batches keep the order of 2p-1.
+    If m >= 2p-1, the only bubble is the p-1 passes of filling and draining the pipeline; 2p live activations on every
+    rank, of stages half the size of 1F1B's.  Fewer micro-batches keep the order of 2p-1.
     """
     orders = [v_order(rank, num_ranks, num_micro_batches) for rank in range(num_ranks)]
     peaks = [
@@ -49,7 +49,7 @@ def zb_v(num_ranks: int, num_micro_batches: int) -> Schedule:
 
 
 def v_order(rank: int, num_ranks: int, num_micro_batches: int) -> Order:
-    """Rank r begins with 2p-1-r forward passes of its first stage, the last r by turns with its second's."""
+    """Return rank r's steps, first 2p-1-r forward passes of its first stage, the last r alternating with its second."""
     num_steady = max(num_micro_batches, 2 * num_ranks - 1) - num_ranks
     to_last = num_ranks - rank
     down, up = ({kind: (stage, kind) for kind in "FIW"} for stage in (rank, 2 * num_ranks - 1 - rank))
