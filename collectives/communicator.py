@@ -376,9 +376,9 @@ class Communicator:
     def group(self) -> Iterator[None]:
         """Start the calls of a block together, and wait for all of them at its end.
 
-        Inside it collectives, `send`, `recv` and `sendrecv` return requests, as with blocking=False; `wait()` returns a
-        result that is a new array.  So ranks may send and receive in any order, but must call collectives in the same
-        one.  Nested groups wait at the end of the outermost; a block that raises does not wait.
+        Inside it collectives, `send`, `recv` and `sendrecv` return requests, as with blocking=False, whose `wait()`
+        returns the result, a new array included.  So ranks may send and receive in any order, but must call
+        collectives in the same one.  Nested groups wait at the end of the outermost; a block that raises does not wait.
 
         >>> import numpy as np, collectives
         >>> comm, x, y = collectives.world(), np.ones(2), np.zeros(2)

@@ -14,7 +14,7 @@ from collectives.schedule.moves import Copy, Recv, Round, Send, arc
 
 
 def all_gather(rank: int, size: int) -> Iterator[Round]:
-    """Rank r starts owning chunk r; its chunks, from r on round the ring, double every round.
+    """Rank r starts owning chunk r; the number of its chunks, from r on round the ring, doubles every round.
 
     Cost: ceil(log2 p) alpha + n(p-1)/p beta.
 
@@ -31,7 +31,7 @@ def all_gather(rank: int, size: int) -> Iterator[Round]:
 
 
 def all_to_all(rank: int, size: int) -> Iterator[Round]:
-    """Chunk d of rank s becomes chunk p+s of rank d: it takes a hop of 2^k for each bit k of d-s.
+    """Chunk d of rank s becomes chunk p+s of rank d: it takes a hop of 2^k for each bit k set in d-s.
 
     Slot j is for the rank j to the right; round k forwards the slots that have bit k set.  The slots are p chunks of
     working space after the 2p of the collective; the slots of a round are packed where the result will be.  All chunks

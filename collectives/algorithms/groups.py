@@ -83,7 +83,7 @@ def singles(ranks: Iterable[int]) -> Groups:
 
 
 def whole(groups: Groups | None, size: int) -> Groups:
-    """Return the nodes, or all ranks as one group where every node has a single rank."""
+    """Return the nodes, or all ranks as one group where no node has several ranks."""
     groups = groups or (tuple(range(size)),)
     assert sorted(chain(*groups)) == list(range(size)), f"{groups} are not ranks 0 to {size - 1}, each once"
     return groups if max(map(len, groups)) > 1 else (tuple(chain(*groups)),)

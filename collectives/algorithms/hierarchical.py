@@ -179,8 +179,8 @@ def all_to_all(
     """Chunk d of rank s becomes chunk p+s of rank d: inside to d's stand-in, then across.
 
     Chunks in transit are packed in working space after the 2p chunks of the collective: all chunks must have one
-    length.  Algorithms that pack in turn, as Bruck's, need even nodes; `direct.all_to_all` inside reads each one's
-    chunks for a rank's counterparts from its `x`.
+    length.  Algorithms that pack in turn, as Bruck's, need even nodes; `direct.all_to_all` inside reads the chunks for
+    a rank's counterparts from the others' `x`.
 
     Cost: (l+k-2) alpha + n((l-1)/l + (k-1)/k) beta; direct inside, 2 mu + (k-1) alpha + 3n beta, of which n beta is for
     reordering by dests.
@@ -230,7 +230,7 @@ class Areas(NamedTuple):
 
 
 def load(rank: int, groups: Groups, owner: Sequence[int]) -> list[Datum]:
-    """List the data of a rank after its groups have exchanged: all that are for the chunks that it owns."""
+    """List a rank's data once these groups have exchanged theirs: all that are for the chunks that it owns."""
     dests = by_owner(owner)[rank]
     return [datum for group in groups for datum in product(dests, sorted(group))]
 

@@ -107,7 +107,7 @@ def gather(rank: int, size: int, root: int = 0) -> Schedule:
 
 
 def scatter_all_gather(rank: int, size: int, root: int = 0) -> Iterator[Round]:
-    """Broadcast as a scatter, then a ring's all-gather, without receives of the root.  For large vectors.
+    """Broadcast as a scatter, then a ring's all-gather in which the root receives nothing.  For large vectors.
 
     Cost: (ceil(log2 p) + p-1) alpha + 2n(p-1)/p beta.
 
@@ -124,7 +124,7 @@ def scatter_all_gather(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 class Tree(NamedTuple):
-    """A tree over places 0 to p-1, in in-order except for its root 0; place i is rank (turn * i + shift) mod p."""
+    """A tree over places 0 to p-1, in-order except for its root 0; place i is rank (turn * i + shift) mod p."""
 
     size: int
     turn: int

@@ -37,7 +37,7 @@ class Op:
     def check(self, dtype: np.dtype) -> None:
         """Try the op on two arrays of ones.
 
-        Raises: ValueError where it fails, or its result has another length or dtype.
+        Raises: ValueError where it fails, or its result has another shape, or a dtype of another kind.
         """
         try:
             result = np.asarray(self.function(np.ones(2, dtype), np.ones(2, dtype)))

@@ -185,7 +185,7 @@ def barrier_s(comm: Communicator, timer: Timer) -> float:
 def bound_s(collective: str, nbytes: int, nodes: Sequence[Sequence[int]], network: Network) -> float | None:
     """Compute the seconds that no algorithm can beat, at the rates measured; None if no data must move.
 
-    In one node it is the time of copying memory, all ranks at once; of several nodes, that of the busiest one's wire.
+    In one node it is the time of copying memory, all ranks at once; for several nodes, that of the busiest one's wire.
     """
     size = sum(map(len, nodes))
     if size == 1 or not nbytes:

@@ -1,8 +1,8 @@
 """The input of a collective in a benchmark, and its exact result.
 
 Reductions are exact in any order, for every dtype and op, on any number of ranks: in each element a few ranks give a
-small integer, or for a product 1 or 2, and the others the neutral element, so that no partial result exceeds 64, which
-int8 holds, and bfloat16 exactly.  For bitwise ops, a rank has one of 6 bits, or lacks it.
+small integer, or for a product 1 or 2, and the others one that changes nothing, so that no partial result exceeds 64,
+which int8 holds, and bfloat16 exactly.  For bitwise ops, a rank has one of 6 bits, or lacks it.
 """
 
 import functools

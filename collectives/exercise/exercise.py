@@ -69,7 +69,7 @@ class Exercise(ABC):
 
     @abstractmethod
     def contract(self) -> str:
-        """Return the contract, before and after, with an example."""
+        """Return the contract, the state before and after, with an example."""
 
     @abstractmethod
     def step(self, value: Any) -> Any:

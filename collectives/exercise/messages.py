@@ -93,7 +93,7 @@ def check_messages(index: int, schedules: Sequence[Sequence[Round]]) -> None:
 def deadlock(
     index: int, source: int, dest: int, send: Move | None, receive: Move | None, schedules: Sequence[Sequence[Round]]
 ) -> MistakeError:
-    """Describe the end of a message without the other, and the place of that one, if it is in another round."""
+    """Describe a message of which one end is missing, and the place of that end, if it is in another round."""
     rank, peer, move = (source, dest, send) if send else (dest, source, receive)
     assert move
     lacks = f"rank {dest} receives nothing more" if send else f"rank {source} sends nothing more"

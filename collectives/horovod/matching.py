@@ -126,7 +126,7 @@ class MatchedCalls:
         self._met_with: dict[str, Description] | None = None  # calls with which matching has begun
 
     def free(self) -> None:
-        """Free the communicator, once all ranks do.  Collective."""
+        """Free the reducers, the plan and the communicator, once all ranks do.  Collective."""
         self.join()
         for reducer in self.reducers.values():
             reducer.free()
@@ -213,7 +213,7 @@ class MatchedCalls:
         return [pickle.loads(part) for part in gather_bytes(self.comm, pickle.dumps(own))]
 
     def describe(self) -> dict[str, Description]:
-        """Return the pending calls, and start to compare their digest."""
+        """Return the pending calls, and set their digest as the numbers to be compared."""
         waiting = {key: call.description for key, call in self.waiting.items()}
         digest = int.from_bytes(hashlib.blake2b(repr(waiting).encode(), digest_size=7).digest(), "big")
         self._facts[:] = digest, -digest, self.is_joined

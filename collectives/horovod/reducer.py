@@ -1,7 +1,7 @@
 """The gradients of an optimizer's step: reduced in buckets, during the backward pass.
 
-Buckets start in the same order on all ranks, each once all its gradients are ready, in any order.  Before the first one
-of a step the ranks match calls, so that joined ranks take part.
+Buckets start in the same order on all ranks, each once all its gradients are ready, in whichever order these appear.
+Before the first one of a step the ranks match calls, so that joined ranks take part.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ DENSE = torch.contiguous_format
 
 
 def results_of(tensors: Tensors, in_place: bool) -> list[Tensor]:
-    """Return tensors to work on: the same ones, or copies of those that have gaps."""
+    """Return tensors to work on: copies; in place the tensors themselves, and copies only of those that have gaps."""
     return [x.detach().contiguous() if in_place else torch.clone(x.detach(), memory_format=DENSE) for x in tensors]
 
 

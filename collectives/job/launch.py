@@ -187,7 +187,7 @@ def dead_ranks() -> list[int]:
 
 
 def show_dead(ranks: Sequence[int]) -> str:
-    """Print the ranks that have died.
+    """Format the ranks that have died.
 
     >>> show_dead([1]), show_dead([1, 4])
     ('rank 1 has died', 'ranks 1, 4 have died')

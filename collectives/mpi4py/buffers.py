@@ -206,7 +206,7 @@ def area_of(spec: BufferSpec, counts: Sequence[int], displs: Sequence[int], writ
 
 
 def is_simple(array: Any, writable: bool) -> bool:
-    """Return whether `data` is a plain NumPy array, the usual case, by a quick check."""
+    """Return whether `array` is a plain NumPy array, the usual case, by a quick check."""
     if type(array) is not np.ndarray or datatype_of(array.dtype) is None:
         return False
     return bool(array.flags.c_contiguous and (not writable or array.flags.writeable))

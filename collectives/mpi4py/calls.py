@@ -46,7 +46,7 @@ class CollectiveCall(NamedTuple):
 
 
 class Ranks(NamedTuple):
-    """A communicator's rank, size and the like."""
+    """A communicator's rank and size."""
 
     rank: int
     size: int

@@ -55,7 +55,7 @@ class CallPolicy:
             self.saved_s[name] += saved_s or 0.0
 
     def print_report(self) -> None:
-        """Print this rank's calls, the library's and ours, and the seconds saved by the cost model."""
+        """Print this rank's calls, the library's and ours, and the milliseconds saved by the cost model."""
         lines = ["calls of mpi4py on rank 0        ours   the library's   saved, as estimated"]
         for name in sorted({name for name, _ in self.calls}):
             ours, theirs = self.calls[name, True], self.calls[name, False]

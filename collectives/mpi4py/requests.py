@@ -51,7 +51,7 @@ class Run:
 
 
 class OurRequest:
-    """Base of requests: the plan waits for its run, before the library completes the request."""
+    """Base of our requests: waits for the run of the plan, before the library completes the request."""
 
     run: Run
 

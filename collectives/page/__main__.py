@@ -52,7 +52,7 @@ def installed() -> list[Source]:
 
 
 def named(text: str) -> Source:
-    """Return the function of an entry point's name.
+    """Return the function that `text` names, as MODULE:FUNCTION.
 
     Raises: ValueError where there is none.
     """

@@ -113,7 +113,7 @@ class Arguments:
         return self.op
 
     def suits(self, row: Algorithm) -> bool:
-        """Return whether an algorithm meets the call's demands: reduction in rank order, rounded messages."""
+        """Return whether an algorithm meets the call's demands: reduction in rank order, by messages only."""
         in_order = self.reproducible or (isinstance(self.op, Op) and not self.op.commutative)
         by_messages = self.is_reduced_by_numpy or self.wire_dtype is not None
         return (row.in_order or not in_order) and not (row.access and by_messages)

@@ -262,7 +262,7 @@ def one_only(a, b):
 
 
 def quotient(a, divisor):
-    """Divide a number by an integer, rounded correctly, or toward zero if it is an integer."""
+    """Divide a number by an integer: rounded correctly, or toward zero if the number is an integer, too."""
 
 
 @overload(quotient, inline="always")
@@ -565,7 +565,7 @@ def barrier(frame, channel, slots, registers):
         store_release(slot, channel[NUM_BARRIERS])
     number = channel[NUM_BARRIERS]
     spun, yields = frame[SPUN], frame[YIELDS]
-    spins = min(frame[SPINS], BRIEF) if channel[NAPS] else frame[SPINS]  # less use of the core gets it sooner
+    spins = min(frame[SPINS], BRIEF) if channel[NAPS] else frame[SPINS]  # who uses the core less gets it sooner
     for peer in range(1, len(slots)):
         while load_acquire(slots[peer] + number % 2 * LINE_BYTES) < number:
             if spun < spins:

@@ -83,10 +83,10 @@ class Lane:
     ):
         self.requests, self.window, self.device, self.copies = requests, window, device, copies
         self.sends, self.reduce = sends, reduce
-        self.ready: dict[int, Event] = {}  # the device is done with a segment's memory
+        self.ready: dict[int, Event] = {}  # after which the device is done with a segment's memory
 
     def launch(self, indices: range) -> range:
-        """Queue the copies on the device for those of these segments that exist."""
+        """Queue copies of segments to be sent, and an event for each; return those of `indices` that exist."""
         indices = range(indices.start, min(indices.stop, len(self.requests)))
         for index in indices:
             if self.sends:

@@ -318,7 +318,7 @@ class DeviceProgramBinder(DirectBinder):
         return CudaChannel(self.device, self.address_at(lease, rank), signals), lease
 
     def kernel_calls(self, rank: int) -> KernelCalls:
-        """Make the channels on which the kernels of a communicator's calls wait for each other.  Collective."""
+        """Make the record of calls that are kernels, and the channel on which these wait.  Collective."""
         return KernelCalls(self.device, *self.channel(rank))
 
     def address_at(self, lease: Lease, rank: int) -> int:

@@ -1,7 +1,7 @@
 """Direct rounds as phases: accesses of a node's ranks to each other's memory between two barriers.
 
-Long chunks are cut into segments, and the phases are run as a pipeline: at each step, phase j works on segment step -
-j, so that one barrier per step serves all of them, and the data of one phase are still in the cache for the next one.
+Long chunks are cut into segments, and the phases are run as a pipeline: at each step, phase j works on segment
+step - j, so that one barrier per step serves all of them, and the data of one phase are in the cache for the next one.
 Segments do not overlap, so a schedule that is right for one is right for all.  A staging buffer has room for two
 segments, used in turn, across runs as well.  Memory is addressed by registers, whose values are set per run.  Phases
 become programs of the host in `collectives.runtime.shared_memory`, of a device in `collectives.runtime.on_device`.

@@ -152,7 +152,7 @@ class Plan:
             raise RuntimeError(f"{self.name} is already running: wait() before the next start()")
         if self.call and not self.call.under_way:
             self.call.enter(depth=3)  # past start() or __call__()
-        with self._stepping:  # another thread may still be advancing this plan's last run
+        with self._stepping:  # another thread may still have this plan on its list, from the last run
             self._steps = self._run()
             self._progress.started.append(self)
             self._next()

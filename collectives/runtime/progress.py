@@ -25,7 +25,7 @@ NAP_S, MOST_NAPS = 2e-5, 256
 YIELD_S = 1e-2  # of waiting before it sleeps
 SLEPT_SHARE = 1 / 64  # of the time waited so far, which bounds the delay
 LONGEST_SLEEP_S = 1e-3
-SHORTEST_SLEEP_S = 2e-5  # of the thread, while no plan advances
+SHORTEST_SLEEP_S = 2e-5  # of the thread; doubled each time that no plan has advanced
 
 
 class Waitable(Protocol):
@@ -105,7 +105,7 @@ class Progress:
             self.relax(now_s - since_s)
 
     def relax(self, waited_s: float) -> None:
-        """Give up the core to others, the more the longer no plan has advanced."""
+        """Give up the core to others, the more the longer a wait has made no progress."""
         if waited_s > YIELD_S:
             time.sleep(min(LONGEST_SLEEP_S, SLEPT_SHARE * waited_s))
         elif self.oversubscribed or waited_s > SPIN_S:
@@ -126,7 +126,7 @@ class Background:
     """A thread that advances the plans of a list, and sleeps while none advances, or there are none.
 
     Its work releases Python's lock: messages, NumPy's loops over long arrays, compiled programs.  A plan that the
-    process itself waits for is left to that thread.  MPI must allow calls from several threads; else there is no
+    process itself waits for is left to the waiting thread.  MPI must allow calls from several threads; else there is no
     background thread, and plans advance only when their process waits or calls `done()`.
     """
 

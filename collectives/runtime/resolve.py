@@ -426,7 +426,7 @@ class Resolver:
         return Resolved(a, operands, choice, fused, self.num_bound, all_move)
 
     def allocate(self, fused: Fused) -> None:
-        """Give fused arrays a buffer that all ranks can access.  Collective.
+        """Give fused arrays a buffer that the ranks of a node can access, where possible.  Collective.
 
         Raises: InputError on every rank where arrays are incompatible, or ranks' lengths differ.
         """
@@ -496,7 +496,7 @@ class Resolver:
         return self.binder.direct(a, resolved.operands, resolved.choice, place, resolved.number)
 
     def where_devices_compare(self, resolved: Resolved) -> Channel | KernelCalls | None:
-        """Return the channels on which devices compare the bound calls of ranks, if they do.  Collective.
+        """Return the place where calls bound on devices are compared: kernels, or the hosts' channel.  Collective.
 
         Kernels are launched before other ranks' answers, and so only for calls that all ranks bind in the same way: not
         if one has an `out` of its own, or counts that the others do not know.

@@ -20,7 +20,7 @@ from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv,
 Nodes = tuple[tuple[int, ...], ...]  # the ranks of each
 T = TypeVar("T")
 
-# A schedule on more ranks, or with more rounds, is counted on a sample of its ranks: fewer, the more rounds it has.
+# A schedule on more ranks, or with more rounds, is counted on a sample of its ranks: fewer, the more rounds and ranks.
 COUNTED_RANKS, COUNTED_ROUNDS, COUNTED_CHUNKS = 256, 20_000, 1 << 20
 
 
@@ -94,7 +94,7 @@ class PeerTraffic(NamedTuple):
 
 
 class RoundSummary(NamedTuple):
-    """A rank's work in a round; `copied` and `reduced` chunks in its node's memory, `pulled` from other ranks'."""
+    """A rank's work in a round; `copied` and `reduced` chunks in its node's memory, `pulled` those in other ranks'."""
 
     messages: tuple[PeerTraffic, ...] = ()
     copied: int = 0

@@ -1,7 +1,7 @@
 """Networks to simulate: usual fabrics, each with its sources, nodes x ranks, and measured speeds of these hosts.
 
-Values without a source for a fabric are taken from another one.  They describe hardware and libraries in C: `python -m
-collectives.bench` shows the overhead of Python.
+Values without a source for a fabric are taken from another one.  They describe hardware and libraries in C:
+`python -m collectives.bench` shows the overhead of Python.
 """
 
 import argparse

@@ -109,7 +109,7 @@ def shares(num_chunks: int, parts: int) -> list[range]:
 def embed(schedule: Schedule, ranks: Sequence[int], runs: Sequence[range]) -> Iterator[Round]:
     """Place a group's schedule in the world: its rank i is `ranks[i]`, its chunk i is the run `runs[i]`.
 
-    Moves of empty runs are dropped.
+    Moves of runs that are empty there are dropped.
     """
 
     def place(run: range) -> range:

@@ -2,7 +2,7 @@
 
 The run holds no numbers: a chunk's value says which chunk of the input it is and how often each rank is in it.  Sends
 complete only when received, so that a schedule that passes needs no buffering anywhere.  Where ranks access each
-other's memory, barriers must order every read and write: two accesses without order are a race.
+other's memory, barriers must order every read and write: an access without order is a race, whoever wins it.
 """
 
 from collections import defaultdict, deque

@@ -162,7 +162,7 @@ class NamedOp(NamedTuple):
     kernel: str
     mpi: str
     torch: str
-    refused: Mapping[str, str]  # by kind of numbers: the op to use there
+    refused: Mapping[str, str]  # by kind of numbers: the reason, and what to use there
 
 
 OPS = {

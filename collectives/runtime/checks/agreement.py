@@ -33,7 +33,7 @@ class Agreement:
         self.rank, self.size, self.bind_plan = rank, size, bind_plan
         self.digest = np.zeros(3 + NUM_FACTS, np.int64)
         self.extremes = bind_plan(Arguments("all_reduce", rank, size, self.digest, op="max"))
-        self.gate: Callable[[], Call | None] = lambda: None  # tells ranks that would run a bound call
+        self.gate: Callable[[], Call | None] = lambda: None  # tells ranks that would run a bound call to agree
 
     def check(
         self,

@@ -1,6 +1,6 @@
 """The watchdog: if ranks are deadlocked, it prints where each of them is, and aborts the job.
 
-Every rank has a thread that checks twice a second how long its rank has been waiting, and whether another rank asks. A
+Every rank has a thread that checks twice a second how long its rank has been waiting, and whether another asks.  A
 rank that has waited too long asks all others, prints their answers, and aborts.  The threads exchange messages of their
 own, independently of their ranks, which may be blocked in MPI or in the caller's code; a rank that is stopped, or whose
 code keeps Python's lock, does not answer.  When a rank has ended its program, its thread still answers until all ranks
@@ -298,7 +298,7 @@ def report_of(recorder: Recorder, wait: Wait | None, times: Times, main: threadi
 
 
 def common_begins(reports: Iterable[Report]) -> dict[str, int]:
-    """Return the first calls that all ranks know, by label, for communicators in whose calls some wait."""
+    """Return the first calls that all ranks know, by label, or an earlier one in which a rank waits."""
     begins: dict[str, int] = {}
     for report in reports:
         begins |= {label: max(number, begins.get(label, 0)) for label, number in report.begins.items()}

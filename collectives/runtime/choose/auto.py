@@ -1,9 +1,9 @@
 """The choice of `algorithm="auto"`: the fastest algorithm by measurement, else by the cost model; never "mpi".
 
-Measurements are in the tuning file, with the machine's speeds for the cost model: `python -m collectives.bench --tune
-FILE` writes it, COLLECTIVES_TUNING=FILE makes `algorithm="auto"` follow it.  It is JSON; a row of `fastest` gives, for
-a collective, a kind of memory, a number of ranks and a number of nodes, the best algorithms, each up to a number of
-bytes of the vector:
+Measurements are in the tuning file, with the machine's speeds for the cost model:
+`python -m collectives.bench --tune FILE` writes it, COLLECTIVES_TUNING=FILE makes `algorithm="auto"` follow it.  It is
+JSON; a row of `fastest` gives, for a collective, a kind of memory, a number of ranks and a number of nodes, the best
+algorithms, each up to a number of bytes of the vector:
 
     {"collective": "all_reduce", "memory": "ordinary", "ranks": 4, "nodes": 1,
      "up_to_bytes": [[16384, "recursive_doubling"], [134217728, "ring"]]}
