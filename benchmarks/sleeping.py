@@ -58,7 +58,7 @@ class Sleeping:
     def __init__(self, layer: nn.Module, is_first: bool, is_last: bool):
         self.layer, self.is_first, self.is_last = layer, is_first, is_last
         self.alive: dict[int, tuple[Tensor, GradientEdge]] = {}  # input, and the output's graph edge
-        self.gradients: dict[int, Tensor] = {}  # of outputs, until the weights' part
+        self.gradients: dict[int, Tensor] = {}  # of outputs, until `backward_weights`
 
     @property
     def num_alive(self) -> int:

@@ -82,7 +82,8 @@ class AdamW(GroupedOptimizer):
     ) -> None:
         states = [self.state[param] or self._start(param) for param in gradients]
         steps = [state["step"] for state in states]
-        torch._foreach_add_(steps, [1 - skipped] * len(steps) if skipped is not None else 1)  # a lone tensor is read
+        # A list, as a single tensor would be read on the host.
+        torch._foreach_add_(steps, [1 - skipped] * len(steps) if skipped is not None else 1)
         torch._fused_adamw_(
             [*gradients],
             [*gradients.values()],

@@ -110,7 +110,7 @@ class TokenSequence:
 def looks_like_uint32(sample: np.ndarray) -> bool:
     """Return whether a file's uint16 `sample` consists of lower and upper halves of uint32 tokens.
 
-    Upper halves of tokens are 0 to 2 in any vocabulary; every other one of 64 uint16 tokens is never that small.
+    Upper halves of tokens are 0 to 2 in any vocabulary; of 64 or more uint16 tokens, never is every other one so small.
     """
     upper = sample[1::2]
     return len(upper) >= 32 and len(sample) % 2 == 0 and int(upper.max()) <= LARGEST_UINT32_TOKEN >> 16

@@ -62,7 +62,7 @@ class StepProfiler(Listener):
                 yield batch
 
     def wants(self, iteration: int) -> bool:
-        """Return whether to profile a step: some after the traced one, or the last ones of a short run."""
+        """Return whether to profile a step: some after the traced one, or else the last one of a short run."""
         config, number = self.run.config, iteration - self.run.first + 1
         is_early = number <= TRACED
         return bool(config.report) and (iteration == config.max_iters if is_early else number <= TRACED + NUMBER)

@@ -60,7 +60,7 @@ class Samples:
         return self.batch(self.windows, np.arange(self.micro_batch_size)).to(self.device)
 
     def batch(self, windows: TokenWindows, indices: np.ndarray, first_sample: int = 0) -> Batch:
-        """Return this rank's tokens of some samples, numbered from `first_sample` on for dropout.
+        """Return this rank's tokens of some samples, which dropout numbers by `first_sample` plus their indices.
 
         They are on the host.
         """

@@ -191,7 +191,7 @@ class ShardReader:
         return block
 
     def copy(self, piece: Piece, common: np.ndarray, flat: Tensor) -> None:
-        """Copy the elements that `flat` and a piece have in common, the rows of `meet`, to `flat`."""
+        """Copy a piece's elements to `flat`; `common` has rows of start in the piece, start in `flat`, count."""
         at, block = -1, flat
         for here, there, count in common.tolist():
             end = here + count

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Averaging(Replica):
-    """Replica that accumulates gradients in an arena, and reduces each in the last backward pass of a step.
+    """Replica that accumulates gradients in an arena, and reduces each in its last backward pass of a step.
 
     The parameters of a bucket have gradients that the same action completes, averaged over the same ranks.  Buckets
     start in their order, each once all its gradients are complete; each ready gradient progresses those started.

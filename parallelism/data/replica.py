@@ -26,9 +26,9 @@ class Replica(Listener):
     """A rank's parameters, which data-parallel ranks train together; there is a subclass for each `zero_stage`.
 
     A step averages the gradients over the ranks; `masters.take_gradients()` passes them to the master weights, which
-    the optimizer updates; `update()` updates all parameters.  `make_optimizer` gets the masters' pieces:
-    parameters with as many dims as the originals, in groups, as a rank may own none.  Without it, `optimizer` has to be
-    set later.
+    the optimizer updates; `update()` updates all parameters.  `make_optimizer` gets a list of the masters' pieces,
+    parameters with as many dims as the originals, and must put them in groups, as a rank may own none.  Without it,
+    `optimizer` has to be set later.
 
     Parameters are converted to `dtype` and gradients to `grad_dtype`, as by an arena; beside 16-bit parameters a rank
     keeps its pieces in float32, sharded like the optimizer states.  Gradients are reduced in buckets of about

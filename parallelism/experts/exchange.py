@@ -42,8 +42,8 @@ class ExpertExchange(ExposedTime):
     """Ranks of `comm` that divide the experts evenly, in rank order.  Construction is collective.
 
     All calls are collective: routes, and each of their dispatches and combines, forward and backward, in the same order
-    on all ranks.  Two buffers alternate, so that one barrier per call suffices, after writing: a rank that passes the
-    next one has read the buffer.
+    on all ranks.  Two buffers alternate, so that one barrier on the host per call suffices, after writing: a rank that
+    reaches the next barrier has read this buffer.
     """
 
     def __init__(self, comm: Communicator):

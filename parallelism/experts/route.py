@@ -40,8 +40,8 @@ class ExpertBlock(NamedTuple):
 class Route(NamedTuple):
     """A rank's part in an exchange.
 
-    Rows are grouped by expert, `counts` of each; for each row, it has the index of its token's choice.  `longest_table`
-    and `most_slots` are the maxima over the host's ranks of the table length and of the rows for a rank's experts.
+    Rows are grouped by expert, `counts` of each; `choices` has each row's index among its token's choices.
+    `longest_table` and `most_slots` are the host's maxima of a table's length and of the rows for a rank's experts.
     """
 
     sends: list[Transfer]  # its own tokens

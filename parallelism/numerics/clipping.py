@@ -109,7 +109,7 @@ def keys(params: Mapping[str, nn.Parameter], mesh: Mesh, tied: Iterable[Sequence
 
 
 def counted_once(comm: Communicator, keys: np.ndarray) -> tuple[list[int], list[int], int]:
-    """Return the parameters that this rank counts, being the first with their keys, their slots, and the global count.
+    """Return the indices of the keys that no earlier rank or parameter has, their slots, and the number of all slots.
 
     Parameters with equal keys are the same.  Collective.
     """
@@ -124,7 +124,7 @@ def counted_once(comm: Communicator, keys: np.ndarray) -> tuple[list[int], list[
 def square_root(x: Tensor) -> Tensor:
     """Compute the square root in place, rounded to nearest.
 
-    Torch's square root on the CPU, from MKL, may be off by one bit, depending on the CPU.
+    Torch's square root on the CPU, from MKL, may be off by one unit in the last place, depending on the CPU.
     """
     if x.is_cuda:
         return x.sqrt_()

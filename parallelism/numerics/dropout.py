@@ -1,7 +1,7 @@
 """Layout-independent dropout: masks depend on an element's global position, not on the rank that holds it.
 
 A hash of its row and column decides if an element is kept.  A row has a 64-bit key, a hash of the seed, the layer, the
-sample and the token's position, and for attention probabilities of the head.  Columns are positions in the vector, or
+sample and the token's position; for attention probabilities, of the head, too.  Columns are positions in the vector, or
 the tokens attended to.  No mask is stored: the backward pass hashes again.
 
 Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011 (numbers from counters); Steele, Lea and

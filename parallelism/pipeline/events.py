@@ -16,7 +16,7 @@ from parallelism.buffers.exposed_time import ExposedTime
 from parallelism.pipeline.schedule.actions import Action
 from parallelism.pipeline.schedule.messages import StageMessage
 
-SHARED = -1  # in place of a layer's number, for parameters of several layers or of none
+SHARED = -1  # in place of a layer's number, and before all of these: for parameters of several layers or of none
 
 
 class Listener(ExposedTime):

@@ -51,13 +51,13 @@ def measure(
 
 
 def agreed(times: Sequence[LayerTimes], comm: Communicator) -> list[LayerTimes]:
-    """Return the mean times over all ranks.  Collective."""
+    """Return the mean times over all ranks, identical on each.  Collective."""
     means = comm.broadcast(comm.all_reduce(np.array(times), op="avg"))
     return [LayerTimes(*row) for row in means.tolist()]
 
 
 def message_s(x: Tensor, comm: Communicator, repeats: int = 5) -> float:
-    """Measure the transfer time of such a tensor from rank 0 to rank 1, in seconds; broadcast it.  Collective."""
+    """Return the seconds that such a tensor takes from rank 0 to rank 1, the same on all ranks.  Collective."""
     x, shortest = x.detach().contiguous(), np.full(1, np.inf)
     for _ in range(repeats if comm.rank < 2 else 0):
         begin = time.perf_counter()

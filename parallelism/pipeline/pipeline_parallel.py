@@ -1,4 +1,4 @@
-"""Pipeline parallelism: divide a model over the pipeline axis of a mesh, and replicate it over dp and sp."""
+"""Pipeline parallelism over one axis of a mesh, also of one stage on one rank, with data parallelism over dp and sp."""
 
 from __future__ import annotations
 

@@ -90,9 +90,9 @@ def cut(
 class SavedForBackward(NamedTuple):
     """State that a stage saves of a micro-batch until the end of its backward pass."""
 
-    x: Tensor | None  # input; None on the first stage
-    end: Tensor | None  # root of the output's graph; None if the stage is frozen
-    later: WeightGradients | None  # deferred weight gradients
+    x: Tensor | None  # input; None on the first stage, and after `backward_inputs`
+    end: Tensor | None  # root of the output's graph; None if that needs no gradient, and after `backward_inputs`
+    later: WeightGradients | None  # deferred weight gradients; None if backward passes are whole
 
 
 class Stage:
@@ -163,7 +163,7 @@ def backward(saved: SavedForBackward, gradient: Tensor) -> Tensor | None:
 
 
 class GradientSource(torch.autograd.Function):
-    """Function to a scalar whose backward pass returns the node's `gradient`, for the tensor it was applied to.
+    """Maps a tensor to a scalar, whose backward pass gives the tensor the `gradient` that was set on the node.
 
     If a gradient is passed to `backward`, torch 2.13 imports SymPy to compare shapes: 0.6 s per rank in the first step.
     """

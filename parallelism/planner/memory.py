@@ -86,7 +86,7 @@ def outline(schedule: str, pp: int, virtual_stages: int) -> tuple[tuple[tuple[in
 
 
 def steady(pp: int, num_micro_batches: int) -> tuple[int, int]:
-    """Return a number of micro-batches beyond which every p more add the same time, and how many times p are added.
+    """Return a number of micro-batches beyond which every p more add the same, and how many times p are added.
 
     >>> steady(pp=4, num_micro_batches=101)
     (13, 22)

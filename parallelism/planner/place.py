@@ -56,7 +56,7 @@ class AxisGroup:
 
     @cached_property
     def levels(self) -> tuple[AxisGroup, AxisGroup]:
-        """A group within a node and one across nodes, which need equally many ranks."""
+        """The ranks of one node, and those in the same place across nodes, which must have equally many ranks."""
         length = len(self.nodes[0])
         across = tuple((rank,) for rank in range(len(self.nodes)))
         return (

@@ -19,7 +19,7 @@ from torch import Tensor
 from parallelism.numerics.dropout import Drop, has_numba
 
 HALVES = (torch.bfloat16, torch.float16)
-LARGEST_HEAD = 256  # head size of FlashAttention, a multiple of 8
+LARGEST_HEAD = 256  # largest head size of FlashAttention; head sizes are multiples of 8
 aten = torch.ops.aten
 
 SavedAttention = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # q, k, v, the result, and the log-sum-exp over all keys

@@ -160,7 +160,7 @@ class GradientShard:
 
     @property
     def under_way(self) -> list[ReduceBucket]:
-        """Buckets that use the working buffers now."""
+        """Last users of the working buffers; all other buckets are done."""
         return [bucket for users in self._users for bucket in users]
 
 

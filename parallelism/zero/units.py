@@ -153,7 +153,7 @@ def pieces(unit: FlatParam, rank: int, params: Mapping[str, nn.Parameter], weigh
 
 
 def part(whole: nn.Parameter, weight: Tensor, gradient: Tensor) -> nn.Parameter:
-    """Return a parameter of some elements, with as many dims as the whole one, as optimizers distinguish these.
+    """Return a parameter of some elements, with the dims and placement by which optimizers and norms treat the whole.
 
     >>> import torch
     >>> tuple(part(nn.Parameter(torch.zeros(4, 5)), torch.zeros(7), torch.zeros(7)).shape)

@@ -26,7 +26,7 @@ def interleaved(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> 
     orders, peaks = [], []
     for rank in range(num_ranks):
         stages = range(rank, num_ranks * virtual_stages, num_ranks)
-        num_ahead = 2 * (num_ranks - 1 - rank) + 1  # passes of the last stage, or in its position, before any backward
+        num_ahead = 2 * (num_ranks - 1 - rank) + 1  # passes of the last stage, or in their place, before any backward
         forward, backward = rounds(stages, FORWARD, groups), rounds(stages[::-1], BACKWARD, groups)
         order = alternate(forward, backward, (virtual_stages - 1) * num_ranks + num_ahead)
         orders.append(tuple(action for action in order if action.micro_batch >= 0))
@@ -38,7 +38,7 @@ def breadth_first(num_ranks: int, num_micro_batches: int, virtual_stages: int) -
     """Run all micro-batches through a rank's first stage, then through its next, and back.
 
     Bubble (p-1)/(v m) of the ideal time if m >= p, all activations live.  A stage's backward passes are consecutive,
-    so that the all-reduce of its gradients overlaps with the next stage's.
+    so that the all-reduce of its gradients overlaps with those of the next stage.
 
     Source: Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022.
     """

@@ -141,7 +141,7 @@ def by_policy(jobs: Sequence[SchedulingProblem], draws: random.Random, work: int
 
 
 def bound_s(job: SchedulingProblem) -> float:
-    """Return a lower bound in seconds: a rank's work after its first message, or a micro-batch's passes."""
+    """Return a lower bound in seconds: a rank's work after its first message, or a micro-batch's way there and back."""
     num_stages, home = len(job.home), job.home
     takes_s, message_s = job.costs.of_kinds(num_stages), job.costs.of_messages(num_stages)
     sent_s = [second * (home[stage] != home[stage + 1]) for stage, second in enumerate(message_s)]
