@@ -240,6 +240,11 @@ def test_two_runs_write_to_one_directory(comm, checkpoints, folder):
     lines = []
     Checkpoints(folder, comm, say=lines.append).close()
     assert lines == []
+    for text in ("", "[1]", "{}", "{"):  # of a lock that no run of ours has written
+        if comm.rank == 0:
+            (folder / "lock").write_text(text)
+        Checkpoints(folder, comm, say=lines.append).close()
+    assert lines == []
 
 
 @pytest.mark.sizes(2)

@@ -38,7 +38,7 @@ from parallelism.placement import Shard
 from parallelism.planner import Machine, ParallelLayout, TrainingJob, best
 from parallelism.planner.__main__ import __doc__ as described
 from parallelism.planner.__main__ import main
-from parallelism.planner.counts import block_kept, head_kept, precision_of
+from parallelism.planner.counts import block_kept, head_kept, precision_of, stage_params
 from parallelism.planner.flags import parse_request
 from parallelism.planner.layout import divisors, families, mesh_of, meshes, refused_heads, refused_sequence
 from parallelism.planner.memory import Memory, alive, memory, model_shards, outline, rank_params
@@ -370,6 +370,15 @@ def test_data_parallelism_by_hand():
     end_s = max(first_s, ready[2][0]) + reduce_s(8 * 4 + 4 * 4)
     assert step.time().dp == same(end_s - ready[2][0])
     assert step.time().compute == same(1.5 * (ready[2][0]))
+
+
+@pytest.mark.parametrize("config", [SMALL, LLAMA, replace(LLAMA, tied=True)], ids=["gpt", "llama", "tied llama"])
+@pytest.mark.parametrize("pp", [1, 2])
+def test_a_backward_pass_completes_the_gradient_of_every_parameter(config, pp):
+    step = step_of(TrainingJob(config, 4), ParallelLayout(dp=2, pp=pp), on(2 * pp))
+    for cost, layers in zip(step.costs, step.cut.layers, strict=True):
+        completed = sum(count for _, count in step.replicas.appearing(cost, layers))
+        assert completed == stage_params(config, 1, 1, layers)
 
 
 def test_gradients_that_are_reduced_in_time_do_not_show():

@@ -55,7 +55,7 @@ class Lock:
         try:
             values = json.loads(self.file.read())
             return f"process {values['pid']} on {values['host']}, since {values['since']}"
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, TypeError):
             return ""
 
     def _write(self, text: str) -> None:

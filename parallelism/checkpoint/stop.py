@@ -36,7 +36,8 @@ class Stop:
         return signal.Signals(number).name if number else ""
 
     def close(self) -> None:
-        """Restore the previous signal handlers."""
+        """Restore the previous signal handlers, except those that Python cannot set."""
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if handler is not None:
+                signal.signal(number, handler)
         self._agree.free()

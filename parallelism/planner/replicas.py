@@ -115,7 +115,8 @@ class Replicas:
         backward_s = float(cost[[INPUTS, WEIGHTS]].sum())
         head_s = float(passes.head(self.setting)[[INPUTS, WEIGHTS]].sum()) if last else 0.0
         if last:
-            yield head_s, counts.norm_params(model) + counts.vocabulary_params(model, tp) * (not first)
+            has_head = not (first and model.tied)
+            yield head_s, counts.norm_params(model) + counts.vocabulary_params(model, tp) * has_head
         for number in range(1, len(layers) + 1):
             yield head_s + number * (backward_s - head_s) / len(layers), counts.block_params(model, tp, ep)
         if first:
