@@ -148,7 +148,8 @@ def main() -> None:
         plans = {name: planned(name, config, args.samples, target) for name, config in configs.items()}
     figures = {}
     # Exclude the memory of loading and compiling.
-    measured(plain, comm, 1)
+    for recompute in ("none", "full"):  # torch loads Dynamo when it first recomputes
+        measured(replace(plain, recompute=recompute), comm, 1)
     for name, plan in progress_bar(plans.items(), "layout", comm.rank):
         mib, seconds = measured(replace(configs[name], **plan.layout._asdict()), comm, args.steps)
         figures[name] = Figures(plan.memory.total / MIB, mib, 1e3 * plan.time.total, 1e3 * seconds)
