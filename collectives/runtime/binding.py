@@ -19,7 +19,7 @@ from collectives.runtime import phases
 from collectives.runtime.arguments import Arguments
 from collectives.runtime.choose import auto
 from collectives.runtime.choose.auto import Tuning
-from collectives.runtime.messages import RequestBinder, StagingBuffers, Vector
+from collectives.runtime.messages import SEGMENT_BYTES, RequestBinder, StagingBuffers, Vector
 from collectives.runtime.operands import CallFacts, Operands, Workspace, bind, operands_of
 from collectives.runtime.phases import ARRAY, OUT, SCRATCH, Chunk
 from collectives.runtime.plan import Plan
@@ -208,7 +208,7 @@ BOOKKEEPING = {"all_reduce": "recursive_doubling", "all_gather": "ring", "all_to
 def bookkeeping(context: Context, a: Arguments) -> Plan:
     """Make a plan for the library's own exchange of a few numbers.  Collective."""
     choice = Choice(algorithms.find(a.collective, BOOKKEEPING[a.collective]), None)
-    return MessageBinder(context, a.collective, choice).plan(a, operands_of(a))
+    return MessageBinder(context, a.collective, choice, segment_bytes=SEGMENT_BYTES).plan(a, operands_of(a))
 
 
 class ScratchMemory:
@@ -243,9 +243,10 @@ class MessageBinder:
         choice: Choice,
         binder: Binder | None = None,
         staging: StagingBuffers | None = None,
+        segment_bytes: int | None = None,  # the communicator's
     ):
         self.context, self.collective, self.choice, self.binder = context, collective, choice, binder
-        self.staging = staging
+        self.staging, self.segment_bytes = staging, segment_bytes or context.segment_bytes
         self.first_tag = context.next_tags()
         self.arena: ScratchMemory | None = None
         self.own: ScratchMemory | None = None
@@ -262,7 +263,7 @@ class MessageBinder:
         self.own.rewind()
         space = Workspace(facts is None or facts.shared or not in_nodes, self.arena.empty, is_shared=in_nodes)
         binding = bind(a, o, space)
-        options = a.device, a.op, context.segment_bytes, a.wire_dtype, self.staging
+        options = a.device, a.op, self.segment_bytes, a.wire_dtype, self.staging
         requests = RequestBinder(context.mpi, self.first_tag, *options)
         groups = context.topology.nodes if row.over_nodes else ()
         schedule = row.rounds(context.rank, context.size, a.root, groups)

@@ -22,8 +22,9 @@ from training.config import Config, make_model
 from training.main import train
 
 GLOBAL_BATCH = 24
+TEXT = Path(__file__).parents[2] / "LICENSE"  # the default text would be another with each version of Python
 SMALL = Config(
-    val_fraction=0.002, n_layer=2, n_head=2, n_embd=32, block_size=16, max_iters=4, warmup_iters=2, eval_interval=3,
+    data=[str(TEXT)], val_fraction=0.1, n_layer=2, n_head=2, n_embd=32, block_size=16, max_iters=4, warmup_iters=2, eval_interval=3,
     lr=1e-2, seed=7, sample_tokens=4, bucket_mb=0.02, out_dir="",
 )  # fmt: skip
 VALIDATED = 3, 4  # the steps with validation: every eval_interval steps, and the last one
@@ -67,7 +68,8 @@ def on_first(comm, size=1, **changes) -> Outcome:
 
 def flags(config: Config) -> list[str]:
     overrides = {k: v for k, v in vars(config).items() if v != vars(Config())[k]}
-    return [word for k, v in overrides.items() for word in ([f"--{k}"] if v is True else [f"--{k}", str(v)])]
+    words = {k: [] if v is True else v if isinstance(v, list) else [str(v)] for k, v in overrides.items()}
+    return [word for name, values in words.items() for word in (f"--{name}", *values)]
 
 
 def left_in(out_dir: Path) -> Outcome:
@@ -99,7 +101,7 @@ class PlainStep(NamedTuple):
 
 def plain_steps(config: Config, model: GPT, make_optimizer=plain_adamw) -> Iterator[PlainStep]:
     """Train without our parallel code: one process, whole batches, plain torch."""
-    train_ids, _ = split(load_tokens([]), config.val_fraction, config.block_size)
+    train_ids, _ = split(load_tokens(config.data), config.val_fraction, config.block_size)
     windows = TokenWindows(train_ids, config.block_size, config.seed)
     sampler = DistributedSampler(len(windows), GLOBAL_BATCH, 0, 1, seed=config.seed)
     optimizer = make_optimizer(model)
@@ -121,7 +123,7 @@ def plain_training(make_optimizer=plain_adamw, **changes) -> Outcome:
     """Return the outcome of training `SMALL` with some changes."""
     config = replace(SMALL, **changes)
     model = make_model(config, 256)
-    _, val_ids = split(load_tokens([]), config.val_fraction, config.block_size)
+    _, val_ids = split(load_tokens(config.data), config.val_fraction, config.block_size)
     records = []
     for iteration, step in enumerate(plain_steps(config, model, make_optimizer), 1):
         records.append({"iter": iteration, "loss": step.loss})

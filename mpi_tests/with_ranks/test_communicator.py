@@ -133,6 +133,33 @@ def test_a_folder_of_calls_that_one_rank_cannot_write_is_refused_on_all(mpi_comm
         Communicator(mpi_comm)
 
 
+@pytest.mark.sizes(2, 3)
+def test_only_the_callers_arrays_travel_in_the_segments_that_they_ask_for(mpi_comm):
+    from collectives import Communicator
+
+    comm = Communicator(mpi_comm, segment_bytes=8)
+    x = np.arange(4 * comm.size, dtype=np.float64)
+    plan = comm.plan("all_reduce", x, algorithm="ring")
+    agreement = comm._context.agreement
+    facts = list(range(comm.rank, comm.rank + 100))
+    num_starts = 0
+    bind = agreement.bind_plan
+
+    def counted(a):
+        nonlocal num_starts
+        bound = bind(a)
+        num_starts += sum(1 for each in bound.rounds for _ in each.requests())
+        return bound
+
+    agreement.bind_plan = counted
+    assert agreement.highest(facts) == list(range(comm.size - 1, comm.size + 99))
+    assert 0 < num_starts < 100  # in segments, each fact would be a message
+    assert max(sum(1 for _ in each.requests()) for each in plan.rounds) == 2 * 4
+    plan.free()
+    comm.free()
+
+
+
 @pytest.mark.sizes(1, 2)
 def test_a_freed_communicator_refuses_all_use(comm):
     part, x = comm.split(0), np.ones(3)

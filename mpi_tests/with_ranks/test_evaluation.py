@@ -26,7 +26,7 @@ def folder(mpi_comm):
 @torch.no_grad()
 def plain_validation(gpt, num_batches=None):
     """Return the validation loss of a plain loop over samples at regular intervals."""
-    _, ids = split(load_tokens([]), SMALL.val_fraction, SMALL.block_size)
+    _, ids = split(load_tokens(SMALL.data), SMALL.val_fraction, SMALL.block_size)
     windows = TokenWindows(ids, SMALL.block_size, None)
     count = num_batches * GLOBAL_BATCH if num_batches else len(windows)
     assert count <= len(windows)
