@@ -246,15 +246,19 @@ class Communicator:
         counts: Sequence[int] | None = None,
         algorithm: str = "auto",
         blocking: bool = True,
+        *,
+        axis: int | None = None,
     ) -> Any:
         """Gather all ranks' `x` on every rank, one after the other, in `out`.
 
-        Without `out`, the result is a new array of rows like those of `x`: on p ranks, x of shape (2, 3) gives (2p, 3),
-        and x[None] gives (p, 2, 3).
+        Without `out`, the result is a new array: on p ranks, `x` of shape (n,) gives (p n,), and of shape (2, 3) the
+        stack (p, 2, 3), or with axis=0 or `counts` its rows, (2p, 3).
 
         Rank r's `x` has `counts[r]` elements, by default the same number on all ranks.  `x` may be this rank's
         chunk of `out` itself.
         """
+        if axis is not None or getattr(x, "ndim", 1) > 1:
+            x = self._stacked("all_gather", x, out, counts, axis)
         return (self._run if blocking else self._start)("all_gather", x, out, (counts, algorithm))
 
     def all_to_all(
@@ -343,12 +347,16 @@ class Communicator:
         counts: Sequence[int] | None = None,
         algorithm: str = "auto",
         blocking: bool = True,
+        *,
+        axis: int | None = None,
     ) -> Any:
         """Gather all ranks' `x` on the root, one after the other, in `out`; the other ranks get None.
 
         Without `out`, the result is a new array, as in `all_gather`.  Rank r's `x` has `counts[r]` elements, by default
         the same number on all ranks.
         """
+        if axis is not None or getattr(x, "ndim", 1) > 1:
+            x = self._stacked("gather", x, out, counts, axis)
         return (self._run if blocking else self._start)("gather", x, out, (root, counts, algorithm))
 
     def scatter(
@@ -371,6 +379,17 @@ class Communicator:
     def barrier(self, algorithm: str = "auto", blocking: bool = True) -> Any:
         """Return only when every rank has called it."""
         return (self._run if blocking else self._start)("barrier", None, None, (algorithm,))
+
+    def _stacked(self, collective: str, x: Any, out: Any, counts: Any, axis: int | None) -> Any:
+        """Return `x` as the one entry of a stack, where the gathered array is to be the stack of all ranks'.
+
+        Raises: InputError on every rank for an axis that is not 0.
+        """
+        if axis not in (None, 0):
+            remedy = "for another axis, use numpy.concatenate(result, axis) on a stack"
+            self._resolver.refuse(collective, f"{collective}: axis {axis!r} must be 0 or None: {remedy}")
+        is_stack = axis is None and out is None and counts is None and getattr(x, "ndim", 1) > 1
+        return x[None] if is_stack else x
 
     @contextmanager
     def group(self) -> Iterator[None]:
@@ -422,6 +441,9 @@ class Communicator:
         """
         if "op" in arguments:
             arguments["op"] = op_name(arguments["op"])
+        if collective in ("all_gather", "gather"):
+            out, counts = arguments.get("out"), arguments.get("counts")
+            x = self._stacked(collective, x, out, counts, arguments.pop("axis", None))
         return self._resolver.plan(collective, x, arguments)
 
     def explain(self, collective: str, nbytes: int = 0) -> str:

@@ -401,12 +401,12 @@ def poll(test, deadline=math.inf):
 
     Raises: TimeoutError at `deadline`.
     """
-    pause_s = 1e-5
+    begin_s = time.monotonic()
     while not (result := test()):
-        if time.monotonic() > deadline:
+        now_s = time.monotonic()
+        if now_s > deadline:
             raise TimeoutError
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 1e-3)
+        time.sleep(min(max((now_s - begin_s) / 16, 1e-5), 1e-2))
     return result
 
 

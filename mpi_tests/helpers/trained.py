@@ -24,8 +24,8 @@ from training.main import train
 GLOBAL_BATCH = 24
 TEXT = Path(__file__).parents[2] / "LICENSE"  # the default text would be another with each version of Python
 SMALL = Config(
-    data=[str(TEXT)], val_fraction=0.1, n_layer=2, n_head=2, n_embd=32, block_size=16, max_iters=4, warmup_iters=2, eval_interval=3,
-    lr=1e-2, seed=7, sample_tokens=4, bucket_mb=0.02, out_dir="",
+    data=[str(TEXT)], val_fraction=0.1, n_layer=2, n_head=2, n_embd=32, block_size=16, max_iters=4, warmup_iters=2,
+    eval_interval=3, lr=1e-2, seed=7, sample_tokens=4, bucket_mb=0.02, out_dir="",
 )  # fmt: skip
 VALIDATED = 3, 4  # the steps with validation: every eval_interval steps, and the last one
 

@@ -287,6 +287,14 @@ WRONG = {
         lambda comm: comm.all_to_all(np.zeros(comm.size), recv_counts=[1] * comm.size),
         " need send_counts: pass them too",
     ),
+    "axis": (
+        lambda comm: comm.all_gather(np.zeros((2, 3)), axis=1),
+        "all_gather: axis 1 must be 0 or None: for another axis, use numpy.concatenate(result, axis) on a stack",
+    ),
+    "axis of a plan": (
+        lambda comm: comm.plan("gather", np.zeros(3), axis="rows"),
+        "gather: axis 'rows' must be 0 or None: for another axis, use numpy.concatenate(result, axis) on a stack",
+    ),
     "collective": (lambda comm: comm.plan("allreduce", np.zeros(4)), "collective 'allreduce' is unknown: use one of "),
     "argument": (
         lambda comm: comm.plan("all_reduce", np.zeros(4), root=0),

@@ -71,7 +71,7 @@ def test_results_go_into_a_view_with_gaps(comm, collective, how):
 def test_tensors_with_gaps(comm, dtype, how):
     xs = inputs(comm.size, 24, dtype)
     x, out = (to_torch(xs[comm.rank].copy()).view(4, 6).T for _ in range(2))
-    gathered = run(comm, "all_gather", x[:, :2], how)
+    gathered = run(comm, "all_gather", x[:, :2], how, axis=0)
     assert isinstance(gathered, torch.Tensor)
     assert gathered.shape == (6 * comm.size, 2)
     every = np.concatenate([values.reshape(4, 6).T[:, :2] for values in xs])
@@ -85,8 +85,9 @@ def test_tensors_with_gaps(comm, dtype, how):
 
 def test_a_matrix_of_fortran_and_its_rows(comm):
     x = np.asfortranarray(np.arange(6).reshape(2, 3) + 10 * comm.rank)
-    rows = comm.all_gather(x)
-    same(rows, np.concatenate([np.arange(6).reshape(2, 3) + 10 * rank for rank in range(comm.size)]))
+    every = [np.arange(6).reshape(2, 3) + 10 * rank for rank in range(comm.size)]
+    same(comm.all_gather(x), np.stack(every))
+    same(comm.all_gather(x, axis=0), np.concatenate(every))
 
 
 @pytest.mark.sizes(2, 3)
@@ -102,8 +103,8 @@ def test_messages_of_views_with_gaps(comm):
 
 
 SHAPES = {  # shapes of each rank's x and of the result on p ranks
-    "all_gather": [((), "p"), ((3,), "3 p"), ((2, 3), "2 p, 3"), ((1, 2, 3), "p, 2, 3"), ((2, 0), "0")],
-    "gather": [((2, 3), "2 p, 3"), ((1, 2), "p, 2")],
+    "all_gather": [((), "p"), ((3,), "3 p"), ((2, 3), "p, 2, 3"), ((1, 2, 3), "p, 1, 2, 3"), ((2, 0), "0")],
+    "gather": [((2, 3), "p, 2, 3"), ((1, 2), "p, 1, 2")],
     "reduce_scatter": [(("2 p", 3), "2, 3"), (("p", 2, 2), "1, 2, 2"), (("4 p",), "4"), ((1, "2 p"), "2")],
     "scatter": [(("2 p", 3), "2, 3"), (("4 p",), "4")],
     "all_to_all": [(("2 p", 3), "2 p, 3"), (("4 p",), "4 p"), ((1, "2 p"), "2 p")],
@@ -129,6 +130,28 @@ def test_results_have_rows_like_those_given(comm, collective, make):
             assert (result is None) == (want is None)
             if want is not None:
                 same(np.asarray(result), want.reshape(lengths(actual, comm.size)), (source, how))
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "gather"])
+@pytest.mark.parametrize("how", ["call", "started", "plan"])
+def test_gathered_arrays_are_stacked_or_one_after_the_other(comm, collective, how):
+    def gathered(**arguments):
+        if how != "plan":
+            return run(comm, collective, x, how, **arguments)
+        plan = comm.plan(collective, x, **arguments)
+        return plan()
+
+    xs = [values.reshape(2, 3) for values in inputs(comm.size, 6)]
+    x, rows = xs[comm.rank], np.concatenate(xs)
+    cases = [({}, np.stack(xs)), ({"axis": 0}, rows), ({"counts": [6] * comm.size}, rows)]
+    for arguments, want in cases:
+        result = gathered(**arguments)
+        assert (result is None) == (collective == "gather" and comm.rank > 0)
+        if result is not None:
+            same(result, want, arguments)
+            same(gathered(**arguments, out=np.zeros_like(rows)), rows, arguments)
+        else:
+            gathered(**arguments)
 
 
 def test_chunks_of_several_rows(comm):

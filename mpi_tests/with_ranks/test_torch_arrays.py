@@ -55,7 +55,7 @@ def test_parameters(comm):
     layer = torch.nn.Linear(3, 2)
     for parameter in layer.parameters():
         assert comm.broadcast(parameter) is parameter
-        gathered = comm.all_gather(parameter)
+        gathered = comm.all_gather(parameter, axis=0)
         assert not gathered.requires_grad
         assert all(torch.equal(gathered[: len(parameter)], part) for part in gathered.chunk(comm.size))
     layer(torch.full((1, 3), comm.rank + 1.0)).sum().backward()
