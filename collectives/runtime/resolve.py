@@ -268,9 +268,7 @@ class Resolver:
             self.refuse(request.collective, failure, request.run, request.place)
         return None
 
-    def refuse(
-        self, collective: str, failure: str, run: Runs = run_now, place: tuple[str, int] | None = None
-    ) -> None:
+    def refuse(self, collective: str, failure: str, run: Runs = run_now, place: tuple[str, int] | None = None) -> None:
         """Refuse a call on all ranks.  Raises: InputError on each of them."""
         with Call(self.calls, collective) as call:
             call.place = place or call.place

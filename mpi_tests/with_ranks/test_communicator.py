@@ -159,7 +159,6 @@ def test_only_the_callers_arrays_travel_in_the_segments_that_they_ask_for(mpi_co
     comm.free()
 
 
-
 @pytest.mark.sizes(1, 2)
 def test_a_freed_communicator_refuses_all_use(comm):
     part, x = comm.split(0), np.ones(3)
