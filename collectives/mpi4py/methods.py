@@ -12,8 +12,8 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
+from numpy import ndarray
 
 from collectives.mpi4py.calls import DESCRIBE
 from collectives.mpi4py.ours import Ours
@@ -21,6 +21,7 @@ from collectives.mpi4py.policy import NEVER, CallPolicy
 from collectives.mpi4py.requests import library_wait_all, start_all, wait_all
 
 Method = Callable[..., Any]
+ABSENT = object()  # an argument that a call does not pass by position
 
 # The argument whose bytes, in a NumPy array, are the vector's; in the second table, those of a block of it.
 SIZED_BY = {"Bcast": 0, "Allreduce": 1, "Reduce": 0, "Reduce_scatter_block": 0, "Reduce_scatter": 0, "Allgather": 1}
@@ -78,14 +79,12 @@ class Communicators:
 
     def blocking(self, name: str, library: Method) -> Method:
         """Return a method that passes small arrays to the library before any other check."""
-        where, block_where = SIZED_BY.get(name, 1 << 30), BLOCK_SIZED_BY.get(name, 1 << 30)
+        where, block_where = SIZED_BY.get(name), BLOCK_SIZED_BY.get(name, 1 << 30)
         small = self.small_bytes
 
         def method(comm: Any, *args: Any, **kwargs: Any) -> Any:
-            if len(args) > where and not kwargs:  # most calls: the shortest way
-                data = args[where]
-                if (data.nbytes if type(data) is np.ndarray else most_bytes(data)) < small[name]:
-                    return library(comm, *args)
+            if where is not None and len(args) > where and most_bytes(args[where]) < small[name]:
+                return library(comm, *args, **kwargs)
             if len(args) > block_where and most_bytes(args[block_where]) * comm.Get_size() < small[name]:
                 return library(comm, *args, **kwargs)
             ours = self.ours(comm)
@@ -93,7 +92,17 @@ class Communicators:
             self.note(name, ours, call)
             return ours.run(call) if ours and call else library(comm, *args, **kwargs)
 
-        return method
+        def sized(comm: Any, first: Any = ABSENT, second: Any = ABSENT, /, *rest: Any, **kwargs: Any) -> Any:
+            """Find a small NumPy array fast, without a tuple of the arguments."""
+            data = second if where else first
+            if type(data) is ndarray and data.nbytes < small[name]:
+                if rest or kwargs or second is ABSENT:
+                    args = rest if second is ABSENT else (second, *rest)
+                    return library(comm, first, *args, **kwargs)
+                return library(comm, first, second)
+            return method(comm, *(arg for arg in (first, second) if arg is not ABSENT), *rest, **kwargs)
+
+        return method if where is None else sized
 
     def nonblocking(self, name: str, library: Method) -> Method:
         """Return a method that waits for no other rank: the library's until a blocking call has set ours up."""
@@ -139,7 +148,7 @@ def most_bytes(data: Any) -> int:
         if not data or (isinstance(data[-1], MPI.Datatype) and not data[-1].is_predefined):
             return NEVER
         data = data[0]
-    return data.nbytes if type(data) is np.ndarray else NEVER
+    return data.nbytes if type(data) is ndarray else NEVER
 
 
 def replace(name: str, make: Callable[[Method], Method]) -> None:
