@@ -83,8 +83,6 @@ class Communicators:
         small = self.small_bytes
 
         def method(comm: Any, *args: Any, **kwargs: Any) -> Any:
-            if where is not None and len(args) > where and most_bytes(args[where]) < small[name]:
-                return library(comm, *args, **kwargs)
             if len(args) > block_where and most_bytes(args[block_where]) * comm.Get_size() < small[name]:
                 return library(comm, *args, **kwargs)
             ours = self.ours(comm)
@@ -93,12 +91,13 @@ class Communicators:
             return ours.run(call) if ours and call else library(comm, *args, **kwargs)
 
         def sized(comm: Any, first: Any = ABSENT, second: Any = ABSENT, /, *rest: Any, **kwargs: Any) -> Any:
-            """Find a small NumPy array fast, without a tuple of the arguments."""
+            """Pass small arrays to the library without a tuple of the arguments, where that is possible."""
             data = second if where else first
-            if type(data) is ndarray and data.nbytes < small[name]:
-                if rest or kwargs or second is ABSENT:
-                    args = rest if second is ABSENT else (second, *rest)
-                    return library(comm, first, *args, **kwargs)
+            if (data.nbytes if type(data) is ndarray else most_bytes(data)) < small[name]:
+                if second is ABSENT:
+                    return library(comm, first, **kwargs)
+                if rest or kwargs:
+                    return library(comm, first, second, *rest, **kwargs)
                 return library(comm, first, second)
             return method(comm, *(arg for arg in (first, second) if arg is not ABSENT), *rest, **kwargs)
 

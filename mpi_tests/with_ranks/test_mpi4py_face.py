@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from collectives.mpi4py.methods import SIZED_BY
 from collectives.mpi4py.policy import CallPolicy, seconds_saved
 from collectives.mpi4py.start import communicators
 
@@ -345,3 +346,33 @@ def test_wrapping_twice_is_wrapping_once(mpi_comm):
     comm.Allreduce(block(comm, 100), nothing(100))
     assert communicators().by_handle[comm.handle] is ours
     comm.Free()
+
+
+FORMS = {  # each call's arguments by position, then by name, of an array and memory for the result
+    "one array": ("Bcast", lambda x, out: (x,), lambda x, out: {}),
+    "one array, root": ("Bcast", lambda x, out: (x, 0), lambda x, out: {}),
+    "one array, named root": ("Bcast", lambda x, out: (x,), lambda x, out: {"root": 0}),
+    "named array": ("Bcast", lambda x, out: (), lambda x, out: {"buf": x}),
+    "two arrays": ("Allreduce", lambda x, out: (x, out), lambda x, out: {}),
+    "two arrays, op": ("Allreduce", lambda x, out: (x, out, MPI.MAX), lambda x, out: {}),
+    "two arrays, named op": ("Allreduce", lambda x, out: (x, out), lambda x, out: {"op": MPI.MAX}),
+    "named result": ("Allreduce", lambda x, out: (x,), lambda x, out: {"recvbuf": out}),
+    "named arrays": ("Allreduce", lambda x, out: (), lambda x, out: {"sendbuf": x, "recvbuf": out}),
+    "datatypes": ("Allreduce", lambda x, out: ([x, MPI.INT], [out, MPI.INT]), lambda x, out: {}),
+}
+
+
+@pytest.mark.parametrize(("name", "positional", "named"), FORMS.values(), ids=FORMS)
+def test_small_arrays_go_to_the_library_in_every_form_of_a_call(both, name, positional, named, monkeypatch):
+    monkeypatch.setitem(communicators().small_bytes, name, 1 << 20)
+    results = []
+    for comm in both:
+        x, out = block(comm, 6), nothing(6)
+        getattr(comm, name)(*positional(x, out), **named(x, out))
+        results.append((x, out))
+    for actual, want in zip(*results, strict=True):
+        np.testing.assert_array_equal(actual, want)
+    if name == "Allreduce":
+        assert (results[0][1] != 99).all()
+    if len(positional(0, 0)) > SIZED_BY[name]:
+        assert num_ours(both[0], name) == 0
