@@ -144,8 +144,11 @@ class Communicators:
 def most_bytes(data: Any) -> int:
     """Return an upper bound of the bytes of plain data; a huge number for data that need a closer check."""
     if type(data) is list:
-        if not data or (isinstance(data[-1], MPI.Datatype) and not data[-1].is_predefined):
+        kind = data[-1] if data and isinstance(data[-1], MPI.Datatype) else None
+        if not data or (kind and not kind.is_predefined):
             return NEVER
+        if kind and len(data) == 3 and type(data[1]) is int:
+            return data[1] * kind.size
         data = data[0]
     return data.nbytes if type(data) is ndarray else NEVER
 

@@ -18,7 +18,7 @@ KIB = 1 << 10
 WORTH_BYTES = {
     "all_reduce": 256 * KIB,
     "reduce_scatter": 256 * KIB,
-    "broadcast": 256 * KIB,
+    "broadcast": 1024 * KIB,
     "all_gather": 8192 * KIB,
     "all_to_all": 8192 * KIB,
     "scan": 1024 * KIB,
