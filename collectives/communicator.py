@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms.groups import Topology
@@ -388,8 +389,9 @@ class Communicator:
         if axis not in (None, 0):
             remedy = "for another axis, use numpy.concatenate(result, axis) on a stack"
             self._resolver.refuse(collective, f"{collective}: axis {axis!r} must be 0 or None: {remedy}")
-        is_stack = axis is None and out is None and counts is None and getattr(x, "ndim", 1) > 1
-        return x[None] if is_stack else x
+        if axis == 0 or out is not None or counts is not None or getattr(x, "ndim", 1) < 2:
+            return x
+        return (np.asarray(x) if isinstance(x, np.ndarray) else x)[None]  # a matrix cannot have a third dimension
 
     @contextmanager
     def group(self) -> Iterator[None]:

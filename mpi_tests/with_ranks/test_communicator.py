@@ -375,7 +375,7 @@ def test_of_a_subclass_the_memory_is_taken(comm, subclass):
     assert x.tolist() == [[0, comm.size, 2 * comm.size], [3 * comm.size, 4 * comm.size, 5 * comm.size]]
     gathered = comm.all_gather(x, algorithm="ring")
     assert type(gathered) is np.ndarray
-    assert gathered.tolist() == np.tile(np.asarray(x), (comm.size, 1)).tolist()
+    assert gathered.tolist() == [np.asarray(x).tolist()] * comm.size
     scattered = comm.reduce_scatter(np.arange(2.0 * comm.size).reshape(-1, 2).view(subclass), algorithm="ring")
     assert scattered.tolist() == [[2 * comm.rank * comm.size, (2 * comm.rank + 1) * comm.size]]
 
