@@ -14,6 +14,7 @@ SCRIPT = ROOT / "benchmarks" / "torch_suite.py"
 def run(path, *words):
     """Run the script; return its completed process and the outcomes in its table."""
     result = watched([sys.executable, SCRIPT, "--ranks", 2, "--out", path, *words], environment(), 300)
+    assert path.exists(), result.stdout + result.stderr
     rows = re.findall(r"^\| (test_\w+) \| (.*) \|$", path.read_text(), re.MULTILINE)
     return result, {test: cells.split(" | ") for test, cells in rows}
 
