@@ -147,8 +147,6 @@ def most_bytes(data: Any) -> int:
         kind = data[-1] if data and isinstance(data[-1], MPI.Datatype) else None
         if not data or (kind and not kind.is_predefined):
             return NEVER
-        if kind and len(data) == 3 and type(data[1]) is int:
-            return data[1] * kind.size
         data = data[0]
     return data.nbytes if type(data) is ndarray else NEVER
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives.mpi4py.methods import NEVER, SIZED_BY, most_bytes
+from collectives.mpi4py.methods import SIZED_BY
 from collectives.mpi4py.policy import CallPolicy, seconds_saved
 from collectives.mpi4py.start import communicators
 
@@ -376,14 +376,3 @@ def test_small_arrays_go_to_the_library_in_every_form_of_a_call(both, name, posi
         assert (results[0][1] != 99).all()
     if len(positional(0, 0)) > SIZED_BY[name]:
         assert num_ours(both[0], name) == 0
-
-
-@pytest.mark.sizes(1)
-def test_bytes_of_a_message_are_those_of_its_count(comm):
-    x = np.zeros(6)
-    assert [most_bytes(x), most_bytes([x, MPI.DOUBLE]), most_bytes([x])] == [48, 48, 48]
-    assert [most_bytes([x, 2, MPI.DOUBLE]), most_bytes([x, 3, MPI.BYTE])] == [16, 3]
-    assert most_bytes([x, (2, 1), MPI.DOUBLE]) == 48
-    kind, _ = strided(2)
-    assert [most_bytes([x, 1, kind]), most_bytes(bytearray(4)), most_bytes([])] == [NEVER, NEVER, NEVER]
-    kind.Free()
