@@ -386,6 +386,12 @@ TOOLS = [
         ("test_tuning.py", "in_reach_is_usable"),
     ),
     mutant(
+        "collectives/runtime/choose/auto.py",
+        "meet_s=network.meet_s + alpha, pull_s_per_byte=beta",
+        "meet_s=network.meet_s + alpha",
+        ("test_tuning.py", "ordinary_arrays_are_read"),
+    ),
+    mutant(
         "collectives/schedule/draw.py",
         "(m.end * scale, m.dest)",
         "(m.end * scale, m.source)",

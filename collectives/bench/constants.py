@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,9 @@ def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:
         cores=cores,
     )
     if pair := next((node[:2] for node in nodes if len(node) > 1), None):
-        network = network._replace(within=link_of_pairs(comm, timer, [pair], VECTOR_BYTES))
+        network = network._replace(
+            within=link_of_pairs(comm, timer, [pair], VECTOR_BYTES), system=system_link(comm, pair, repeats, warmups)
+        )
     if len(nodes) > 1:
         between, nic = between_nodes(comm, timer, nodes)
         network = network._replace(between=between, nic=nic)
@@ -125,6 +128,27 @@ def link_of_pairs(comm: Communicator, timer: Timer, pairs: Sequence[Sequence[int
     if pair is not None:
         pair.free()
     return link(short_s, long_s, long_bytes)
+
+
+def system_link(comm: Communicator, ranks: Sequence[int], repeats: int, warmups: int) -> Link:
+    """Measure what a barrier and a byte cost more where two ranks access each other's memory through the system.
+
+    They broadcast an ordinary array and symmetric memory by turns, while the other ranks do nothing.  Where the system
+    denies the access, the result is 0, which no choice then uses.
+    """
+    pair = comm.split(0 if comm.rank in ranks else None)
+    plans: list[Plan] = []
+    if pair is not None:
+        arrays = [make(n, np.uint8) for n in (SHORT_BYTES, VECTOR_BYTES) for make in (np.ones, pair.empty)]
+        with suppress(ValueError):
+            plans = [pair.plan("broadcast", array, algorithm="direct") for array in arrays]
+    short_s, symmetric_short_s, long_s, symmetric_long_s = medians(comm, plans or [int] * 4, repeats, warmups)
+    for plan in plans:
+        plan.free()
+    if pair is not None:
+        pair.free()
+    barrier_s, run_s = (short_s - symmetric_short_s) / 2, long_s - symmetric_long_s  # a broadcast has two barriers
+    return Link(max(LEAST_S, barrier_s), max(LEAST_S, 2 * run_s / VECTOR_BYTES))  # and each rank copies a half
 
 
 def link(short_s: float, long_s: float, long_bytes: int) -> Link:

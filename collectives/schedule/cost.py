@@ -42,7 +42,7 @@ class Network(NamedTuple):
     gamma_s_per_byte: float = 5e-11  # to reduce a byte received by a message or a get, all cores busy
     copy_s_per_byte: float = 8e-11  # to copy a byte, all cores busy
     meet_s: float = 5e-7  # a barrier of a node's ranks, no more than cores
-    system: Link = Link(2e-6, 1.5e-10)  # extra cost of access through the system: per barrier, and per byte
+    system: Link = Link(2e-6, 8e-11)  # extra cost of access through the system: per barrier, and per byte
     pull_s_per_byte: float = 0.0  # extra cost of a byte in another rank's memory
     cores: float = 1 << 20  # of the smallest node; more busy ranks than these slow each other down
     nic: Link | None = None  # time that a message occupies its node's link, each way; None: one pair fills it

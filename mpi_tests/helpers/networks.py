@@ -4,10 +4,10 @@ from collectives.runtime.choose.auto import Case, Tuning
 from collectives.schedule.cost import NETWORK as DEFAULT
 from collectives.schedule.cost import Link, Network
 
-NETWORK_HERE = DEFAULT._replace(between=Link(1e-4, 8e-9), nic=Link(1e-5, 8e-9), cores=3)
+NETWORK_HERE = DEFAULT._replace(between=Link(1e-4, 8e-9), nic=Link(1e-5, 8e-9), system=Link(3e-6, 5e-11), cores=3)
 
 
-NETWORK = Network(Link(1e-6, 2e-10), Link(3e-5, 8e-10), 3e-11, 4e-11, 5e-6, cores=16)
+NETWORK = Network(Link(1e-6, 2e-10), Link(3e-5, 8e-10), 3e-11, 4e-11, 5e-6, Link(1e-6, 2e-11), cores=16)
 
 
 MEASURED = {

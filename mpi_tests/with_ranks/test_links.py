@@ -31,6 +31,9 @@ def test_ranks_measure_the_same_and_auto_uses_it(mpi_comm, monkeypatch, shared_f
     assert len(set(mpi_comm.allgather(network))) == 1
     assert (network.between == NETWORK.between) == (len(comm.topology.nodes) == 1)
     assert (network.nic is not None) == (mpi_comm.size == 4 and nodes == 2)
+    has_pair = mpi_comm.size == 4 and nodes < 4
+    assert (network.within != NETWORK.within) == (network.system != NETWORK.system) == has_pair
+    assert min(network.system) > 0
     mpi_comm.Barrier()  # rank 0 has saved it
     later = Communicator(mpi_comm)
     assert "with the speeds measured on these hosts" in later.explain("all_reduce", 1 << 20)

@@ -9,6 +9,8 @@ from collectives import algorithms
 from collectives.algorithms import Access
 from collectives.runtime.choose import auto
 from collectives.runtime.choose.auto import Question, Tuning, limits, parse_tuning, to_json
+from collectives.schedule.cost import NETWORK as DEFAULT
+from collectives.schedule.cost import Link
 from mpi_tests.helpers.algorithm_costs import nodes_of
 from mpi_tests.helpers.networks import MEASURED, NETWORK, TUNING
 
@@ -27,6 +29,12 @@ def test_a_file_says_what_was_measured():
         "up_to_bytes": [[1000, "binomial"], [1 << 20, "double_tree"]],
     }  # fmt: skip
     assert parse_tuning(to_json(Tuning()), "").fastest == {}
+
+
+def test_a_file_from_before_the_system_was_measured():
+    old = json.loads(to_json(TUNING))
+    del old["network"]["system"]
+    assert parse_tuning(json.dumps(old), "t.json").network == NETWORK._replace(system=DEFAULT.system)
 
 
 def test_a_size_counts_as_the_nearest_measured():
@@ -64,6 +72,17 @@ def test_the_model_ranks_all_there_are():
     assert model(1 << 26, lengths=(8,)) in ("ring", "rabenseifner")
     assert model(1 << 26, lengths=(8, 8)) == "hierarchical"
     assert model(1 << 26, lengths=(1,)) == algorithms.names("all_reduce")[0]  # the first of equal ones
+
+
+def test_ordinary_arrays_are_read_where_they_lie_if_the_system_is_fast():
+    rows = tuple(algorithms.find("all_to_all", name) for name in ("staged", "direct"))
+
+    def choose(system, memory="ordinary"):
+        tuning = Tuning(NETWORK._replace(system=system))
+        return auto.choose(Question("all_to_all", 1 << 22, rows, nodes_of(2), tuning, memory))
+
+    slow, fast = Link(1e-6, 1e-9), Link(1e-6, 1e-12)
+    assert (choose(slow), choose(fast), choose(slow, "symmetric")) == ("staged", "direct", "direct")
 
 
 def test_what_is_in_reach_is_usable():

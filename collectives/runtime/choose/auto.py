@@ -219,8 +219,9 @@ def take(data: Any, name: str, kind: type) -> Any:
 def parse_network(data: dict[str, Any]) -> Network:
     within, between = (Link(*numbers(take(data, name, dict), *Link._fields)) for name in ("within", "between"))
     nic = Link(*numbers(take(data, "nic", dict), *Link._fields)) if data.get("nic") else None
+    system = Link(*numbers(take(data, "system", dict), *Link._fields)) if "system" in data else NETWORK.system
     gamma, copy, meet, cores = numbers(data, "gamma_s_per_byte", "copy_s_per_byte", "meet_s", "cores")
-    return Network(within, between, gamma, copy, meet, cores=int(cores), nic=nic)
+    return Network(within, between, gamma, copy, meet, system, cores=int(cores), nic=nic)
 
 
 def numbers(data: dict[str, Any], *names: str) -> list[float]:
