@@ -134,7 +134,7 @@ def system_link(comm: Communicator, ranks: Sequence[int], repeats: int, warmups:
     """Measure what a barrier and a byte cost more where two ranks access each other's memory through the system.
 
     They broadcast an ordinary array and symmetric memory by turns, while the other ranks do nothing.  Where the system
-    denies the access, the result is 0, which no choice then uses.
+    denies the access, the result is the least cost, which no choice then uses.
     """
     pair = comm.split(0 if comm.rank in ranks else None)
     plans: list[Plan] = []

@@ -202,7 +202,7 @@ class Binder:
 
 
 # Algorithms of the ranks' agreement, on any topology.
-BOOKKEEPING = {"all_reduce": "recursive_doubling", "all_gather": "ring", "all_to_all": "pairwise"}
+BOOKKEEPING = {"all_reduce": "recursive_doubling", "all_gather": "bruck", "all_to_all": "pairwise"}
 
 
 def bookkeeping(context: Context, a: Arguments) -> Plan:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from collectives.job.errors import InputError
+from collectives.runtime.checks.agreement import MOST_PLANS
 
 pytestmark = pytest.mark.sizes(2, 3, proof=(5, 8))
 
@@ -556,3 +557,20 @@ def test_the_environment_says_what_the_arguments_do_not(mpi_comm, monkeypatch):
     assert settings(check=False, timeout_s=0) == (False, 0)
     monkeypatch.setenv("COLLECTIVES_CHECK", "0")
     assert settings()[0] is False
+
+
+@pytest.mark.sizes(1, 2, 3)
+def test_exchanges_of_many_lengths_keep_few_plans(comm):
+    agreement = comm._context.agreement
+    for _ in range(2):
+        for length in range(1, MOST_PLANS + 9):
+            every = np.arange(comm.size * length).reshape(comm.size, length) * (-1) ** np.arange(length)
+            mine = every[comm.rank].tolist()
+            assert agreement.highest(mine) == every.max(0).tolist()
+            rows = agreement.gather_rows(mine)
+            agreement.gather_rows([0] * length)  # by the same plan: `rows` stay
+            np.testing.assert_array_equal(rows, every)
+            assert len(agreement.plans) <= MOST_PLANS
+    assert agreement.gather_ints(comm.rank - 5) == [rank - 5 for rank in range(comm.size)]
+    ranks = range(comm.size)
+    assert agreement.exchange([10 * comm.rank + p for p in ranks]) == [10 * p + comm.rank for p in ranks]

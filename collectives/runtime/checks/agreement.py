@@ -12,6 +12,7 @@ from collectives.runtime.checks.call_log import Call, SourceLine
 from collectives.runtime.plan import Plan
 
 NUM_FACTS = 9
+MOST_PLANS = 32  # kept for later exchanges
 LATE = "arrays lie in symmetric memory at one place on some ranks, and not on others: pass the same on all"
 
 
@@ -31,8 +32,7 @@ class Agreement:
 
     def __init__(self, rank: int, size: int, bind_plan: Callable[[Arguments], Plan]):
         self.rank, self.size, self.bind_plan = rank, size, bind_plan
-        self.digest = np.zeros(3 + NUM_FACTS, np.int64)
-        self.extremes = bind_plan(Arguments("all_reduce", rank, size, self.digest, op="max"))
+        self.plans: dict[tuple[str, str, int], tuple[np.ndarray, Plan]] = {}  # with their input, by the call
         self.gate: Callable[[], Call | None] = lambda: None  # tells ranks that would run a bound call to agree
 
     def check(
@@ -56,8 +56,8 @@ class Agreement:
         number = str(call.number) if call else ""
         text = f"!{failure}" if failure else f"{description}#{number}"
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
-        self.digest[:] = digest, -digest, late is not None, *facts, *[0] * (NUM_FACTS - len(facts))
-        highest, lowest, is_late, *highest_facts = self.extremes().tolist()
+        padding = [0] * (NUM_FACTS - len(facts))  # so that ranks whose calls have other facts compare as many integers
+        highest, lowest, is_late, *highest_facts = self.highest([digest, -digest, late is not None, *facts, *padding])
         if highest != -lowest:
             mine = Side(f"!{failure}" if failure else description, number, str(SourceLine(*call.place)) if call else "")
             raise InputError(self.disagreement(mine, call))
@@ -76,19 +76,15 @@ class Agreement:
 
     def highest(self, mine: list[int]) -> list[int]:
         """Return the elementwise maximum of every rank's integers, of which all have as many.  Collective."""
-        values = np.array(mine, np.int64)
-        return self.bind_plan(Arguments("all_reduce", self.rank, self.size, values, op="max"))().tolist()
+        return self.run("all_reduce", mine, "max").tolist()
 
     def gather_rows(self, mine: list[int]) -> np.ndarray:
         """Return every rank's integers, a row each; all have as many.  Collective."""
-        data = np.array(mine, np.int64)
-        return self.bind_plan(Arguments("all_gather", self.rank, self.size, data))().reshape(self.size, -1)
+        return self.run("all_gather", mine).reshape(self.size, -1)
 
     def gather_ints(self, mine: int) -> list[int]:
         """Return every rank's integer, by rank.  Collective."""
-        every = np.zeros(self.size, np.int64)
-        every[self.rank] = mine
-        return self.bind_plan(Arguments("all_reduce", self.rank, self.size, every))().tolist()
+        return self.run("all_gather", [mine]).tolist()
 
     def gather_texts(self, mine: str) -> list[str]:
         data = np.frombuffer(mine.encode(), np.uint8)
@@ -98,11 +94,23 @@ class Agreement:
 
     def exchange(self, mine: Sequence[int]) -> list[int]:
         """Return, from each rank, the integer that it has for this one.  Collective."""
-        data = np.array(mine, np.int64)
-        return self.bind_plan(Arguments("all_to_all", self.rank, self.size, data))().tolist()
+        return self.run("all_to_all", mine).tolist()
+
+    def run(self, collective: str, mine: Sequence[int], op: str = "sum") -> np.ndarray:
+        """Run a collective on integers by the plan of an earlier one of as many, if it is kept; return a new array."""
+        key = collective, op, len(mine)
+        if key not in self.plans:
+            if len(self.plans) == MOST_PLANS:
+                self.plans.pop(next(iter(self.plans)))[1].free()
+            buffer = np.empty(len(mine), np.int64)
+            self.plans[key] = buffer, self.bind_plan(Arguments(collective, self.rank, self.size, buffer, op=op))
+        buffer, plan = self.plans[key]
+        buffer[:] = mine
+        return plan().copy()
 
     def free(self) -> None:
-        self.extremes.free()
+        for _, plan in self.plans.values():
+            plan.free()
 
 
 def disagreement(sides: list[Side]) -> str:
