@@ -35,6 +35,7 @@ def only_once(comm, monkeypatch):
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize("memory", MEMORY)
+@pytest.mark.sizes(2, proof=(1, 3, 5))
 def test_later_calls_run_on_other_arrays_without_agreeing_anew(comm, collective, memory, monkeypatch):
     for count in (0, 24 * comm.size, 30_000 * comm.size):
         xs = inputs(comm.size, count)

@@ -50,6 +50,7 @@ def awkward(size, count, dtype):
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.sizes(1, 2, 3, proof=PROOF)
 def test_every_count(comm, collective):
     for count in counts_of(collective, comm.size):
         check_algorithms(comm, collective, inputs(comm.size, count))

@@ -21,6 +21,7 @@ def algorithms_on(cuda, collective, size, equal=True):
 
 @each_mode
 @pytest.mark.parametrize("segment_bytes", [8, 1 << 20])
+@pytest.mark.sizes(1, 3, proof=(2, 4, 7))
 def test_every_collective(mpi_comm, cuda, mpi_reads, segment_bytes):
     from collectives import Communicator
 

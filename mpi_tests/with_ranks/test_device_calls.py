@@ -44,6 +44,7 @@ def names(cuda, collective, size):
 
 @each_mode
 @pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name != "barrier"])
+@pytest.mark.sizes(2, proof=(3,))
 def test_later_calls_take_arrays_that_lie_elsewhere(comm, cuda, collective, mpi_reads, monkeypatch):
     cuda.use(mpi_reads=mpi_reads)
     for count in (0, 24 * comm.size):

@@ -64,6 +64,7 @@ def refuse(*args):
 
 
 @pytest.mark.parametrize("shares_events", [True, False])
+@pytest.mark.sizes(1, 3, proof=(2, 4))
 def test_every_collective(comm, cuda, shares_events, monkeypatch):
     if not shares_events:
         monkeypatch.setattr(Cuda, "export_event", refuse)

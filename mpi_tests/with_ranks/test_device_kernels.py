@@ -60,6 +60,7 @@ def test_the_blocks_of_a_kernel(comm, cuda, monkeypatch, setting, number):
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), DIRECT)
+@pytest.mark.sizes(3, proof=(2, 4))
 def test_every_direct_algorithm(comm, cuda, collective, algorithm):
     for count in (0, comm.size, 700 * comm.size, *([700 * comm.size + 1] * (collective != "all_to_all"))):
         check_runs(comm, cuda, collective, algorithm, count)

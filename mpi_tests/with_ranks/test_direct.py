@@ -41,6 +41,7 @@ def count_of(collective, size):
 
 @each_direct
 @pytest.mark.parametrize("memory", ARRAYS)
+@pytest.mark.sizes(1, 2, 3, proof=range(4, 9))
 def test_runs_on_new_inputs(comm, collective, algorithm, memory):
     for count in (0, comm.size, count_of(collective, comm.size)):
         check_runs(comm, collective, algorithm, count, memory)
@@ -48,6 +49,7 @@ def test_runs_on_new_inputs(comm, collective, algorithm, memory):
 
 @each_direct
 @pytest.mark.parametrize("num_segments", [2, 3])
+@pytest.mark.sizes(1, 2, 3, proof=range(4, 9))
 def test_segments_follow_each_other(comm, collective, algorithm, num_segments, monkeypatch):
     from collectives.algorithms import algorithm as algorithm_rows
     from collectives.runtime import shared_memory

@@ -134,7 +134,7 @@ def local(parameter, whole, mesh):
     return whole
 
 
-@pytest.mark.sizes(2, 4, 8)
+@pytest.mark.sizes(2, 4, proof=(8,))
 @each_mode
 @pytest.mark.parametrize(("changes", "tp"), [
     ({}, 1), ({"experts_per_token": 1}, 1), ({"expert_capacity": 0.6, "balance_loss": 0.2}, 1), ({}, 2),

@@ -26,7 +26,7 @@ def over_groups(mpi_comm, monkeypatch):
     comm.free()
 
 
-@pytest.mark.sizes(4, 5, 7, proof=(8,))
+@pytest.mark.sizes(4, 5, proof=(7, 8))
 @pytest.mark.parametrize("memory", ARRAYS)
 @each_row
 def test_runs_on_new_inputs(over_groups, collective, algorithm, memory):
@@ -54,7 +54,7 @@ def test_every_root(over_groups):
         assert (comm.broadcast(x, root=root, algorithm="hierarchical_direct") == root).all()
 
 
-@pytest.mark.sizes(4, 5, proof=(7, 8))
+@pytest.mark.sizes(4, proof=(5, 7, 8))
 @pytest.mark.parametrize(("collective", "algorithm"), [row for row in ROWS if row[0] in REDUCTIONS])
 def test_every_dtype_and_op(over_groups, collective, algorithm):
     comm = over_groups

@@ -173,7 +173,7 @@ def equal(actual, want):
     assert [name for name in want if not torch.equal(actual[name], want[name])] == []
 
 
-@pytest.mark.sizes(1, 3, 8, proof=(2, 4))
+@pytest.mark.sizes(1, 4, proof=(2, 3, 8))
 def test_steps_are_those_of_plain_data_parallelism(comm):
     check_stages(comm, NUM_STEPS, clip=0.5)
 
@@ -194,7 +194,7 @@ def check_bits(comm, num_steps, precision=FLOAT32):
             equal(dict(run.plain.named_parameters()), dict(plain.plain.named_parameters()))
 
 
-@pytest.mark.sizes(3, 8, proof=(1, 2, 4))
+@pytest.mark.sizes(3, proof=(1, 2, 4, 8))
 def test_the_same_order_of_sums_gives_the_same_bits(comm):
     check_bits(comm, NUM_STEPS)
 
