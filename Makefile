@@ -37,7 +37,8 @@ test-all: test test-system
 # micro-batches, of which `make test` tries some; tests on every number of ranks from 1 to 8; training on 64 ranks; every
 # kernel for three kinds of GPU; and 30 times a rank is killed while it writes checkpoints.
 proof: .venv/kernels
-	$(RUN) LARGEST=64 $(PYTEST) mpi_tests/without_ranks/test_schedule.py mpi_tests/without_ranks/test_hierarchical.py -k 'contract_holds or order_of_the_ranks or any_number_of_ranks'
+	$(RUN) LARGEST=64 $(PYTEST) mpi_tests/without_ranks/test_schedule.py mpi_tests/without_ranks/test_hierarchical.py \
+		mpi_tests/without_ranks/test_page.py -k 'contract_holds or prover_s or order_of_the_ranks or any_number_of_ranks'
 	$(RUN) LARGEST=64 $(PYTEST) mpi_tests/without_ranks/test_pipeline_schedule.py mpi_tests/without_ranks/test_stage.py -k 'is_proved or whole_batchs'
 	$(RUN) EVERY_SIZE=1 $(ON_RANKS) mpi_tests/with_ranks
 	$(RUN) LARGEST=64 python -m pytest mpi_tests/systems/test_64_ranks.py mpi_tests/systems/test_compile.py

@@ -1,5 +1,6 @@
 """Start a command on several ranks from a test."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -89,3 +90,13 @@ def environment() -> dict[str, str]:
     names = [k for k in os.environ if k.startswith(SET_BY_USER) or not k.startswith(SET_BY_MPIRUN)]
     defaults["COLLECTIVES_CALLS"] = os.path.join(tempfile.gettempdir(), "collectives-calls")  # of hangs
     return defaults | {name: os.environ[name] for name in names}
+
+
+def ranks_with(words) -> list[int]:
+    """Return the processes that run train.py with these words."""
+    pids = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # the process has exited
+            if path.read_bytes().split(b"\0")[1:-1] == [b"train.py", *(word.encode() for word in words)]:
+                pids.append(int(path.parent.name))
+    return pids

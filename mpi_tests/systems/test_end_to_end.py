@@ -6,12 +6,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, launch
+from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, launch, ranks_with
 from mpi_tests.helpers.trained import SMALL, VALIDATED, check_same, config, flags, left_in, plain_training
 
 LAST = SMALL.max_iters
@@ -96,53 +95,3 @@ def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path):
     result = launch(2, "python", "-X", "importtime", "train.py", *words, timeout=300)
     assert f"iter {step + 1}/{step + 1} " in result.stdout, result.stderr
     assert not [name for name in SLOW_IMPORTS if name in result.stderr]
-
-
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
-@pytest.mark.parametrize("saves", [True, False])
-def test_a_signal_while_ranks_start_waits_until_they_can_save(tmp_path, saves):
-    """The signal arrives while torch is imported; it ends a run that saves no checkpoints."""
-    saving = {"checkpoint_dir": str(tmp_path / "checkpoints")} if saves else {}
-    endless = flags(config(2, **saving, max_iters=10**6, eval_interval=10**6))
-    command = ["timeout", "100", find_mpirun(), "-n", "2", sys.executable, "train.py", *endless]
-    ends = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, **ends) as run:
-        assert run.stdout.readline() == "2 ranks are starting\n"
-        rank = ranks_with(endless)[0]
-        assert "torch" not in Path(f"/proc/{rank}/maps").read_text()
-        os.kill(rank, signal.SIGUSR1)
-        output = run.stdout.read()
-    assert (run.returncode == 0) == saves, output
-    assert run.returncode != 124, output  # the status of `timeout`
-    assert ("SIGUSR1: the run ends with a checkpoint of step 1" in output) == saves
-
-
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
-def test_signals_after_the_last_step_change_nothing(tmp_path):
-    words = flags(config(2, checkpoint_dir=str(tmp_path / "checkpoints"), max_iters=2, eval_interval=2))
-    command = ["timeout", "100", find_mpirun(), "-n", "2", sys.executable, "train.py", *words]
-    ends = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, **ends) as run:
-        for line in run.stdout:
-            if line.startswith("iter 2/2 | val loss"):
-                break
-        num_signals = 0
-        while ranks := ranks_with(words):
-            for rank in ranks:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(rank, signal.SIGUSR1)
-                    num_signals += 1
-            time.sleep(0.02)
-        output = run.stdout.read()
-    assert num_signals > 2
-    assert run.returncode == 0, output
-
-
-def ranks_with(words):
-    """Return the processes that run train.py with these words."""
-    pids = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # the process has exited
-            if path.read_bytes().split(b"\0")[1:-1] == [b"train.py", *(word.encode() for word in words)]:
-                pids.append(int(path.parent.name))
-    return pids

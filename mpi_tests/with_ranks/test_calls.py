@@ -307,7 +307,7 @@ def test_started_calls_between_nodes_that_ranks_find_bound_or_not(between_nodes)
     check_that_they_are_bound_again(between_nodes)
 
 
-@pytest.mark.sizes(4, 8, proof=(6,))
+@pytest.mark.sizes(4, proof=(6, 8))
 def test_short_calls_between_nodes_are_compared_by_their_own_messages(between_nodes, monkeypatch):
     """In a repeated call a rank sends only the schedule's messages, for any arrays."""
     comm = between_nodes

@@ -58,7 +58,7 @@ def draw_layout(seed):
     }
 
 
-LAYOUTS = [draw_layout(seed) for seed in range(12 if IS_PROOF else 4)]
+LAYOUTS = [draw_layout(seed) for seed in range(12 if IS_PROOF else 3)]
 
 
 def plain_results(config):

@@ -82,7 +82,7 @@ def piped(comm):
 
 
 @each_schedule
-@pytest.mark.sizes(1, 2, 4, proof=(3, 8))
+@pytest.mark.sizes(1, 2, 3, proof=(4, 8))
 def test_loss_and_gradients_of_the_plain_model(comm, piped, name):
     for count in sorted({1, comm.size, 2 * comm.size + 1}):
         batches = batches_of(count)

@@ -61,7 +61,7 @@ def test_16_bit_averages_and_products(comm, dtype):
 
 
 @each_half
-@pytest.mark.sizes(1, 3, 4)
+@pytest.mark.sizes(3, proof=(1, 4))
 @each_mode
 def test_16_bit_sums_on_a_device(mpi_comm, cuda, dtype, mpi_reads):
     from collectives import Communicator
@@ -138,7 +138,7 @@ def test_wire_dtypes_in_segments_and_out(mpi_comm, segment_bytes):
     comm.free()
 
 
-@pytest.mark.sizes(1, 3, 4)
+@pytest.mark.sizes(3, proof=(1, 4))
 @each_mode
 @pytest.mark.parametrize("segment_bytes", [16, 1 << 20])
 def test_wire_dtypes_on_a_device(mpi_comm, cuda, mpi_reads, segment_bytes):

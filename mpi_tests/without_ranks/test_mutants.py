@@ -105,7 +105,7 @@ def test_no_fault_is_judged_by_tests_that_fail_without_it(tree):
 
 @pytest.mark.parametrize(("late", "word"), [("True", CAUGHT), ("not done.exists()", "SURVIVED")], ids=["ever", "once"])
 def test_what_goes_on_without_end_does_so_twice(monkeypatch, tree, late, word):
-    for name in ("MORE_S", "SLOWER", "AGAIN"):
-        monkeypatch.setattr(mutants, name, 2)
+    for name, value in (("MORE_S", 1), ("SLOWER", 2), ("AGAIN", 1)):
+        monkeypatch.setattr(mutants, name, value)
     wait = f"done = Path('{tree}/done'); late = {late}; done.touch(); time.sleep(60 * late)\n    return x + 1"
     assert examine({}, 1, tree, Mutant("a.py", "return x + 1", wait, (TESTS,))).word == word

@@ -17,7 +17,7 @@ from collectives.schedule.cost import NETWORK, predict
 from collectives.schedule.moves import GetReduce, RecvReduce, Send
 from collectives.schedule.proof import ContractError
 from mpi_tests.helpers import page as reference
-from mpi_tests.helpers.algorithm_costs import each_algorithm
+from mpi_tests.helpers.algorithm_costs import LARGEST, each_algorithm
 from parallelism.pipeline import scene as pipelines
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import parse
@@ -65,10 +65,10 @@ def text(vector):
 
 @each_algorithm
 def test_the_states_are_the_prover_s(row):
-    """They are equal after every round on 1 to 16 ranks, for hierarchies on every number of hosts of the page."""
+    """They are equal after every round on 1 to 9 ranks (`make proof`: 16), for hierarchies on the page's hosts."""
     data = unpacked(packed(algorithm_data(row, SourceTable())))
     assert {tuple(map(int, key.split("x"))) for key in data["runs"]} == set(reference.runs(row))
-    for size, hosts in reference.runs(row):
+    for size, hosts in [run for run in reference.runs(row) if run[0] <= 9 or LARGEST >= 64]:
         states = decoded(data["runs"][f"{size}x{hosts}"], size)
         assert states == reference.prover_states(row, size, hosts), f"{row.name} on {size} ranks of {hosts} hosts"
 
