@@ -101,6 +101,7 @@ class LlamaConfig(TransformerConfig):
     bias: ClassVar[bool] = False
     num_experts: ClassVar[int] = 0
     experts_per_token: ClassVar[int] = 1
+    expert_capacity: ClassVar[None] = None
 
     def __post_init__(self):
         super().__post_init__()

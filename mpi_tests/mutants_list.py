@@ -1294,6 +1294,18 @@ DEVICE_CHECKS = [
     mutant(RESOLVE, "compared=not isinstance(mismatch, LateMismatchError)", "compared=True", DIFFER),
     mutant(AGREEMENT, "            late.calls.number = late.number", "            pass", DIFFER),
     mutant(AGREEMENT, "        if is_late:\n", "        if False:\n", DIFFER),
+    mutant(
+        AGREEMENT,
+        "return plan().copy()",
+        "return plan()",
+        ("test_disagreement.py", "few_plans and 2-ranks", 2),
+    ),
+    mutant(
+        AGREEMENT,
+        "if len(self.plans) == MOST_PLANS:",
+        "if False:",
+        ("test_disagreement.py", "few_plans and 2-ranks", 2),
+    ),
     # Errors of a single rank while it binds a call.
     mutant(RESOLVE, "            self.progress.tell(words)\n", "", BINDING_FAILURES),
     mutant(

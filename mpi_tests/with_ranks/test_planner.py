@@ -11,7 +11,7 @@ from collectives import InputError
 from models.config import GPTConfig
 from models.presets import shape_of
 from mpi_tests.helpers.trained import config
-from parallelism.planner import ParallelLayout, TrainingJob, best
+from parallelism.planner import ParallelLayout, TrainingJob, best, counts
 from parallelism.planner.machine import Machine
 from parallelism.planner.ranks import best_layout
 from training.layout import job_of
@@ -61,8 +61,9 @@ def bytes_in_step(run, batches):
 @pytest.mark.parametrize("axes", [
     {"ep": 2}, {"ep": 4}, {"ep": 2, "zero_stage": 1}, {"ep": 2, "tp": 2}, {"ep": 2, "experts_per_token": 1},
 ], ids=str)  # fmt: skip
-def test_memory_with_experts_is_what_a_run_holds(comm, axes):
-    """The mean over ranks is within a tenth; some ranks' experts have more tokens than others'."""
+def test_memory_with_experts_is_what_a_run_holds(comm, monkeypatch, axes):
+    """The mean over ranks is within a tenth of what is predicted for experts with equal numbers of tokens."""
+    monkeypatch.setattr(counts, "FULLEST", 1.0)
     model = {"num_experts": 8, "experts_per_token": axes.get("experts_per_token", 2), "n_embd": 64, "block_size": 64}
     tp, ep = axes.get("tp", 1), axes["ep"]
     settings = config(comm.size // tp, **{**model, **axes, "micro_batch_size": 6})

@@ -410,6 +410,18 @@ def test_tokens_cross_once_to_each_host_of_their_experts(experts_per_token):
     assert inside.time().ep == 0.0
 
 
+@pytest.mark.parametrize(("ep", "capacity", "rows"), [
+    (1, None, 2), (1, 2.0, 2), (1, 0.5, 1), (2, None, 2.5), (2, 2.0, 2.5), (2, 1.0, 2), (2, 0.5, 1),
+])  # fmt: skip
+def test_activations_are_those_of_the_fullest_rank(ep, capacity, rows):
+    """It has a quarter more rows than the mean, if no capacity says otherwise; each row is saved ten times as long."""
+    plain, config = (replace(SMALL, num_experts=8, expert_capacity=each) for each in (0.25, capacity))
+    layout = ParallelLayout(dp=2, ep=ep)
+    none, usage = (model_shards(TrainingJob(each, 2), layout)[0] for each in (plain, config))
+    values = SMALL.block_size * SMALL.n_layer * SMALL.n_embd
+    assert usage.activations - none.activations == same(4 * 10 * (rows - 0.5) * values)
+
+
 @pytest.mark.parametrize("zero_stage", range(4))
 def test_gradients_that_are_averaged_with_experts_divided(zero_stage):
     """On 4 hosts with ep 2, experts' gradients are averaged over two ranks, and all others over four."""

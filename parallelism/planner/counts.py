@@ -27,6 +27,15 @@ def widths(model: ModelConfig) -> tuple[int, int]:
     return model.n_embd, model.head_size * model.num_kv_heads
 
 
+FULLEST = 1.25  # rows of the fullest ep rank relative to the mean; benchmarks/planning.py has had 1.2 to 1.6
+
+
+def fullest_rows(model: ModelConfig, ep: int) -> float:
+    """Return the rows per token of the ep rank with the most; a capacity limits its experts' relative to the mean."""
+    fullest, limit = FULLEST if ep > 1 else 1.0, model.expert_capacity
+    return model.experts_per_token * (fullest if limit is None else min(limit, fullest))
+
+
 def expert_params(model: ModelConfig, tp: int, ep: int) -> int:
     """Count a rank's expert parameters in a block."""
     return 8 * (model.num_experts // ep) * model.n_embd**2 // tp
@@ -135,10 +144,10 @@ def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     activation = (
         2 * between * width + split * (2 * width + 2 * kv_width) + split * width * (in_ring or model.dropout > 0)
     )
-    activation += split * mlp_kept(model, layout.tp)
+    activation += split * mlp_kept(model, layout)
     attention = split * model.n_head
     if layout.recompute == "selective":
-        activation -= split * spared(model)
+        activation -= split * hidden(model, layout.ep)
     keys = 4 * between if model.dropout else 0  # two keys of 8 bytes
     in_float32 = 2 * norm_numbers(model) * between + keys + attention
     if not model.embeds_positions:
@@ -157,14 +166,15 @@ def norm_numbers(model: ModelConfig) -> int:
     return 1 if model.has_rms_norms else 2
 
 
-def mlp_kept(model: ModelConfig, tp: int) -> float:
+def mlp_kept(model: ModelConfig, layout: ParallelLayout) -> float:
     """Count the saved elements of a token's MLP over tp shards: the inputs and results of GELU or of a gate.
 
     A mixture also saves its rows, before and after, and scores, all of which every tp rank holds.
     """
     if not model.num_experts:
         return (3 if model.is_gated else 2) * model.hidden_width
-    return model.experts_per_token * (8 + 2 * tp) * model.n_embd + 3 * tp * model.num_experts
+    tp = layout.tp
+    return fullest_rows(model, layout.ep) * (8 + 2 * tp) * model.n_embd + 3 * tp * model.num_experts
 
 
 def mlp_inputs(model: ModelConfig) -> int:
@@ -172,14 +182,14 @@ def mlp_inputs(model: ModelConfig) -> int:
     return (2 if model.is_gated else 1) * model.hidden_width
 
 
-def mlp_gradients(model: ModelConfig) -> int:
+def mlp_gradients(model: ModelConfig, ep: int) -> float:
     """Count a token's live gradient elements between the MLP's two layers."""
-    return (3 if model.is_gated else 2) * model.hidden_width
+    return (3 if model.is_gated else 2) * hidden(model, ep)
 
 
-def spared(model: ModelConfig) -> int:
-    """Count the elements of `mlp_kept` that selective recomputation does not save."""
-    return model.hidden_width * (model.experts_per_token if model.num_experts else 1)
+def hidden(model: ModelConfig, ep: int) -> float:
+    """Count a token's elements in the MLP's hidden layer: those that selective recomputation does not save."""
+    return model.hidden_width * (fullest_rows(model, ep) if model.num_experts else 1)
 
 
 def head_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:

@@ -195,10 +195,13 @@ def model_shards(job: TrainingJob, layout: ParallelLayout) -> list[ModelShard]:
 def working(job: TrainingJob, layout: ParallelLayout) -> tuple[float, float]:
     """Return the bytes of transient gradients: in a block around GELU or the gate; of logits and log-probabilities.
 
-    A block that is recomputed also has all of its activations.
+    Gradients of experts' weights exist twice, one by one and together, for one of the two layers at a time.  A block
+    that is recomputed also has all of its activations.
     """
-    precision = precision_of(job)
-    around = counts.mlp_gradients(job.model) * counts.tokens(job, layout) / layout.tp * precision.activation
+    precision, model = precision_of(job), job.model
+    around = counts.mlp_gradients(model, layout.ep) * counts.tokens(job, layout) / layout.tp * precision.activation
+    if model.num_experts:
+        around += counts.expert_params(model, layout.tp, layout.ep) * precision.gradient
     if layout.recompute != "none":
         around += counts.block_kept(job, layout._replace(recompute="none")).nbytes(precision)
     return around, 2 * 4 * counts.logits(job, layout)
@@ -209,7 +212,7 @@ def buffers(job: TrainingJob, layout: ParallelLayout, params: int) -> float:
     precision = precision_of(job)
     block = counts.block_params(job.model, layout.tp, layout.ep)
     activations = counts.tokens(job, layout) * job.model.n_embd * precision.activation
-    exchanged = 2.0 * GROWTH * job.model.experts_per_token * activations * (layout.ep > 1)
+    exchanged = 2.0 * GROWTH * counts.fullest_rows(job.model, layout.ep) * activations if layout.ep > 1 else 0.0
     total = (
         exchanged
         + 2.0 * activations * (layout.tp > 1)
