@@ -776,7 +776,7 @@ ZERO = [
         "parallelism/zero/parameters.py",
         "return 1 + index % 2 if index else 0",
         "return 1 if index else 0",
-        ("test_zero.py", "only_then and 2-ranks", 2),
+        ("test_zero.py", "gathered_at_a_time and 2-ranks", 2),
     ),
 ]
 
