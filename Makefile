@@ -33,9 +33,9 @@ test-system: .venv/kernels
 test-all: test test-system
 	$(RUN) python -m mpi_tests.release --out benchmarks/results/release.md $(ARGS)
 
-# The contract of every algorithm on 1 to 64 ranks, and every pipeline schedule of 1 to 16 ranks and 1 to 64
-# micro-batches, of which `make test` tries some; tests on every number of ranks from 1 to 8; training on 64 ranks; every
-# kernel for three kinds of GPU; and 30 times a rank is killed while it writes checkpoints.
+# The contract of every algorithm on 1 to 64 ranks, the page's states on 1 to 16, and every pipeline schedule of 1 to 16
+# ranks and 1 to 64 micro-batches, of which `make test` tries some; tests on every number of ranks from 1 to 8; training on
+# 64 ranks; every kernel for three kinds of GPU; and 30 times a rank is killed while it writes checkpoints.
 proof: .venv/kernels
 	$(RUN) LARGEST=64 $(PYTEST) mpi_tests/without_ranks/test_schedule.py mpi_tests/without_ranks/test_hierarchical.py \
 		mpi_tests/without_ranks/test_page.py -k 'contract_holds or prover_s or order_of_the_ranks or any_number_of_ranks'

@@ -41,7 +41,7 @@ from parallelism.planner.__main__ import main
 from parallelism.planner.counts import block_kept, head_kept, precision_of, stage_params
 from parallelism.planner.flags import parse_request
 from parallelism.planner.layout import divisors, families, mesh_of, meshes, refused_heads, refused_sequence
-from parallelism.planner.memory import Memory, alive, memory, model_shards, outline, rank_params
+from parallelism.planner.memory import Memory, alive, memory, model_shards, outline, rank_params, working
 from parallelism.planner.passes import PassContext, of_stages
 from parallelism.planner.place import AxisGroup, RankPlacement
 from parallelism.planner.replicas import shown_s
@@ -420,6 +420,15 @@ def test_activations_are_those_of_the_fullest_rank(ep, capacity, rows):
     none, usage = (model_shards(TrainingJob(each, 2), layout)[0] for each in (plain, config))
     values = SMALL.block_size * SMALL.n_layer * SMALL.n_embd
     assert usage.activations - none.activations == same(4 * 10 * (rows - 0.5) * values)
+
+
+@pytest.mark.parametrize(("ep", "rows"), [(1, 2), (2, 2.5), (4, 2.5)])
+def test_gradients_of_a_mixture_are_those_of_its_rows_and_twice_those_of_a_layers_experts(ep, rows):
+    width, config = SMALL.n_embd, replace(SMALL, num_experts=8)
+    in_block, _ = working(TrainingJob(config, 4), ParallelLayout(dp=4, ep=ep))
+    around_gelu = 2 * 4 * width * rows * SMALL.block_size
+    a_layers_experts = 8 // ep * width * 4 * width
+    assert in_block == 4 * (around_gelu + 2 * a_layers_experts)
 
 
 @pytest.mark.parametrize("zero_stage", range(4))
