@@ -38,7 +38,7 @@ each_schedule = pytest.mark.parametrize("name", registry.names())
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4] + [8] * (LARGEST >= 64))
 @pytest.mark.parametrize("more", [-1, 2] + [0] * (LARGEST >= 64))
 def test_loss_and_every_gradient_are_the_whole_batchs(name, num_ranks, more):
-    """With fewer and more (`make proof`: as many) micro-batches than ranks; grouped heads, biases, dropout, documents."""
+    """Micro-batches are fewer or more than ranks (`make proof`: as many); grouped heads, biases, dropout, documents."""
     num_micro_batches = max(1, num_ranks + more)
     schedule, place = registry.make(name, num_ranks, num_micro_batches), BatchPosition(seed=3)
     config = replace(DROPPING, n_layer=max(9, schedule.num_stages))
