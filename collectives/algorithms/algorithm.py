@@ -47,7 +47,6 @@ class Algorithm(NamedTuple):
     access: Access = Access.MESSAGES
     apart: bool = False  # the schedule can put its result in separate chunks
     segmented: bool = False  # a direct schedule whose phases follow each other, segment by segment
-    for_devices: bool = False  # "auto" takes it for arrays on devices only: where writing costs no more than reading
     in_order: bool = False  # reduces ((rank 0 op rank 1) op rank 2) op ..., for every chunk
 
     def rounds_of(self, rank: int, size: int, root: int, groups: Groups) -> Schedule:

@@ -309,7 +309,7 @@ def staging(collective: str, name: str, schedule: Callable[..., Schedule], **mor
 ALGORITHMS = (
     staging("all_reduce", "one_shot", one_shot, apart=True, in_order=True),
     reading("all_reduce", "two_shot", two_shot, apart=True, segmented=True, in_order=True),
-    reading("all_reduce", "two_shot_put", two_shot_put, apart=True, segmented=True, for_devices=True, in_order=True),
+    reading("all_reduce", "two_shot_put", two_shot_put, apart=True, segmented=True, in_order=True),
     staging("all_reduce", "staged_two_shot", staged_two_shot, apart=True, in_order=True),
     reading("reduce_scatter", "direct", reduce_scatter, apart=True, in_order=True),
     staging("reduce_scatter", "staged", partial(reduce_scatter, staged=True), apart=True, in_order=True),

@@ -19,6 +19,7 @@ from collectives.runtime.plan import Plan
 from collectives.schedule.cost import NETWORK, Link, Network
 
 VECTOR_BYTES = 16 << 20  # reduced, copied or sent in a node: more than caches hold
+CACHED_BYTES = 1 << 20  # less than that
 SHORT_BYTES = 8
 FAR_BYTES = 4 << 20  # of a long message to another node
 PING_PONGS, BARRIERS = 10, 10  # timed as one
@@ -91,9 +92,9 @@ def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:
         cores=cores,
     )
     if pair := next((node[:2] for node in nodes if len(node) > 1), None):
-        network = network._replace(
-            within=link_of_pairs(comm, timer, [pair], VECTOR_BYTES), system=system_link(comm, pair, repeats, warmups)
-        )
+        system, staged = access_speeds(comm, pair, repeats, warmups)
+        within = link_of_pairs(comm, timer, [pair], VECTOR_BYTES)
+        network = network._replace(within=within, system=system, staged_s_per_byte=staged)
     if len(nodes) > 1:
         between, nic = between_nodes(comm, timer, nodes)
         network = network._replace(between=between, nic=nic)
@@ -130,25 +131,30 @@ def link_of_pairs(comm: Communicator, timer: Timer, pairs: Sequence[Sequence[int
     return link(short_s, long_s, long_bytes)
 
 
-def system_link(comm: Communicator, ranks: Sequence[int], repeats: int, warmups: int) -> Link:
-    """Measure what a barrier and a byte cost more where two ranks access each other's memory through the system.
+def access_speeds(comm: Communicator, ranks: Sequence[int], repeats: int, warmups: int) -> tuple[Link, float]:
+    """Measure what access to another rank's memory costs more than to symmetric memory that nobody writes.
 
-    They broadcast an ordinary array and symmetric memory by turns, while the other ranks do nothing.  Where the system
-    denies the access, the result is the least cost, which no choice then uses.
+    Returns what a barrier and a byte cost more through the system, and a byte of a staging buffer, in which it has just
+    been written.  Two ranks broadcast by turns, while the others do nothing.  Where the system denies the access, the
+    result is the least cost, which no choice then uses.
     """
     pair = comm.split(0 if comm.rank in ranks else None)
     plans: list[Plan] = []
     if pair is not None:
         arrays = [make(n, np.uint8) for n in (SHORT_BYTES, VECTOR_BYTES) for make in (np.ones, pair.empty)]
+        cached = pair.empty(CACHED_BYTES, np.uint8)
         with suppress(ValueError):
-            plans = [pair.plan("broadcast", array, algorithm="direct") for array in arrays]
-    short_s, symmetric_short_s, long_s, symmetric_long_s = medians(comm, plans or [int] * 4, repeats, warmups)
+            plans = [pair.plan("broadcast", array, algorithm="direct") for array in (*arrays, cached)]
+            plans.append(pair.plan("broadcast", cached, algorithm="staged"))
+    times = medians(comm, plans or [int] * 6, repeats, warmups)
+    short_s, symmetric_short_s, long_s, symmetric_s, cached_s, staged_s = times
     for plan in plans:
         plan.free()
     if pair is not None:
         pair.free()
-    barrier_s, run_s = (short_s - symmetric_short_s) / 2, long_s - symmetric_long_s  # a broadcast has two barriers
-    return Link(max(LEAST_S, barrier_s), max(LEAST_S, 2 * run_s / VECTOR_BYTES))  # and each rank copies a half
+    barrier_s, run_s = (short_s - symmetric_short_s) / 2, long_s - symmetric_s  # a broadcast has two barriers
+    system = Link(max(LEAST_S, barrier_s), max(LEAST_S, 2 * run_s / VECTOR_BYTES))  # and each rank copies a half
+    return system, max(LEAST_S, (staged_s - 2 * cached_s) / CACHED_BYTES)  # staged, each copies all of it
 
 
 def link(short_s: float, long_s: float, long_bytes: int) -> Link:

@@ -80,10 +80,6 @@ class Binder:
     ) -> auto.Question:
         """Make the question for a choice among usable algorithms; `tuning` is that of devices for arrays on them."""
         rows = [row for row in algorithms.rows(collective, self.size, equal) if suits(row)]
-        if tuning is None:
-            case = auto.Case(collective, memory, self.size, len(self.topology.nodes))
-            measured = self.context.tuning.find(case, nbytes)
-            rows = [row for row in rows if not row.for_devices or row.name == measured]
         if self.topology.is_flat:  # no hierarchy
             rows = [row for row in rows if row.access != Access.INTRA_NODE]
         candidates = auto.usable(rows, access)

@@ -26,7 +26,7 @@ from collectives.arrays.memory import Lease
 from collectives.arrays.views import address_of
 from collectives.job.launch import at_exit
 from collectives.runtime.checks.agreement import Side
-from collectives.runtime.checks.call_log import Call, Entry, SourceLine
+from collectives.runtime.checks.call_log import Call, Entry
 from collectives.runtime.phases import (
     NUM_REGISTERS,
     SCRATCH,
@@ -249,7 +249,7 @@ def leave(calls: Callable[[], KernelCalls | None]) -> None:
     if kernel_calls := calls():
         kernel_calls.device.synchronize()
         if entry := kernel_calls.differed():
-            side = Side(entry.call.description, str(entry.number), str(SourceLine(*entry.place)))
+            side = Side(entry.call.description, str(entry.number), str(entry.place))
             words = f"rank {MPI.COMM_WORLD.rank} calls {side}, other ranks call another collective; this ends the job"
             print(words, file=sys.stderr, flush=True)
             MPI.COMM_WORLD.Abort(1)

@@ -27,7 +27,7 @@ from collectives.job.errors import CommunicationError, InputError, LoneInputErro
 from collectives.runtime.arguments import REFUSALS, Arguments
 from collectives.runtime.binding import Binder, BufferedPlan, Choice, DeviceBuffers, MessageBinder
 from collectives.runtime.checks.agreement import NUM_FACTS
-from collectives.runtime.checks.call_log import Call, caller
+from collectives.runtime.checks.call_log import Call, Place, caller
 from collectives.runtime.compared import ComparedPlan, Headers
 from collectives.runtime.fuse import Fused
 from collectives.runtime.messages import StagingBuffers
@@ -64,7 +64,7 @@ class Request(NamedTuple):
     options: tuple
     run: Runs = run_now
     note: str = ""
-    place: tuple[str, int] | None = None
+    place: Place | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class Resolver:
         options: tuple,
         run: Runs = run_now,
         note: str = "",
-        place: tuple[str, int] | None = None,
+        place: Place | None = None,
         at_once: bool = True,
     ) -> Any:
         """Run a collective once, and return the result's array.
@@ -268,7 +268,7 @@ class Resolver:
             self.refuse(request.collective, failure, request.run, request.place)
         return None
 
-    def refuse(self, collective: str, failure: str, run: Runs = run_now, place: tuple[str, int] | None = None) -> None:
+    def refuse(self, collective: str, failure: str, run: Runs = run_now, place: Place | None = None) -> None:
         """Refuse a call on all ranks.  Raises: InputError on each of them."""
         with Call(self.calls, collective) as call:
             call.place = place or call.place

@@ -43,13 +43,15 @@ def sign(memory: SymmetricMemory, collective: str, x: Any, out: Any, options: tu
         moves = not on_host and not (key and COLLECTIVES[collective].in_place)
         return (collective, options, *described), (address, address), (key, key), on_host, moves
     out_described, out_address, out_key = describe(memory, out)
-    on_device = [key for kind, key in ((described[0], key), (out_described[0], out_key)) if kind is DEVICE]
     overlap = None
     if x is not None and out_address < address + x.nbytes and address < out_address + out.nbytes:
         overlap = out_address - address
     signature = collective, options, described, out_described, overlap
-    moves = not all(on_device) or (bool(on_device) and collective == "gather")  # others than the root have no `out`
-    return signature, (address, out_address), (key, out_key), not on_device, moves
+    if on_host and out_described[0] is not DEVICE:  # most calls
+        return signature, (address, out_address), (key, out_key), True, False
+    on_device = [key for kind, key in ((described[0], key), (out_described[0], out_key)) if kind is DEVICE]
+    moves = not all(on_device) or collective == "gather"  # where others than the root have no `out`
+    return signature, (address, out_address), (key, out_key), False, moves
 
 
 def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:

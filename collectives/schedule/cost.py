@@ -42,8 +42,9 @@ class Network(NamedTuple):
     gamma_s_per_byte: float = 5e-11  # to reduce a byte received by a message or a get, all cores busy
     copy_s_per_byte: float = 8e-11  # to copy a byte, all cores busy
     meet_s: float = 5e-7  # a barrier of a node's ranks, no more than cores
-    system: Link = Link(2e-6, 8e-11)  # extra cost of access through the system: per barrier, and per byte
-    pull_s_per_byte: float = 0.0  # extra cost of a byte in another rank's memory
+    system: Link = Link(4e-6, 8e-11)  # extra cost of access through the system: per barrier, and per byte
+    staged_s_per_byte: float = 6e-11  # the same of a byte that another core has just written to a staging buffer
+    pull_s_per_byte: float = 0.0  # the same of a byte in another rank's memory, as one of these
     cores: float = 1 << 20  # of the smallest node; more busy ranks than these slow each other down
     nic: Link | None = None  # time that a message occupies its node's link, each way; None: one pair fills it
     segment_bytes: int = 1 << 20  # of data that are reduced as they arrive from another node
@@ -81,6 +82,7 @@ def on_device(network: Network, has_barriers: bool = False) -> Network:
         copy_s_per_byte=2.5e-12,
         meet_s=3e-6 if has_barriers else 2e-5,
         system=Link(0.0, 0.0),
+        staged_s_per_byte=0.0,
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from collectives.runtime.checks.call_log import Place
 from collectives.runtime.plan import Plan, run_now
 from collectives.runtime.resolve import OPTIONS, Request, Runs
 
@@ -38,7 +39,7 @@ class TorchCall:
     options: tuple  # in the communicator's order
     note: str = ""  # further facts in which ranks must agree
     failure: str = ""  # why it is refused
-    place: tuple[str, int] | None = None  # source line of the call
+    place: Place | None = None  # source line of the call
 
     def __str__(self) -> str:
         tensors = self.inputs or self.outputs
@@ -153,7 +154,7 @@ def sum_products(call: TorchCall, factor: Any, execute: Execute) -> None:
             target.detach().copy_(source)
 
 
-def sum_sparse(tensor: torch.Tensor, op: Any, size: int, place: tuple[str, int], execute: Execute) -> None:
+def sum_sparse(tensor: torch.Tensor, op: Any, size: int, place: Place, execute: Execute) -> None:
     """Sum sparse tensors of coordinates: every rank gets all indices and values, and adds them in rank order."""
     gather = partial(TorchCall, "all_gather", place=place)
     failure = "" if op == op.SUM else f"op {op.name} of a sparse tensor: use SUM, or pass tensor.to_dense()"

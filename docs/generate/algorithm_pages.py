@@ -115,8 +115,6 @@ def section(row: Algorithm, wins: str) -> Iterator[str]:
     yield f"- Needs: {', '.join(filter(None, (ACCESS[row.access], row.precondition.words)))}."
     if row.in_order:
         yield "- Reduces in the order of the ranks, whatever the length: `reproducible=True` may take it."
-    if row.for_devices:
-        yield "- `auto` takes it for arrays on devices only."
     yield f"- {wins}"
     yield f'\n??? quote "Family and sources: {home.__name__}"\n'
     yield "\n".join(f"    {line}" for line in markdown(inspect.getdoc(home) or "").splitlines())
@@ -168,7 +166,7 @@ Rankings = dict[int, list[tuple[str, float]]]  # by bytes: algorithms and their 
 def rankings(collective: str, machine: Machine) -> Rankings:
     """Return the cost model's order of the algorithms that run on a machine, for each size."""
     size = sum(map(len, machine.nodes))
-    usable = [row for row in algorithms.rows(collective, size) if row.access <= machine.access and not row.for_devices]
+    usable = [row for row in algorithms.rows(collective, size) if row.access <= machine.access]
     if max(map(len, machine.nodes)) == 1 or len(machine.nodes) == 1:  # nothing to compose
         usable = [row for row in usable if not row.over_nodes]
     sizes = SIZES if COLLECTIVES[collective].takes else (0,)

@@ -83,7 +83,7 @@ def test_no_file_of_the_library_is_the_caller():
     files = list(package.rglob("*.py"))
     assert len({path.parent for path in files}) > 4
     for path in files:
-        file, line = entered_from(path)
+        file, line = SourceLine.of(entered_from(path))
         if any(path.is_relative_to(program) for program in programs):
             assert (file, line) == (str(path), 2)
         else:
@@ -91,6 +91,6 @@ def test_no_file_of_the_library_is_the_caller():
 
 
 def test_places():
-    assert caller(sys._getframe()) == (__file__, sys._getframe().f_lineno)
+    assert SourceLine.of(caller(sys._getframe())) == (__file__, sys._getframe().f_lineno)
     assert str(SourceLine("/elsewhere/a.py", 3)) == "/elsewhere/a.py:3"
     assert place_of(0) is None

@@ -59,7 +59,8 @@ class Agreement:
         padding = [0] * (NUM_FACTS - len(facts))  # so that ranks whose calls have other facts compare as many integers
         highest, lowest, is_late, *highest_facts = self.highest([digest, -digest, late is not None, *facts, *padding])
         if highest != -lowest:
-            mine = Side(f"!{failure}" if failure else description, number, str(SourceLine(*call.place)) if call else "")
+            line = str(SourceLine.of(call.place)) if call else ""
+            mine = Side(f"!{failure}" if failure else description, number, line)
             raise InputError(self.disagreement(mine, call))
         if failure:
             raise InputError(failure)

@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import collectives
@@ -31,21 +31,32 @@ NOT_THE_CALLER = frozenset([contextlib.__file__, *library_files(HERE)])
 NOT_THE_PROGRAM = (HERE + os.sep, sys.prefix + os.sep, sys.base_prefix + os.sep, "<frozen")
 
 
+Place = tuple[CodeType, int] | tuple[str, int]  # code and an instruction in it, or a file and a line
+
+
 class SourceLine(NamedTuple):
     """A line of a program."""
 
     file: str
     line: int
 
+    @classmethod
+    def of(cls, place: Place) -> "SourceLine":
+        where, number = place
+        if isinstance(where, str):
+            return cls(where, number)
+        spans = (line for begin, end, line in where.co_lines() if begin <= number < end)
+        return cls(where.co_filename, next(spans, None) or where.co_firstlineno)
+
     def __str__(self) -> str:
         return f"{self.file.removeprefix(os.getcwd() + os.sep)}:{self.line}"
 
 
-def caller(frame: FrameType) -> tuple[str, int]:
-    """Return the innermost source line outside the library, from a frame on."""
-    while (file := frame.f_code.co_filename) in NOT_THE_CALLER and frame.f_back:
+def caller(frame: FrameType) -> Place:
+    """Return the innermost place outside the library, from a frame on; its line is looked up when it is shown."""
+    while frame.f_code.co_filename in NOT_THE_CALLER and frame.f_back:
         frame = frame.f_back
-    return file, frame.f_lineno
+    return frame.f_code, frame.f_lasti
 
 
 def place_of(thread: int) -> SourceLine | None:
@@ -62,26 +73,26 @@ class Entry(NamedTuple):
 
     call: "Call"
     number: int
-    place: tuple[str, int]
+    place: SourceLine
 
     def __str__(self) -> str:
         call = self.call
         size = f"{call.nbytes} bytes of {call.dtype}, " if call.dtype is not None else ""
-        return f"{call.name} #{self.number}{call.calls.label} ({size}{SourceLine(*self.place)})"
+        return f"{call.name} #{self.number}{call.calls.label} ({size}{self.place})"
 
 
 class Record:
     """The last collectives that this rank has entered on communicators made from one by `split`."""
 
     def __init__(self) -> None:
-        self.ring: deque[tuple[Call, int, tuple[str, int]]] = deque(maxlen=LENGTH)
+        self.ring: deque[tuple[Call, int, Place]] = deque(maxlen=LENGTH)
         self.communicators: list[Calls] = []
         self.num_closed = 0  # calls on communicators that are freed
         self.short: list[weakref.ref[Call]] = []  # of plans that may run without an entry in the ring
 
     def entries(self) -> list[Entry]:
         """Return the last entries, the latest at the end; of plans run on the fast path, their latest run only."""
-        entries = [Entry(*fields) for fields in list(self.ring)]
+        entries = [Entry(call, number, SourceLine.of(place)) for call, number, place in list(self.ring)]
         for call in filter(None, (reference() for reference in self.short)):
             own = [i for i, entry in enumerate(entries) if entry.call.calls is call.calls]
             if call.number > max((entries[i].number for i in own if entries[i].call is call), default=0):
@@ -151,7 +162,7 @@ class Call:
         self.nbytes, self.dtype = 0, None
         self.lengths: Sequence[int] = ()  # in elements, as ranks compare them
         self.number, self.under_way = 0, False
-        self.place: tuple[str, int] = ("", 0)
+        self.place: Place = ("", 0)
 
     def __enter__(self) -> "Call":
         self.enter()
@@ -160,7 +171,7 @@ class Call:
     def __exit__(self, *_: Any) -> None:
         self.under_way = False
 
-    def enter(self, depth: int = 1, place: tuple[str, int] | None = None) -> None:
+    def enter(self, depth: int = 1, place: Place | None = None) -> None:
         """Count it, and log it with its place or the caller's, at least `depth` frames up: each frame costs time."""
         calls = self.calls
         calls.number = self.number = calls.number + 1
@@ -177,7 +188,7 @@ class Call:
 
     def entry(self) -> Entry:
         """Return the entry of the latest run."""
-        return Entry(self, self.number, self.place)
+        return Entry(self, self.number, SourceLine.of(self.place))
 
     def of_plan(self, name: str) -> "Call":
         """Return the runs of a plan that this call has bound."""
@@ -190,12 +201,12 @@ def show_runs(entries: Sequence[Entry]) -> str:
     """Show consecutive runs of one collective from one source line as one.
 
     >>> barrier = Call(Calls(Record(), "", range(2)), "barrier direct")
-    >>> show_runs([Entry(barrier, 2, ("a.py", 8)), Entry(barrier, 3, ("a.py", 8))])
+    >>> show_runs([Entry(barrier, 2, SourceLine("a.py", 8)), Entry(barrier, 3, SourceLine("a.py", 8))])
     'barrier direct #2-#3 (a.py:8)'
     """
     first, last = entries[0], entries[-1]
     numbers = f"#{first.number}" if first is last else f"#{first.number}-#{last.number}"
-    return f"{first.call.name} {numbers}{first.call.calls.label} ({SourceLine(*first.place)})"
+    return f"{first.call.name} {numbers}{first.call.calls.label} ({first.place})"
 
 
 def show_last(entries: Sequence[Entry], most: int) -> str:

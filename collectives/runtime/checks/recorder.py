@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from mpi4py import MPI
 
-from collectives.runtime.checks.call_log import Calls, Entry, Record, place_of
+from collectives.runtime.checks.call_log import Calls, Entry, Record, SourceLine, place_of
 from collectives.runtime.point_to_point import PointToPoint, SendMessage
 from collectives.runtime.progress import Progress
 
@@ -50,7 +50,7 @@ class TracedCall(NamedTuple):
     lengths: list[int]
     dtypes: list[str]
     is_over: bool
-    places: list[tuple[str, int]]
+    places: list[SourceLine]
     is_p2p: bool = False
 
     def fields(self, record_id: int, group_id: int) -> dict[str, Any]:

@@ -119,7 +119,9 @@ def ranking(
 
 
 def speeds_of(row: Algorithm, network: Network, memory: str) -> Network:
-    """Return the speeds of reading others' arrays: through the system, more slowly than in shared memory."""
+    """Return the speeds at which an algorithm reads others' memory: staging buffers, or arrays, through the system."""
+    if row.access == Access.STAGED:
+        return network._replace(pull_s_per_byte=network.staged_s_per_byte)
     if row.access < Access.DIRECT or memory != "ordinary":
         return network
     alpha, beta = network.system
@@ -221,7 +223,8 @@ def parse_network(data: dict[str, Any]) -> Network:
     nic = Link(*numbers(take(data, "nic", dict), *Link._fields)) if data.get("nic") else None
     system = Link(*numbers(take(data, "system", dict), *Link._fields)) if "system" in data else NETWORK.system
     gamma, copy, meet, cores = numbers(data, "gamma_s_per_byte", "copy_s_per_byte", "meet_s", "cores")
-    return Network(within, between, gamma, copy, meet, system, cores=int(cores), nic=nic)
+    (staged,) = numbers({"staged_s_per_byte": NETWORK.staged_s_per_byte} | data, "staged_s_per_byte")
+    return Network(within, between, gamma, copy, meet, system, staged, cores=int(cores), nic=nic)
 
 
 def numbers(data: dict[str, Any], *names: str) -> list[float]:
