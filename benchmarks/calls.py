@@ -7,11 +7,15 @@ sets at different addresses; "symmetric" uses arrays from `comm.empty`.  Sizes a
 of all_reduce, reduce_scatter and all_to_all, the output of all_gather, the message of broadcast.  Times are those of
 the slowest rank, in us: medians of rounds in which all ways alternate.  `--collectives`, `--bytes` and `--rounds`
 choose.
+
+    python benchmarks/calls.py --median run1.md run2.md run3.md --out benchmarks/results/calls-openmpi-2.md
+
+writes the medians of several runs.
 """
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle, product
 from pathlib import Path
@@ -29,6 +33,7 @@ MPI = start_mpi()
 NUM_SETS = 8  # of alternating arrays
 SIZES = [8, 64, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24, 1 << 26]
 WAYS = ("plan", "call", "moving", "symmetric", "MPI", "MPI moving")
+Times = dict[tuple[str, int], list[float]]  # in us, by way, of each collective and number of bytes
 
 
 def main() -> None:
@@ -37,17 +42,24 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, nargs="*", default=SIZES)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=output, default=Path("calls.md"))
+    parser.add_argument("--median", type=Path, nargs="+", metavar="RUN")
     args = parser.parse_args()
+    if args.median:
+        runs = [path.read_text() for path in args.median]
+        args.out.write_text(document(runs[0].splitlines()[0], list(map(table, runs))))
+        return
     comm = collectives.world()
-    rows = []
+    times_by_case: Times = {}
     for collective, nbytes in progress_bar([*product(args.collectives, args.bytes)], "size", comm.rank):
         nbytes = max(nbytes, 4 * comm.size)
-        times = measure(comm, ways(comm, collective, nbytes), args.rounds)
-        rows.append([collective, str(nbytes), *(f"{1e6 * seconds:.1f}" for seconds in times)])
+        seconds = measure(comm, ways(comm, collective, nbytes), args.rounds)
+        times_by_case[collective, nbytes] = [1e6 * each for each in seconds]
         if comm.rank == 0:
-            show(" ".join(rows[-1]))
+            show(f"{collective} {nbytes} {' '.join(f'{1e6 * each:.1f}' for each in seconds)}")
     if comm.rank == 0:
-        args.out.write_text(document(rows, comm.size))
+        where = f"{comm.size} ranks on {machine()['cores']} cores, {machine()['processor']}"
+        title = f"Calls, plans and {library_name(MPI)}'s own collectives on {where}; times in us."
+        args.out.write_text(document(title, [times_by_case]))
 
 
 def ways(comm: collectives.Communicator, collective: str, nbytes: int) -> list[Callable[[], Any]]:
@@ -100,20 +112,32 @@ def measure(comm: collectives.Communicator, calls: list[Callable[[], Any]], roun
     return [statistics.median(of_way) for of_way in times]
 
 
-def document(rows: list[list[str]], size: int) -> str:
-    """Return a table of the times, and a summary of it."""
-    on = f"{machine()['cores']} cores, {machine()['processor']}"
-    lines = [f"Calls, plans and {library_name(MPI)}'s own collectives on {size} ranks on {on}; times in us.", ""]
-    lines += [f"| collective | bytes | {' | '.join(WAYS)} |", "|---|---:|" + "---:|" * len(WAYS)]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
-    lines += ["", "Of 64 KiB to 64 MiB, how many times as fast as MPI's, as geometric mean and at least:", ""]
+def document(title: str, runs: Sequence[Times]) -> str:
+    """Return a table of the times, and a summary of them: medians of the runs."""
+    lines = [title, "", f"| collective | bytes | {' | '.join(WAYS)} |", "|---|---:|" + "---:|" * len(WAYS)]
+    for case in runs[0]:
+        medians = map(statistics.median, zip(*(run[case] for run in runs), strict=True))
+        lines.append(f"| {case[0]} | {case[1]} | {' | '.join(f'{time:.1f}' for time in medians)} |")
+    of_runs = f" (medians of {len(runs)} runs)" if len(runs) > 1 else ""
+    lines += ["", f"Of 64 KiB to 64 MiB, how many times as fast as MPI's{of_runs}, as geometric mean and at least:", ""]
     lines += ["| collective | plan | call | moving, to MPI's moving | symmetric |", "|---|---:|---:|---:|---:|"]
-    for collective in dict.fromkeys(row[0] for row in rows):
-        long = [list(map(float, row[2:])) for row in rows if row[0] == collective and int(row[1]) >= 1 << 16]
-        ratios = [[times[5 if way == 2 else 4] / times[way] for times in long] for way in range(4)]
+    for collective in dict.fromkeys(collective for collective, _ in runs[0]):
+        long = [case for case in runs[0] if case[0] == collective and case[1] >= 1 << 16]
+        ratios = [[statistics.median(ratio(run[case], way) for run in runs) for case in long] for way in range(4)]
         cells = [f"{statistics.geometric_mean(of_way):.2f}, {min(of_way):.2f}" for of_way in ratios if of_way]
         lines.append(f"| {' | '.join([collective, *cells])} |")
     return "\n".join(lines) + "\n"
+
+
+def ratio(times: Sequence[float], way: int) -> float:
+    """Return how many times as fast as MPI's a way is; moving arrays beside MPI's on moving arrays."""
+    return times[WAYS.index("MPI moving" if WAYS[way] == "moving" else "MPI")] / times[way]
+
+
+def table(text: str) -> Times:
+    """Read the times of a run from its document."""
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    return {(row[0], int(row[1])): list(map(float, row[2:])) for row in rows if row[1:] and row[1].isdecimal()}
 
 
 if __name__ == "__main__":

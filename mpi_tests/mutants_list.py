@@ -392,6 +392,18 @@ TOOLS = [
         ("test_tuning.py", "ordinary_arrays_are_read"),
     ),
     mutant(
+        "collectives/runtime/choose/auto.py",
+        "pull_s_per_byte=network.staged_s_per_byte",
+        "pull_s_per_byte=0.0",
+        ("test_tuning.py", "cores_share_a_cache"),
+    ),
+    mutant(
+        "collectives/runtime/kernels.py",
+        "memcpy(target + begin, source + begin, min(PIECE_BYTES, nbytes - begin))",
+        "memcpy(target + begin, source + begin, PIECE_BYTES)",
+        ("test_kernels.py", "wherever_source_and_target_lie"),
+    ),
+    mutant(
         "collectives/schedule/draw.py",
         "(m.end * scale, m.dest)",
         "(m.end * scale, m.source)",

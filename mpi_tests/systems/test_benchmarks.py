@@ -94,6 +94,15 @@ def test_calls(tmp_path):
     assert [row[:2] for row in rows[:4]] == [[name, n] for name in ("all_reduce", "all_gather") for n in ("8", "65536")]
     assert all(float(time) > 0 for row in rows[:4] for time in row[2:])
     assert [row[0] for row in rows[4:]] == ["all_reduce", "all_gather"]  # speed-ups, from 64 KiB on
+    slow, median = tmp_path / "slow.md", tmp_path / "median.md"
+    slow.write_text(path.read_text().replace(f"| all_reduce | 8 | {rows[0][2]} |", "| all_reduce | 8 | 9999.0 |"))
+    files = ["--median", path, slow, path, "--out", median]
+    result = launch(1, sys.executable, "benchmarks/calls.py", *files, timeout=60)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "9999.0" in slow.read_text()
+    times, summary = median.read_text().split("\n\nOf ")
+    assert times == path.read_text().split("\n\nOf ")[0]
+    assert "(medians of 3 runs)" in summary
 
 
 def test_sharing(tmp_path):

@@ -33,8 +33,10 @@ def test_a_file_says_what_was_measured():
 
 def test_a_file_from_before_the_system_was_measured():
     old = json.loads(to_json(TUNING))
-    del old["network"]["system"]
-    assert parse_tuning(json.dumps(old), "t.json").network == NETWORK._replace(system=DEFAULT.system)
+    new = {name: getattr(DEFAULT, name) for name in ("system", "staged_s_per_byte")}
+    for name in new:
+        del old["network"][name]
+    assert parse_tuning(json.dumps(old), "t.json").network == NETWORK._replace(**new)
 
 
 def test_a_size_counts_as_the_nearest_measured():
@@ -83,6 +85,16 @@ def test_ordinary_arrays_are_read_where_they_lie_if_the_system_is_fast():
 
     slow, fast = Link(1e-6, 1e-9), Link(1e-6, 1e-12)
     assert (choose(slow), choose(fast), choose(slow, "symmetric")) == ("staged", "direct", "direct")
+
+
+def test_staging_buffers_are_used_where_cores_share_a_cache():
+    rows = tuple(algorithms.find("all_gather", name) for name in ("staged", "direct"))
+
+    def choose(staged, memory="ordinary"):
+        tuning = Tuning(NETWORK._replace(system=Link(1e-6, 1e-10), staged_s_per_byte=staged))
+        return auto.choose(Question("all_gather", 1 << 20, rows, nodes_of(2), tuning, memory))
+
+    assert (choose(1e-15), choose(1e-9), choose(1e-9, "symmetric")) == ("staged", "direct", "direct")
 
 
 def test_what_is_in_reach_is_usable():
