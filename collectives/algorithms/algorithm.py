@@ -45,7 +45,7 @@ class Algorithm(NamedTuple):
     precondition: Precondition = NOTHING
     over_nodes: bool = False  # the schedule depends on the nodes
     access: Access = Access.MESSAGES
-    apart: bool = False  # the schedule can put its result in separate chunks
+    apart: bool = False  # a direct schedule can put its result in separate chunks
     segmented: bool = False  # a direct schedule whose phases follow each other, segment by segment
     in_order: bool = False  # reduces ((rank 0 op rank 1) op rank 2) op ..., for every chunk
 
