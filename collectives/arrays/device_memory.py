@@ -51,7 +51,7 @@ class DeviceMemory(SymmetricMemory):
     """
 
     lease = Lease
-    slab_bytes = SLAB_BYTES
+    slab_bytes, lead_bytes = SLAB_BYTES, 0
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ PAGE_BYTES = 4096
 PROBE = 0x1234ABCD
 probe = np.array([PROBE], np.int64)  # a number that other processes try to read
 SLAB_BYTES = 1 << 20  # blocks of up to a sixteenth of it share a window
+LEAD_BYTES = 64  # before a window's blocks: NumPy's long arrays begin 16 bytes behind a page, see `kernels.copy`
 KEPT_BYTES = 1 << 26  # unused memory that a rank keeps: more is released when new memory is needed
 
 
@@ -124,7 +125,7 @@ class SymmetricMemory:
     """
 
     lease: type[Lease] = HostLease
-    slab_bytes = SLAB_BYTES
+    slab_bytes, lead_bytes = SLAB_BYTES, LEAD_BYTES
 
     def __init__(self, comm: MPI.Comm, node: int, windows: Windows, agree_max: Any):
         self.comm, self.node_comm = comm, MPI.Intracomm(comm.Split(node))
@@ -175,9 +176,10 @@ class SymmetricMemory:
     def make_blocks(self, key: int, nbytes: int) -> list[Block]:
         """Make a window, and divide it into blocks where these are small."""
         number = self.slab_bytes // nbytes if nbytes <= self.slab_bytes // 16 else 1
-        window = self.make_window(key, number * nbytes)
+        window = self.make_window(key, self.lead_bytes + number * nbytes)
         self.windows.add(window)
-        return [Block(window, i * nbytes, window.nbytes if number == 1 else nbytes) for i in range(number)]
+        block_bytes = window.nbytes - self.lead_bytes if number == 1 else nbytes
+        return [Block(window, self.lead_bytes + i * nbytes, block_bytes) for i in range(number)]
 
     def make_window(self, key: int, nbytes: int) -> Window:
         """Map memory for every rank of the node, one part after the other.  Collective.

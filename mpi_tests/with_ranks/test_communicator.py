@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from collectives.arrays.views import dtype_of
+from collectives.runtime.kernels import ALIASING_BYTES, PAGE_BYTES
 from mpi_tests.helpers.reference import COLLECTIVES, algorithms_of, expected, inputs, reduced, same
 
 LATE_S = 0.05
@@ -438,6 +439,14 @@ def test_empty(comm):
 
 
 @pytest.mark.sizes(1, 2)
+def test_memory_is_not_aligned_with_long_arrays_as_copies_are_slow(comm):
+    """See `kernels.copy`."""
+    long = np.empty(1 << 22, np.uint8).ctypes.data
+    places = [comm.empty(nbytes, "uint8").ctypes.data for nbytes in (8, 1 << 12, 1 << 16, 1 << 22)]
+    assert not any(0 < (long - place) % PAGE_BYTES < ALIASING_BYTES for place in places)
+    assert not any(place % 64 for place in places)
+
+
 def test_memory_that_is_refused_leaves_no_file(new_comm, monkeypatch, tmp_path):
     from collectives import InputError
     from collectives.arrays import memory
