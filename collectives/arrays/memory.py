@@ -87,6 +87,7 @@ class Windows:
     begins: list[int] = field(default_factory=list)  # addresses, in their order
     ends: list[int] = field(default_factory=list)
     keys: list[int] = field(default_factory=list)
+    span: tuple[int, int] = (0, 0)  # from the first window's beginning to the last one's end
 
     def window_of(self, view: Any) -> Window | None:
         """Return the window in which a flat array lies, if it lies in one."""
@@ -116,6 +117,7 @@ class Windows:
         self.begins = [window.address for window in windows]
         self.ends = [window.address + window.nbytes for window in windows]
         self.keys = [window.key for window in windows]
+        self.span = (self.begins[0], self.ends[-1]) if windows else (0, 0)
 
 
 class SymmetricMemory:

@@ -16,6 +16,7 @@ from collectives.arrays.views import address_of, flat
 from collectives.schedule.spec import COLLECTIVES
 
 C_CONTIGUOUS, WRITEABLE = 0x1, 0x400  # of NumPy's flags
+FLAGS = C_CONTIGUOUS | WRITEABLE
 
 DEVICE = "device"
 Signature = tuple[Hashable, ...]
@@ -37,6 +38,27 @@ def sign(memory: SymmetricMemory, collective: str, x: Any, out: Any, options: tu
 
     Raises: Unsigned.
     """
+    if type(x) is np.ndarray and type(out) is np.ndarray:  # as below, in a third less of a short call's time
+        flags, out_flags = x.flags.num & FLAGS, out.flags.num & FLAGS
+        if flags & out_flags & C_CONTIGUOUS:
+            size, out_size, (begin, end) = x.size, out.size, memory.windows.span
+            address, out_address = get_address(x) if size else 0, get_address(out) if out_size else 0
+            if not (begin <= address < end or begin <= out_address < end):
+                overlap = None
+                if out_address < address + x.nbytes and address < out_address + out.nbytes:
+                    overlap = out_address - address
+                signature: Signature = (
+                    collective,
+                    options,
+                    x.dtype,
+                    size,
+                    flags,
+                    out.dtype,
+                    out_size,
+                    out_flags,
+                    overlap,
+                )
+                return signature, (address, out_address), (0, 0), True, False
     described, address, key = describe(memory, x)
     on_host = described[0] is not DEVICE
     if out is None:
@@ -46,7 +68,7 @@ def sign(memory: SymmetricMemory, collective: str, x: Any, out: Any, options: tu
     overlap = None
     if x is not None and out_address < address + x.nbytes and address < out_address + out.nbytes:
         overlap = out_address - address
-    signature = collective, options, described, out_described, overlap
+    signature = (collective, options, *described, *out_described, overlap)
     if on_host and out_described[0] is not DEVICE:  # most calls
         return signature, (address, out_address), (key, out_key), True, False
     on_device = [key for kind, key in ((described[0], key), (out_described[0], out_key)) if kind is DEVICE]
@@ -58,7 +80,7 @@ def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
     """Return an array's part of a signature, its address, and the key of its window."""
     kind = type(x)
     if kind is np.ndarray:  # most calls
-        flags, size = x.flags.num & (C_CONTIGUOUS | WRITEABLE), x.size
+        flags, size = x.flags.num & FLAGS, x.size
         if not flags & C_CONTIGUOUS:
             raise Unsigned
         address = get_address(x) if size else 0

@@ -110,20 +110,22 @@ def test_its_figures_are_those_of_the_results():
 
 
 def test_the_ratios_of_the_readme_are_those_of_the_results():
-    lines = (RESULTS / "README.md").read_text().splitlines()
-    cells = {tuple(row[:3]): row[3:] for row in ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)}
-    columns = ["from 64 KiB", "from 1 MiB", "to 16 KiB"]
-    rows = re.findall(rf"^\| (\w+), \w+ \w+, ({'|'.join(columns)}) \| (.*) \|$", PAGES["README.md"], re.MULTILINE)
-    assert len(rows) == 5
-    runs = [(mpi, ranks) for mpi in ("Open MPI v5.0.11", "MPICH 5.0.2") for ranks in ("2", "4")]
-    for collective, sizes, ratios in rows:
-        means = [cells[(*run, collective)][columns.index(sizes)].split()[0] for run in runs]
-        assert ratios.split(" | ") == means, collective
+    """A cell is the mean and the least of calls on ordinary arrays, or on symmetric ones."""
+    rows = re.findall(r"^\| (\w+)(, symmetric memory)? \| (\d.*) \|$", PAGES["README.md"], re.MULTILINE)
+    assert len(rows) == 6
+    for collective, is_symmetric, ratios in rows:
+        cells = []
+        for name in ("openmpi-2", "openmpi-4", "mpich-2", "mpich-4"):
+            text = (RESULTS / f"calls-{name}.md").read_text()
+            assert "(medians of 3 runs)" in text
+            _, call, _, symmetric = re.findall(rf"^\| {collective} \| (.*) \|$", text, re.MULTILINE)[-1].split(" | ")
+            cells.append(symmetric if is_symmetric else call)
+        assert ratios.split(" | ") == cells, collective
 
 
 def test_its_times_of_calls_are_those_of_the_results():
     files = sorted(RESULTS.glob("calls-*.md"))
-    assert len(files) == 3
+    assert len(files) == 4
     for file in files:
         rows = [line.strip("| ").split(" | ") for line in file.read_text().splitlines()]
         times = {int(row[1]): row[2:] for row in rows if row[0] == "all_reduce" and len(row) == 8}
