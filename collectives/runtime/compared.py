@@ -28,7 +28,7 @@ from collectives.runtime.binding import Binder, Choice, in_registers
 from collectives.runtime.messages import Messages, Vector
 from collectives.runtime.operands import Workspace, bind, operands_of
 from collectives.runtime.phases import NUM_SHARED
-from collectives.runtime.plan import MismatchError, Plan
+from collectives.runtime.plan import MismatchError, Plan, Step
 from collectives.runtime.progress import Waitable
 from collectives.runtime.started import Comparison
 from collectives.schedule.moves import Copy, Recv, RecvReduce, Round, Send, in_parts, show
@@ -154,7 +154,7 @@ class Headers:
         return plan
 
 
-class HeadedRound:
+class HeadedRound(Step):
     """A round of messages with headers, one to each partner."""
 
     def __init__(self, headers: Headers, number: int, moves: Round, vector: Vector, op: str | Op):

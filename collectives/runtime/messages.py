@@ -7,6 +7,7 @@ before it, not for those of the next segment.  Sender and receiver cut a run in 
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import cycle, islice, pairwise
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from collectives.arrays.memory import size_class
 from collectives.arrays.ops import Op
 from collectives.arrays.views import as_bytes
 from collectives.runtime.plan import CopyPair
+from collectives.runtime.progress import Waitable
 from collectives.schedule.moves import MESSAGES, Barrier, Copy, Move, Recv, RecvReduce, Round, Schedule, Send, show
 
 SEGMENT_BYTES = 1 << 20
@@ -27,18 +29,15 @@ LARGEST_POWER_BYTES = 1 << 16  # of staging buffers: longer ones are in steps of
 TAGS = MESSAGES  # of a plan
 
 
-class Messages(NamedTuple):
-    """Messages in flight, to be waited for."""
+@dataclass
+class Messages(Waitable):
+    """Messages in flight."""
 
     requests: Sequence[MPI.Request]
     statuses: list[MPI.Status] | None = None
-    num_barriers: int = 0
 
     def test(self) -> bool:
         return MPI.Request.Testall(self.requests, self.statuses)
-
-    def spin(self) -> bool:
-        return self.test()
 
 
 class Vector:

@@ -41,7 +41,7 @@ from collectives.runtime.phases import (
     Segmentation,
     peers_of,
 )
-from collectives.runtime.plan import LateMismatchError
+from collectives.runtime.plan import LateMismatchError, Step
 from collectives.runtime.progress import Waitable
 from collectives.runtime.started import NOWHERE
 from collectives.schedule.moves import Parts, Round
@@ -116,10 +116,10 @@ class HostBarrier:
                 self.device.wait_for(self.signals.of[peer][turn])
 
 
-class DeviceProgram:
+class DeviceProgram(Step):
     """A rank's parts, run repeatedly one after another, in the turns of the staging buffers."""
 
-    number, moves, is_short = 0, (), False
+    is_short = False
 
     def __init__(self, device: Cuda, turns: list[list[Part]], reduction: Reduction, barrier: HostBarrier, keep: Any):
         self.parts = [[operations_of(device, step, reduction) for step in part] for parts in turns for part in parts]
@@ -138,9 +138,6 @@ class DeviceProgram:
             for operation in operations:
                 operation()
         self.next = (self.next + 1) % len(self.parts)
-
-    def requests(self) -> list:
-        return []
 
     def awaits(self) -> str:
         return self.barrier.arrival.awaits()
@@ -162,10 +159,10 @@ def operations_of(device: Cuda, step: DeviceStep, reduction: Reduction) -> list[
     ]
 
 
-class KernelProgram:
+class KernelProgram(Step):
     """A rank's rounds as one kernel, which waits for the other devices itself: the host only launches it."""
 
-    number, moves, is_short = 0, (), True
+    is_short = True
 
     def __init__(self, device: Cuda, kernel: CudaProgram, keep: Any, calls: KernelCalls | None, binding: int):
         self.device, self.kernel, self.keep = device, kernel, keep
@@ -198,12 +195,6 @@ class KernelProgram:
         self.kernel.launch(self.device.stream.ptr, *self.run_as)
         self.num_runs += 1
         yield from ()
-
-    def requests(self) -> list:
-        return []
-
-    def awaits(self) -> str:
-        return "on its way"
 
 
 class KernelCalls:

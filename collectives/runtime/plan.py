@@ -34,20 +34,19 @@ CopyPair = tuple[Any, Any]  # target, source
 
 
 class Step(Protocol):
-    """Some rounds of a schedule, bound."""
+    """Some rounds of a schedule, bound: all of them, or one, which then has a number and moves."""
 
-    @property
-    def moves(self) -> Round: ...
-
-    @property
-    def number(self) -> int: ...
+    number: int = 0
+    moves: Round = ()
 
     def run(self, device: Device) -> Iterator[Waitable]: ...
 
-    def requests(self) -> Sequence[MPI.Prequest]: ...
+    def requests(self) -> Sequence[MPI.Prequest]:
+        return ()
 
     def awaits(self) -> str:
         """Describe the outstanding operations."""
+        return "on its way"
 
 
 class MismatchError(CommunicationError):

@@ -36,10 +36,12 @@ class Waitable(Protocol):
 
     def spin(self) -> bool:
         """Advance as `test` does, and possibly poll for a moment."""
+        return self.test()
 
     @property
     def num_barriers(self) -> int:
         """A counter that grows with each barrier passed."""
+        return 0
 
 
 class Wait(NamedTuple):

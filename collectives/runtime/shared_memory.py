@@ -30,7 +30,8 @@ from collectives.runtime.phases import (
     Segmentation,
     peers_of,
 )
-from collectives.runtime.plan import MismatchError
+from collectives.runtime.plan import MismatchError, Step
+from collectives.runtime.progress import Waitable
 from collectives.schedule.moves import Parts, name_ranks
 from collectives.schedule.spec import OPS
 
@@ -98,14 +99,14 @@ class Compiler(PhaseCompiler):
         self.instruction(opcode, *target[1:], *numbers, *chain(*(source[1:] for source in sources)))
 
 
-class Program:
+class Program(Step, Waitable):
     """A program of this rank, run repeatedly, from pause to pause; waited for as messages are.
 
     `addresses` are those of its two arrays, which may change with each run; `number`, if not 0, is the run's, which
     ranks compare.  `meanwhile` is called now and then while it waits.
     """
 
-    number, moves, is_short = 0, (), True
+    is_short = True
 
     def __init__(
         self,
@@ -206,13 +207,9 @@ class Program:
         if not self.test():
             yield self
 
-    def requests(self) -> list:
-        return []
-
     def awaits(self) -> str:
-        late = self.channel.late()
-        if not late:
-            return "on its way"
+        if not (late := self.channel.late()):
+            return super().awaits()
         return f"a barrier that {name_ranks(late)} {'have' if len(late) > 1 else 'has'} not come to"
 
     @property

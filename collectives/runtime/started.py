@@ -100,13 +100,11 @@ class StartedCall(Plan):
         return True
 
 
-class Predecessor:
+class Predecessor(Waitable):
     """A started call that another one waits for: by its `run`, as for a plan, or as a step of its own run.
 
     Its errors are raised only for its own caller.
     """
-
-    num_barriers = 0
 
     def __init__(self, plan: Plan):
         self.plan, self.device = plan, plan.device
@@ -114,7 +112,7 @@ class Predecessor:
     def test(self) -> bool:
         return not self.plan.is_under_way
 
-    spin = run_only = test
+    run_only = test
 
     def begin(self) -> None:
         """Do nothing: it has begun already."""
@@ -127,7 +125,7 @@ class Predecessor:
         return self.test()
 
 
-class Comparison:
+class Comparison(Waitable):
     """A program's run, which ends with a failure where ranks run different ones."""
 
     def __init__(self, program: Program):
