@@ -1184,8 +1184,8 @@ DEVICES = [
     mutant(DEVICE_MEMORY, ", buffer)\n        self.device.synchronize()", ", buffer)", ORDER),
     mutant(
         DEVICE_MEMORY,
-        "dtype(np.uint8), None))\n        self.device.synchronize()\n        return",
-        "dtype(np.uint8), None))\n        return",
+        "buffer.dtype))\n            self.device.synchronize()\n",
+        "buffer.dtype))\n",
         ORDER,
     ),
     mutant(
@@ -1220,7 +1220,7 @@ DEVICES = [
     # The host's waits before MPI reads or writes memory.
     mutant(MESSAGES, "self.ready.pop(index).synchronize()", "self.ready.pop(index)", ORDER),
     mutant(MESSAGES, "        if self.plain:\n            device.synchronize()", "", ORDER),
-    mutant("collectives/runtime/native_mpi.py", "        self.device.synchronize()\n", "", ORDER),
+    mutant("collectives/runtime/native_mpi.py", "        device.synchronize()\n", "", ORDER),
     mutant(
         "collectives/runtime/point_to_point.py",
         "self.memory)\n        device.synchronize()",

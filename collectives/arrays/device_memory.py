@@ -25,7 +25,7 @@ SLAB_BYTES = 1 << 23  # blocks of up to a sixteenth of it share a window
 ALLOCATION_BYTES = 1 << 21  # granularity of CUDA's allocations, each of which has one handle
 HANDLE_BYTES = 64
 MOST_RANKS = 64  # the most whose devices may wait for each other
-PROBE = np.dtype(np.int64)
+PROBE = 0x5EED0000  # written by the first rank of a node; then one more by each
 REFUSALS = (OSError, RuntimeError, MemoryError)  # CuPy's exceptions for CUDA errors
 
 
@@ -83,7 +83,7 @@ class DeviceMemory(SymmetricMemory):
 
     def array(self, lease: Lease, count: int, dtype: np.dtype) -> Any:
         """Return a flat array at the beginning of leased memory, which it keeps."""
-        return self.device.at(lease.address, count, dtype, lease)
+        return self.device.borrow(lease.address, count, dtype, lease)
 
     def make_window(self, key: int, nbytes: int) -> Window:
         """Make a window for every rank of the node.  Collective.
@@ -148,33 +148,26 @@ class DeviceMemory(SymmetricMemory):
             window = self.make_window(0, ALLOCATION_BYTES)
         except InputError:
             return False
-        failure = attempt(lambda: self.write(window.address, self.number(self.me)))
+        failure = attempt(lambda: self.write(window.address, PROBE + self.me))
         self.agree_max([0])
         failure = failure or attempt(lambda: self.compare(window))
         failed = self.on_any(failure)
         self.close_windows([window])
         return not failed
 
-    def compare(self, window: Window) -> None:
-        for place, world in enumerate(self.world_ranks):
-            if self.read(window.bases[world]) != self.number(place):
-                raise OSError(f"a peer reads other values than the owner wrote in memory of {self.device.place}")
-
-    @staticmethod
-    def number(place: int) -> int:
-        return 0x5EED0000 + place
-
     def write(self, address: int, number: int) -> None:
-        buffer = self.device.host(PROBE.itemsize)
-        buffer.view(PROBE)[0] = number
-        self.device.copy(self.device.at(address, PROBE.itemsize, np.dtype(np.uint8), None), buffer)
+        buffer = self.device.host(8)
+        buffer.view(np.int64)[0] = number
+        self.device.copy(self.device.borrow(address, 8, buffer.dtype), buffer)
         self.device.synchronize()
 
-    def read(self, address: int) -> int:
-        buffer = self.device.host(PROBE.itemsize)
-        self.device.copy(buffer, self.device.at(address, PROBE.itemsize, np.dtype(np.uint8), None))
-        self.device.synchronize()
-        return int(buffer.view(PROBE)[0])
+    def compare(self, window: Window) -> None:
+        buffer = self.device.host(8)
+        for place, world in enumerate(self.world_ranks):
+            self.device.copy(buffer, self.device.borrow(window.bases[world], 8, buffer.dtype))
+            self.device.synchronize()
+            if buffer.view(np.int64)[0] != PROBE + place:
+                raise OSError(f"a peer reads other values than the owner wrote in memory of {self.device.place}")
 
     def may_wait(self) -> bool:
         """Return whether the node's devices may wait for each other: none runs another rank's work.  Collective."""

@@ -1,22 +1,38 @@
 """Barriers of a node's ranks: a slot of shared memory for each, and their staging buffers."""
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numba.core import event
 
 from collectives.arrays import memory
 from collectives.arrays.device import TURNS
 from collectives.arrays.memory import SymmetricMemory, WindowOffset
 from collectives.job import environment
 from collectives.runtime import kernels
-from collectives.runtime.compiling import tell_compiling
 from collectives.runtime.phases import LINE_BYTES
 
 SLOT_BYTES = TURNS * LINE_BYTES  # a cache line for even barriers, one for odd ones
 
+
+class FirstCompilation(event.Listener):
+    """Message on stderr, once, that a kernel of the collectives is compiled, as it is not on disk."""
+
+    is_said = False
+
+    def on_start(self, event: event.Event) -> None:
+        if event.data["dispatcher"].py_func.__module__ == kernels.__name__ and not self.is_said:
+            self.is_said = True
+            print("collectives: compiling kernels, once; they stay on disk", file=sys.stderr, flush=True)
+
+    def on_end(self, event: event.Event) -> None:
+        pass
+
+
 if environment.launched_rank() == 0 and environment.launched_size() > 1:
-    tell_compiling()
+    event.register("numba:compile", FirstCompilation())
 
 
 class Channel:

@@ -185,14 +185,12 @@ class HeadedRound(Step):
 
     def run(self, device: Device) -> Iterator[Messages]:
         headers = self.headers
-        for target, source in self.copies:
-            device.copy(target, source)
+        device.copy_pairs(self.copies)
         arrivals = [headers.arrivals[partner] for partner in self.arriving]
         MPI.Prequest.Startall(arrivals)
         for partner, out in self.leaving.items():
             headers.write(partner)
-            for target, source in out:
-                device.copy(target, source)
+            device.copy_pairs(out)
         MPI.Prequest.Startall(self.sends)
         yield Messages([*arrivals, *self.sends])
         for partner, into in self.arriving.items():
@@ -236,8 +234,7 @@ class ComparedPlan(Plan):
             self.after = [(host().borrow(addresses[1], len(self.target), self.dtype), self.target)]
 
     def _run(self) -> Iterator[Waitable]:
-        for target, source in self.before:
-            self.device.copy(target, source)
+        self.device.copy_pairs(self.before)
         arrival = None
         if self.program is not None:
             self._round = self.program
@@ -256,5 +253,4 @@ class ComparedPlan(Plan):
             raise MismatchError("ranks have bound different collectives")
         if self.divide:
             self.device.divide(*self.divide)
-        for target, source in self.after:
-            self.device.copy(target, source)
+        self.device.copy_pairs(self.after)

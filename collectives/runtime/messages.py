@@ -89,7 +89,7 @@ class Lane:
         indices = range(indices.start, min(indices.stop, len(self.requests)))
         for index in indices:
             if self.sends:
-                self.copy(index)
+                self.device.copy_pairs(self.copies[index])
             self.ready[index] = self.device.record()
         return indices
 
@@ -101,13 +101,9 @@ class Lane:
     def end(self, index: int) -> None:
         """Copy or reduce segment `index`, if it is a received one."""
         if not self.sends:
-            self.copy(index)
+            self.device.copy_pairs(self.copies[index])
         if self.reduce:
             self.reduce(index)
-
-    def copy(self, index: int) -> None:
-        for target, source in self.copies[index]:
-            self.device.copy(target, source)
 
 
 class BoundRound(NamedTuple):
@@ -123,8 +119,7 @@ class BoundRound(NamedTuple):
 
     def run(self, device: Device) -> Iterator[Messages]:
         """Start and complete the round's requests; yields those to wait for in between."""
-        for target, source in self.copies:
-            device.copy(target, source)
+        device.copy_pairs(self.copies)
         launched = [(lane, index) for lane in self.lanes for index in lane.launch(range(lane.window))]
         if self.plain:
             device.synchronize()

@@ -147,7 +147,7 @@ def operations_of(device: Cuda, step: DeviceStep, reduction: Reduction) -> list[
     """Bind a step's operations to arrays that are made once; none for a barrier."""
     dtype = reduction.dtype if len(step.sources) > 1 else BYTE
     outs, sources = (
-        [device.at(address, step.nbytes // dtype.itemsize, dtype, None) for address in addresses]
+        [device.borrow(address, step.nbytes // dtype.itemsize, dtype) for address in addresses]
         for addresses in (step.outs, step.sources)
     )
     if len(sources) < 2:
@@ -303,7 +303,7 @@ class DeviceProgramBinder(DirectBinder):
         lease = self.device_memory.allocate(nbytes)
         nothing = self.device.host(nbytes)
         nothing[:] = 0
-        self.device.copy(self.device.at(lease.address, nbytes, BYTE, None), nothing)
+        self.device.copy(self.device.borrow(lease.address, nbytes, BYTE), nothing)
         self.device.synchronize()
         signals = [self.address_at(lease, other) + rank * FLAG_BYTES for other in range(num_ranks)]
         return CudaChannel(self.device, self.address_at(lease, rank), signals), lease

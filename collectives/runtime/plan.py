@@ -94,11 +94,12 @@ class Plan:
         self._last: Event | None = None  # of a run
         self._event: Event | None = None
         self._num_runs = 0  # that were queued on a device; the event is after the latest
+        self.may_block = device.is_async  # inside CUDA or MPI
         if device.is_async:
             progress.on_devices[id(self)] = self
         self._stepping = threading.Lock()  # held by the thread that advances the run
         self.in_background = False  # advanced by the background thread
-        self._is_inside = False  # the thread that advances the run is queuing device work
+        self._is_inside = False  # the thread that advances the run may block
 
     def __repr__(self) -> str:
         state = ", freed" if self._freed else ", running" if self.is_under_way else ""
@@ -111,23 +112,17 @@ class Plan:
 
     def __call__(self, limit_s: float = math.inf) -> Any:
         """Run the collective; returns the result's array.  `limit_s` is as in `wait`."""
-        if self.run_short():
-            return self.result
-        self.begin()
-        return self.wait(limit_s)
-
-    def run_short(self) -> bool:
-        """Run it on the fast path, if there is one and the other ranks arrive at once; return whether it has ended."""
         if not self.run_only():
-            return False
+            self.begin()
+            return self.wait(limit_s)
         call = self.call
         if call:  # counted only
             calls = call.calls
             calls.number = call.number = calls.number + 1
-        return True
+        return self.result
 
     def run_only(self) -> bool:
-        """Run it on the fast path without counting the run."""
+        """Run it on the fast path, if there is one and the other ranks arrive at once; return whether it has ended."""
         try:
             return bool(self.only) and not self._progress.started and self.only.spin()
         except CommunicationError:
@@ -219,9 +214,9 @@ class Plan:
 
     def awaits(self) -> str:
         """Describe the operations for which a run is waiting now."""
-        if self._is_inside or (self.device.is_async and self._steps is None):
+        if self.device.is_async and (self._is_inside or self._steps is None):
             return "its device to finish its work"
-        return self._round.awaits() if self._round else "in the MPI library's own"
+        return self._round.awaits() if self._round else "on its way"
 
     @property
     def device_run(self) -> tuple[int, Event | None]:
@@ -257,9 +252,9 @@ class Plan:
             self._waiting_for = awaited
 
     def _step(self) -> Waitable | None:
-        """Advance to the run's next wait; on a device CUDA itself may wait, too."""
+        """Advance to the run's next wait."""
         assert self._steps is not None
-        if not self.device.is_async:
+        if not self.may_block:
             return next(self._steps, None)
         with self._progress.inside(self):
             self._is_inside = True
@@ -279,15 +274,13 @@ class Plan:
     def _run(self) -> Iterator[Waitable]:
         device = self.device
         device.begin()
-        for target, source in self.before:
-            device.copy(target, source)
+        device.copy_pairs(self.before)
         for bound in self.rounds:
             self._round = bound
             yield from bound.run(device)
         if self.divide:
             device.divide(*self.divide)
-        for target, source in self.after:
-            device.copy(target, source)
+        device.copy_pairs(self.after)
         self._last = self._event = device.record()
         self._num_runs += 1
 

@@ -31,7 +31,7 @@ from collectives.runtime.checks.call_log import Call, Place, caller
 from collectives.runtime.compared import ComparedPlan, Headers
 from collectives.runtime.fuse import Fused
 from collectives.runtime.messages import StagingBuffers
-from collectives.runtime.native_mpi import NativePlan, check_native
+from collectives.runtime.native_mpi import check_native, native_plan
 from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
 from collectives.runtime.packed import PackedCall, is_strided, pack_fused, pack_strided
 from collectives.runtime.plan import FAILURES, LateMismatchError, MismatchError, Plan, run_now
@@ -480,7 +480,7 @@ class Resolver:
         """Make a plan for the arrays of a call.  Collective."""
         a, o, choice, fused, *_ = resolved
         if choice is None:
-            plan: Plan = NativePlan(a, o, self.context.mpi, self.progress)
+            plan = native_plan(a, o, self.context.mpi, self.progress)
         else:
             plan = self.binder.plan(a, o, choice, staging)
         if fused:
@@ -550,7 +550,7 @@ class Resolver:
         """Make a plan like that of `a` for arrays at two other addresses."""
         a = a.moved(place)
         operands = operands_of(a)
-        return messages.plan(a, operands) if messages else NativePlan(a, operands, self.context.mpi, self.progress)
+        return messages.plan(a, operands) if messages else native_plan(a, operands, self.context.mpi, self.progress)
 
     # --- comparing the ranks' bindings ---
 

@@ -65,8 +65,7 @@ class StartedCall(Plan):
                 self.place_in(bound)
             self.bound = bound
             self.entered.name = bound.call.name
-        for target, source in self.after:
-            self.device.copy(target, source)
+        self.device.copy_pairs(self.after)
         self.keep = None
 
     def attempt(self) -> Generator[Waitable, None, bool]:
