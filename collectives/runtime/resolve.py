@@ -29,11 +29,10 @@ from collectives.runtime.binding import Binder, BufferedPlan, Choice, DeviceBuff
 from collectives.runtime.checks.agreement import NUM_FACTS
 from collectives.runtime.checks.call_log import Call, Place, caller
 from collectives.runtime.compared import ComparedPlan, Headers
-from collectives.runtime.fuse import Fused
 from collectives.runtime.messages import StagingBuffers
 from collectives.runtime.native_mpi import check_native, native_plan
 from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
-from collectives.runtime.packed import PackedCall, is_strided, pack_fused, pack_strided
+from collectives.runtime.packed import Fused, PackedCall, is_strided, pack_fused, pack_strided
 from collectives.runtime.plan import FAILURES, LateMismatchError, MismatchError, Plan, run_now
 from collectives.runtime.signature import Signature, Signed, Unsigned, address_of_result, hashable, sign
 from collectives.runtime.started import NOWHERE, Predecessor, StartedCall
