@@ -137,7 +137,7 @@ ON_COMPARISON = [
     mutant(COMPARED, "out=self.seen)", "out=self.seen.copy())", BETWEEN),
     mutant(COMPARED, "            headers.write(partner)\n", "", BETWEEN),
     mutant(COMPARED, "binding << 32 | number if binding else 0", "binding << 32 if binding else 0", BETWEEN),
-    mutant(COMPARED, "allocate=shared, is_shared=True", "allocate=shared, is_shared=False", CUBE),
+    mutant(COMPARED, "allocate=allocate, is_shared=True", "allocate=allocate, is_shared=False", CUBE),
     mutant(COMPARED, "use_caller_arrays=False", "use_caller_arrays=True", BETWEEN),
     mutant(COMPARED, "begin = ends[leaves, partner]", "begin = 0", CUBE),
     mutant(
@@ -335,7 +335,7 @@ CHECKS = [
         ("test_disagreement.py", "get_wrong and 2-ranks and order", 2),
     ),
     mutant(
-        "collectives/arrays/views.py",
+        "collectives/arrays/ops.py",
         'if dtype in HALVES and op not in ("min", "max") else dtype',
         'if dtype in HALVES and op == "avg" else dtype',
         ("test_precision.py", "sums_are_rounded_once and 3-ranks", 3),
@@ -1167,7 +1167,7 @@ DEVICES = [
     mutant(CUDA, "self.runtime.ipcCloseMemHandle(address)", "pass", GUARDED),
     mutant(CUDA, "self.runtime.eventDestroy(self.ptr)", "pass", GUARDED),
     mutant(DEVICE_MEMORY, "self.device.close_memory(address)", "pass", GUARDED),
-    mutant(DEVICE_MEMORY, "self.device.synchronize()\n        for mapping", "for mapping", ORDER),
+    mutant(DEVICE_MEMORY, "self.device.synchronize()\n        for window", "for window", ORDER),
     mutant(
         DEVICE_MEMORY,
         "self.device.close_memory(address)\n        self.agree_max([0])",
@@ -1210,7 +1210,7 @@ DEVICES = [
     mutant(ON_DEVICE, "yield from self.arrival.run(self.device)", "yield from ()", ORDER),
     mutant(ON_DEVICE, "for peer in self.peers:", "for peer in self.peers[1:]:", ORDER),
     mutant(ON_DEVICE, "                yield from self.barrier.wait()", "                pass", ORDER),
-    mutant(ON_DEVICE, "self.parts[-1].append(DeviceStep([], [], 0))", "pass", ORDER),
+    mutant(ON_DEVICE, "steps.append(BARRIER)", "pass", ORDER),
     mutant(
         ON_DEVICE,
         "lease, turn)\n            registers",
@@ -1264,8 +1264,8 @@ DEVICE_CHECKS = [
     mutant(PLAN, "            self._progress.tell(", "            str(", HEARD),
     mutant(
         "collectives/runtime/progress.py",
-        "            if self.failure:\n",
-        "            if False:\n",
+        "                if self.failure:\n",
+        "                if False:\n",
         ("test_device_failures.py", "hear_of"),
     ),
     mutant(PLAN, "            progress.on_devices[id(self)] = self", "            pass", NAMED),

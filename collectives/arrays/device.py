@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from collectives.arrays.ops import Op, function_of, has_kernel
-from collectives.arrays.views import COMPLEX, HALVES, INTEGERS
+from collectives.arrays.ops import COMPLEX, HALVES, INTEGERS, Op, function_of, has_kernel
 
 TURNS = 2  # staging buffers, and the events that go with them, are used in turn
 

@@ -8,7 +8,7 @@ Source: NVIDIA, CUDA Runtime API, "Device Management", cudaIpcOpenMemHandle and 
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,13 +34,6 @@ class Signals(NamedTuple):
 
     own: list[Any]
     of: dict[int, list[Any]]
-
-
-class Mapping(NamedTuple):
-    """The memory of a window: this rank's own, and the addresses of the other ranks' in this process."""
-
-    own: Any
-    opened: list[int]
 
 
 class DeviceMemory(SymmetricMemory):
@@ -98,13 +91,12 @@ class DeviceMemory(SymmetricMemory):
         except REFUSALS as error:
             failure = one_line(error)
         bases, failure = self.open_all(handle, self.device.open_memory, failure)
-        mapping = Mapping(own, list(bases.values()))
+        window = Window(key, own.ptr if own else 0, nbytes, bases, own)
         if self.on_any(failure):
-            self.close_all([mapping])
+            self.close_windows([window])
             raise InputError(f"no {nbytes >> 20} MiB of device memory that ranks share: {self.first_failure(failure)}")
-        assert own is not None
-        bases[self.world_ranks[self.me]] = own.ptr
-        return Window(key, own.ptr, nbytes, bases, mapping)
+        bases[self.world_ranks[self.me]] = window.address
+        return window
 
     def on_any(self, failure: str) -> bool:
         """Return whether a rank has a failure.  Collective."""
@@ -125,14 +117,12 @@ class DeviceMemory(SymmetricMemory):
         return remote_objects, failure
 
     def close_windows(self, windows: list[Window]) -> None:
-        self.close_all([window.handle for window in windows])
-
-    def close_all(self, mappings: Sequence[Mapping]) -> None:
         """Close the other ranks' memory on every rank, before any frees its own.  Collective."""
         self.device.synchronize()
-        for mapping in mappings:
-            for address in mapping.opened:
-                self.device.close_memory(address)
+        for window in windows:
+            for address in window.bases.values():
+                if address != window.address:
+                    self.device.close_memory(address)
         self.agree_max([0])
 
     def free(self) -> None:

@@ -127,8 +127,11 @@ class Headers:
         """Make a plan for any arrays like those of a call.  Collective."""
         context, row = self.context, choice.row
         operands = operands_of(a)
-        shared = partial(context.memory.empty, a.device)
-        bound = bind(a, operands, Workspace(use_caller_arrays=False, allocate=shared, is_shared=True))
+
+        def allocate(use: str, count: int, dtype: Any) -> Any:
+            return context.memory.empty(a.device, count, dtype)
+
+        bound = bind(a, operands, Workspace(use_caller_arrays=False, allocate=allocate, is_shared=True))
         schedule = row.rounds(self.rank, context.size, 0, context.topology.nodes if row.over_nodes else ())
         num_shared = len(bound.vector.places)
         bound.vector.add_scratch(schedule, a.device.empty)

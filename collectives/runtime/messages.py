@@ -7,7 +7,7 @@ before it, not for those of the next segment.  Sender and receiver cut a run in 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle, islice, pairwise
 from typing import Any, NamedTuple
 
@@ -64,6 +64,7 @@ class Vector:
             self.places += Vector((scratch, lengths)).places
 
 
+@dataclass
 class Lane:
     """One move of a round, segment by segment: at most `window` requests in flight.
 
@@ -71,18 +72,13 @@ class Lane:
     `reduce` reduces a segment that has arrived.
     """
 
-    def __init__(
-        self,
-        requests: list[MPI.Prequest],
-        window: int,
-        device: Device,
-        copies: list[list[CopyPair]],
-        sends: bool,
-        reduce: Callable[[int], None] | None = None,
-    ):
-        self.requests, self.window, self.device, self.copies = requests, window, device, copies
-        self.sends, self.reduce = sends, reduce
-        self.ready: dict[int, Event] = {}  # after which the device is done with a segment's memory
+    requests: list[MPI.Prequest]
+    window: int
+    device: Device
+    copies: list[list[CopyPair]]
+    sends: bool
+    reduce: Callable[[int], None] | None = None
+    ready: dict[int, Event] = field(default_factory=dict)  # after which the device is done with a segment's memory
 
     def launch(self, indices: range) -> range:
         """Queue copies of segments to be sent, and an event for each; return those of `indices` that exist."""
@@ -147,9 +143,7 @@ class BoundRound(NamedTuple):
         return self.plain + [request for lane in self.lanes for request in lane.requests]
 
     def awaits(self) -> str:
-        pending = [
-            move for request, move in self.request_moves if not request.Get_status()
-        ]  # true of those not started
+        pending = [move for request, move in self.request_moves if not request.Get_status()]  # true if not started
         return f"round {self.number}: {', '.join(dict.fromkeys(map(show, pending or self.moves)))}"
 
 
@@ -242,9 +236,7 @@ class RequestBinder:
         if isinstance(move, Recv):
             return Lane(requests, slots, self.device, incoming, sends=False)
         reduce = self.reducer(move.source)
-        return Lane(
-            requests, slots, self.device, incoming, sends=False, reduce=lambda i: reduce(segments[i], ways[i][0])
-        )
+        return Lane(requests, slots, self.device, incoming, False, lambda i: reduce(segments[i], ways[i][0]))
 
     def stops(self, move: Send | Recv | RecvReduce, segments: list[Any], place: int, slots: int) -> list[list[Any]]:
         """Return the memory that segments pass in turn: from the vector, or a reduction's operand, to MPI's buffer."""

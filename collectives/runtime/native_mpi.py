@@ -9,8 +9,8 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays.device import Device
-from collectives.arrays.ops import Op
-from collectives.arrays.views import HALVES, pointer
+from collectives.arrays.ops import HALVES, Op
+from collectives.arrays.views import pointer
 from collectives.runtime.arguments import Arguments
 from collectives.runtime.operands import Operands
 from collectives.runtime.plan import Plan, Step

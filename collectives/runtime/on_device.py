@@ -36,7 +36,7 @@ from collectives.runtime.phases import (
     Chunk,
     DirectBinder,
     ExportedMemory,
-    PhaseCompiler,
+    Phases,
     Reduction,
     Segmentation,
     peers_of,
@@ -53,43 +53,32 @@ if TYPE_CHECKING:
 Operation = Callable[[], None]
 Part = list[DeviceStep]
 BYTE = np.dtype(np.uint8)
+BARRIER = DeviceStep([], [], 0)
 MOST_LAUNCHED = 4096  # calls that devices may still have to run
 
 
-class DeviceCompiler(PhaseCompiler):
+class DeviceCompiler(Phases):
     """Compiler of phases to steps of a device, with their addresses."""
 
     def __init__(self, registers: Sequence[int], *arguments: Any):
         super().__init__(*arguments)
         self.registers = registers
-        self.parts: list[Part] = [[]]
 
-    def compile(self, parts: Parts) -> list[Part]:
-        self.compile_parts(parts)
-        return self.parts
-
-    def barrier(self) -> None:
-        self.parts[-1].append(DeviceStep([], [], 0))
-
-    def pause(self) -> None:
-        self.parts.append([])
-
-    def copy(self, target: Address, source: Address, nbytes: int) -> None:
-        out, origin = self.pointer(target), self.pointer(source)
-        last = self.parts[-1][-1] if self.parts[-1] else DeviceStep([], [], 0)
-        if out == origin:
-            return
-        if origin in last.outs and nbytes == last.nbytes:  # just written: the last step stores it here, too
-            last.outs.append(out)
-        else:
-            self.parts[-1].append(DeviceStep([out], [origin], nbytes))
-
-    def reduce(self, target: Address, sources: list[Address], nbytes: int) -> None:
-        if len(sources) == 1:
-            self.copy(target, sources[0], nbytes)
-        else:
-            pointers = [self.pointer(source) for source in sources]
-            self.parts[-1].append(DeviceStep([self.pointer(target)], pointers, nbytes))
+    def compile(self, rounds: Sequence[Round]) -> Part:
+        steps: Part = []
+        for target, sources, nbytes in self.pipeline(rounds):
+            if target is None:
+                steps.append(BARRIER)
+                continue
+            out, origins = self.pointer(target), [self.pointer(source) for source in sources]
+            last = steps[-1] if steps else BARRIER
+            if origins == [out]:
+                continue
+            if len(origins) == 1 and origins[0] in last.outs and nbytes == last.nbytes:
+                last.outs.append(out)  # just written: the last step stores it here, too
+            else:
+                steps.append(DeviceStep([out], origins, nbytes))
+        return steps
 
     def pointer(self, place: Address) -> int:
         assert not place.pid, "another rank's array is not in memory that this one has opened"
@@ -202,8 +191,7 @@ class KernelCalls:
 
     def __init__(self, device: Cuda, channel: CudaChannel, keep: Any):
         self.device, self.channel, self.keep = device, channel, keep
-        barrier = [[DeviceStep([], [], 0)]]
-        self.nothing = CudaProgram(device, barrier, ("sum", BYTE, 1), channel, channel)
+        self.nothing = CudaProgram(device, [[BARRIER]], Reduction("sum", BYTE, 1), channel, channel)
         self.launched: deque[Entry] = deque(maxlen=MOST_LAUNCHED)
         at_exit(leave, weakref.ref(self))
 
@@ -259,44 +247,36 @@ class DeviceProgramBinder(DirectBinder):
         arrays: Sequence[Any],
         chunks: Sequence[Chunk],
         reduction: Reduction,
-        rank: int,
         segmentation: Segmentation,
         channel: Channel | KernelCalls | None = None,
         binding: int = 0,
     ) -> DeviceProgram | KernelProgram:
         """Bind as on the host, but for these arrays only."""
         rounds = [moves for part in parts for moves in part]
-        buffers = BufferPlan.of(
-            rounds, [chunk.length for chunk in chunks], len(self.world_ranks), segmentation, reduction.dtype
-        )
+        buffers = BufferPlan.of(rounds, chunks, len(self.world_ranks), segmentation, reduction.dtype)
+        ranks = [self.rank, *peers_of(rounds, self.rank)]
         lease = self.device_memory.allocate(TURNS * buffers.turn_bytes)
         by_themselves = self.device_memory.has_barriers and self.meanwhile is None  # with no messages in between
-        barrier = None if by_themselves else self.barrier(rounds, rank, channel, binding or 1)
-        own, flags = self.channel(rank) if by_themselves else (None, None)
+        barrier = None if by_themselves else self.barrier(ranks, channel, binding or 1)
+        own, flags = self.channel() if by_themselves else (None, None)
         rows = self.exchange(arrays, chunks, buffers, buffers.turn_bytes)
-        ranks = [rank, *peers_of(rounds, rank)]
         layouts = self.layouts(ranks, rows, chunks)
         compiled = []  # of each turn
         for turn in range(TURNS) if segmentation.num_segments % 2 else range(1):
             registers = self.registers(ranks, rows, lease, turn)
             registers[SCRATCH] = address_of(arrays[SCRATCH])
-            compiled.append(DeviceCompiler(registers, rank, layouts, buffers, segmentation, reduction).compile(parts))
+            compiler = DeviceCompiler(registers, self.rank, layouts, buffers, segmentation, reduction)
+            compiled.append([compiler.compile(part) for part in parts])
         keep = [lease, flags, *arrays]
         if barrier is None:
             assert own is not None
             calls = channel if isinstance(channel, KernelCalls) else None
             shared = calls.channel if calls else own
-            kernel = CudaProgram(
-                self.device,
-                [part for (part,) in compiled],
-                (reduction.op, reduction.dtype, reduction.divisor),
-                shared,
-                own,
-            )
+            kernel = CudaProgram(self.device, [part for (part,) in compiled], reduction, shared, own)
             return KernelProgram(self.device, kernel, keep, calls, binding or 1)
         return DeviceProgram(self.device, compiled, reduction, barrier, keep)
 
-    def channel(self, rank: int) -> tuple[CudaChannel, Lease]:
+    def channel(self) -> tuple[CudaChannel, Lease]:
         """Make a channel on which all ranks' devices wait for each other, and its memory.  Collective."""
         num_ranks = len(self.world_ranks)
         nbytes = TURNS * FLAG_BYTES * num_ranks
@@ -305,12 +285,12 @@ class DeviceProgramBinder(DirectBinder):
         nothing[:] = 0
         self.device.copy(self.device.borrow(lease.address, nbytes, BYTE), nothing)
         self.device.synchronize()
-        signals = [self.address_at(lease, other) + rank * FLAG_BYTES for other in range(num_ranks)]
-        return CudaChannel(self.device, self.address_at(lease, rank), signals), lease
+        signals = [self.address_at(lease, other) + self.rank * FLAG_BYTES for other in range(num_ranks)]
+        return CudaChannel(self.device, self.address_at(lease, self.rank), signals), lease
 
-    def kernel_calls(self, rank: int) -> KernelCalls:
+    def kernel_calls(self) -> KernelCalls:
         """Make the record of calls that are kernels, and the channel on which these wait.  Collective."""
-        return KernelCalls(self.device, *self.channel(rank))
+        return KernelCalls(self.device, *self.channel())
 
     def address_at(self, lease: Lease, rank: int) -> int:
         """Return the address, in this process, of a rank's part of leased memory."""
@@ -332,15 +312,14 @@ class DeviceProgramBinder(DirectBinder):
             registers[first : first + TURNS] = pair
         return registers
 
-    def barrier(self, rounds: Sequence[Round], rank: int, channel: Any, binding: int) -> HostBarrier:
-        """Make a barrier on the host, by the compiled interpreter.  Collective."""
+    def barrier(self, ranks: Sequence[int], channel: Any, binding: int) -> HostBarrier:
+        """Make a barrier of these ranks on the host, by the compiled interpreter.  Collective."""
         from collectives.runtime.channel import Channel
         from collectives.runtime.shared_memory import ProgramBinder
 
         if channel is None:
-            channel = Channel(self.memory, self.world_ranks, [rank, *peers_of(rounds, rank)])
-        ways = self.gather_rows, self.agree_max, self.oversubscribed, self.meanwhile
-        arrival = ProgramBinder(self.world_ranks, self.memory, *ways).gate(channel, binding)
+            channel = Channel(self.memory, self.world_ranks, ranks)
+        arrival = ProgramBinder(self.binder, self.meanwhile).gate(channel, binding)
         arrival.keep.append(channel.lease)
         return HostBarrier(
             self.device, self.device_memory, arrival, [self.world_ranks[peer] for peer in channel.ranks[1:]]

@@ -17,7 +17,8 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays.device import Device
-from collectives.arrays.views import DTYPES, as_bytes, flat, numpy_view
+from collectives.arrays.ops import DTYPES
+from collectives.arrays.views import as_bytes, flat, numpy_view
 from collectives.job.errors import CommunicationError
 from collectives.runtime.arguments import check_rank
 from collectives.runtime.checks.call_log import Calls

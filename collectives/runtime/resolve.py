@@ -299,11 +299,14 @@ class Resolver:
         except Unsigned:
             return None
 
-    def plan_once(self, request: Request, signed: Signed | None = None) -> Plan:
-        """Make a plan for one run, counted as this call: if it is signed, of its signature's binding."""
+    def plan_once(self, request: Request, signed: Signed | None = None, is_late: bool = False) -> Plan:
+        """Make a plan for one run, counted as this call: if it is signed, of its signature's binding.
+
+        Where there is no such binding yet, one that `is_late` is agreed on when it runs.
+        """
         bound = self.bound.get(signed[0]) if signed else None
-        if bound is not None:
-            call = bound.call.of_plan(bound.call.name)
+        if bound or (signed and is_late):
+            call = bound.call.of_plan(bound.call.name) if bound else Call(self.calls, request.collective)
             call.enter(place=request.place)
         else:
             with Call(self.calls, request.collective) as call:
@@ -312,7 +315,7 @@ class Resolver:
                 with self.telling(call):
                     bound = self.bind_call(call, signed, resolved) if signed else None
                     plan = None if bound else self.bind(resolved)
-        if signed and bound:
+        if signed:
             plan = StartedCall(self, request, signed, bound, call, self.latest())
             self.latest = weakref.ref(plan)
         assert plan is not None
@@ -330,15 +333,7 @@ class Resolver:
 
         Arrays on devices are agreed on at once.
         """
-        signed = self.sign_start(request)
-        if signed is None:
-            return self.plan_once(request)
-        bound = self.bound.get(signed[0])
-        call = bound.call.of_plan(bound.call.name) if bound else Call(self.calls, request.collective)
-        call.enter(place=request.place)
-        plan = StartedCall(self, request, signed, bound, call, self.latest())
-        self.latest = weakref.ref(plan)
-        return plan
+        return self.plan_once(request, self.sign_start(request), is_late=True)
 
     def drain(self, run: Runs = run_now) -> None:
         """Wait for the started calls: programs on one channel run one after the other."""
@@ -508,7 +503,7 @@ class Resolver:
         if a.send_counts is not None or {"root", "out"} <= set(a.spec.takes):
             return None
         if self.kernels is None:
-            self.kernels = self.binder.programs(choice.shared).kernel_calls(self.context.rank)
+            self.kernels = self.binder.programs(choice.shared).kernel_calls()
         return self.kernels
 
     def bind_call(self, call: Call, signed: Signed, resolved: Resolved) -> Bound:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from collectives.arrays.device import host
@@ -124,11 +125,12 @@ class Predecessor(Waitable):
         return self.test()
 
 
+@dataclass
 class Comparison(Waitable):
     """A program's run, which ends with a failure where ranks run different ones."""
 
-    def __init__(self, program: Program):
-        self.program, self.has_failed = program, False
+    program: Program
+    has_failed: bool = False
 
     @property
     def num_barriers(self) -> int:
