@@ -43,7 +43,6 @@ class DeviceMemory(SymmetricMemory):
     `failure` gives the reason on that rank.
     """
 
-    lease = Lease
     slab_bytes = SLAB_BYTES
 
     def __init__(

@@ -59,7 +59,8 @@ class Binder:
         access = self.access(facts, shared)
         if algorithm == "auto":
             memory = "symmetric" if facts.symmetric else "ordinary"
-            tuning = None if facts.on_host else self.tuning_on_device(shared is not None and shared.has_barriers)
+            has_barriers, network = shared is not None and shared.has_barriers, self.context.tuning.network
+            tuning = None if facts.on_host else Tuning(on_device(network, has_barriers))
             equal = a.send_counts is None
             question = self.question(a.collective, facts.nbytes, access, memory, equal, a.suits, tuning)
             algorithm = auto.choose(question)
@@ -106,9 +107,6 @@ class Binder:
         if len(self.topology.nodes) == 1:
             return Access.DIRECT if has_programs else Access.MESSAGES
         return Access.INTRA_NODE if has_programs and self.topology.has_groups_in_nodes else Access.MESSAGES
-
-    def tuning_on_device(self, has_barriers: bool) -> Tuning:
-        return Tuning(on_device(self.context.tuning.network, has_barriers))
 
     @cached_property
     def reads_processes(self) -> bool:

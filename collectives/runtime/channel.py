@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numba.core import event
 
-from collectives.arrays import memory
 from collectives.arrays.device import TURNS
-from collectives.arrays.memory import SymmetricMemory, WindowOffset
+from collectives.arrays.memory import SymmetricMemory, WindowOffset, array
 from collectives.job import environment
 from collectives.runtime import kernels
 from collectives.runtime.phases import LINE_BYTES
@@ -49,13 +48,9 @@ class Channel:
         self.lease = self.staging = memory.allocate(SLOT_BYTES + TURNS * turn_bytes)
         window, offset = self.lease.block.window, self.lease.block.offset
         self.begin = WindowOffset(window.key, offset + SLOT_BYTES)  # of the staging buffers
-        self.clear()
+        array(self.lease, SLOT_BYTES // 8, np.dtype(np.int64))[:] = 0  # what an earlier user has left there
         self.slots = np.array([window.bases[world_ranks[rank]] + offset for rank in self.ranks], np.int64)
         self.state = np.zeros(kernels.STATE_LENGTH, np.int64)
-
-    def clear(self) -> None:
-        """Clear this rank's slot of the contents left by an earlier user of the memory."""
-        memory.array(self.lease, SLOT_BYTES // 8, np.dtype(np.int64))[:] = 0
 
     def reserve(self, turn_bytes: int, agree_max: Callable[[list[int]], list[int]]) -> None:
         """Make staging buffers of at least that length, the same on all ranks.  Collective.
@@ -79,10 +74,8 @@ class Channel:
 
     def late(self) -> list[int]:
         """Return the ranks that have not reached this rank's latest barrier yet."""
-        latest = [max(flags(slot)) for slot in self.slots.tolist()]
-        return [rank for rank, number in zip(self.ranks, latest, strict=True) if number < self.num_barriers]
-
-
-def flags(slot: int) -> list[int]:
-    """Return the numbers of barriers that a slot shows."""
-    return [ctypes.c_int64.from_address(slot + turn * LINE_BYTES).value for turn in range(TURNS)]
+        numbers = [
+            max(ctypes.c_int64.from_address(slot + turn * LINE_BYTES).value for turn in range(TURNS))
+            for slot in self.slots.tolist()
+        ]
+        return [rank for rank, number in zip(self.ranks, numbers, strict=True) if number < self.num_barriers]

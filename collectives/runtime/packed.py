@@ -148,21 +148,21 @@ def flat_views(arrays: Sequence[Any]) -> tuple[Device, np.dtype, Sequence[Any]]:
     if not arrays:
         raise ValueError("no arrays are given: pass at least one")
     devices, views = zip(*map(flat, arrays), strict=True)
-    one_of([device.name for device in devices], "device", str)
-    one_of([device.place for device in devices], "device", str)
-    dtype = one_of([view.dtype for view in views], "dtype", str)
+    one_of([device.name for device in devices], "device")
+    one_of([device.place for device in devices], "device")
+    dtype = one_of([view.dtype for view in views], "dtype")
     in_order = sorted((view for view in views if len(view)), key=pointer)
     if any(overlap(*pair) for pair in pairwise(in_order)):
         raise ValueError("arrays overlap: pass each part of memory once")
     return devices[0], dtype, views
 
 
-def one_of(values: Sequence[Any], what: str, name: Any) -> Any:
+def one_of(values: Sequence[Any], what: str) -> Any:
     """Return the value that is the same for all."""
     different = [value for value in values if value != values[0]]
     if different:
         raise ValueError(
-            f"cannot fuse arrays of different {what}s ({name(values[0])}, {name(different[0])}): "
+            f"cannot fuse arrays of different {what}s ({values[0]}, {different[0]}): "
             f"fuse those of each {what} separately"
         )
     return values[0]

@@ -157,8 +157,7 @@ class Plan:
         Raises: TimeoutError after `limit_s` seconds; the run continues then.
         """
         self.join(time.monotonic() + limit_s)
-        self._raise_failure()
-        self._order_caller()
+        self._finish()
         return self.result
 
     def join(self, deadline_s: float = math.inf) -> None:
@@ -183,8 +182,7 @@ class Plan:
         self.advance()
         is_over = self._steps is None
         if is_over:
-            self._raise_failure()
-            self._order_caller()
+            self._finish()
         return is_over
 
     def advance(self) -> bool:
@@ -284,8 +282,11 @@ class Plan:
         self._last = self._event = device.record()
         self._num_runs += 1
 
-    def _order_caller(self) -> None:
-        """Order the caller's current stream after the run."""
+    def _finish(self) -> None:
+        """Raise the run's error, if it has failed, else order the caller's current stream after it."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure.__cause__ if isinstance(failure.__cause__, MismatchError | InputError) else failure
         last, self._last = self._last, None
         if last is None:
             return
@@ -307,10 +308,3 @@ class Plan:
         if self.device.is_async and not isinstance(error, CommunicationError | InputError):
             self._progress.tell(f"{self.call.entry() if self.call else self.name}: {error}")
         return CommunicationError(f"{self.name}{where}: {error}")
-
-    def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None and isinstance(failure.__cause__, MismatchError | InputError):
-            raise failure.__cause__
-        if failure is not None:
-            raise failure
