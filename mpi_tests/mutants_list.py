@@ -1209,7 +1209,7 @@ DEVICES = [
     mutant(ON_DEVICE, "self.device.mark(self.signals.own[turn])", "pass", ORDER),
     mutant(ON_DEVICE, "yield from self.arrival.run(self.device)", "yield from ()", ORDER),
     mutant(ON_DEVICE, "for peer in self.peers:", "for peer in self.peers[1:]:", ORDER),
-    mutant(ON_DEVICE, "                yield from self.barrier.wait()", "                pass", ORDER),
+    mutant(ON_DEVICE, "                yield from self.barrier()", "                pass", ORDER),
     mutant(ON_DEVICE, "steps.append(BARRIER)", "pass", ORDER),
     mutant(
         ON_DEVICE,

@@ -12,7 +12,7 @@ import weakref
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -61,12 +61,9 @@ class Lease:
         block.free = False
         weakref.finalize(self, setattr, block, "free", True).atexit = False
 
-
-class WindowOffset(NamedTuple):
-    """An array's place in symmetric memory: its window, and the offset in a rank's part of it."""
-
-    key: int
-    offset: int
+    def at(self, world_rank: int) -> int:
+        """Return the address, in this process, of a rank's part of it."""
+        return self.block.window.bases[world_rank] + self.block.offset
 
 
 @dataclass

@@ -8,7 +8,7 @@ import numpy as np
 from numba.core import event
 
 from collectives.arrays.device import TURNS
-from collectives.arrays.memory import SymmetricMemory, WindowOffset, array
+from collectives.arrays.memory import SymmetricMemory, array
 from collectives.job import environment
 from collectives.runtime import kernels
 from collectives.runtime.phases import LINE_BYTES
@@ -46,10 +46,9 @@ class Channel:
         self.memory, self.world_ranks, self.ranks = memory, world_ranks, list(ranks)
         self.turn_bytes = turn_bytes  # of a staging buffer
         self.lease = self.staging = memory.allocate(SLOT_BYTES + TURNS * turn_bytes)
-        window, offset = self.lease.block.window, self.lease.block.offset
-        self.begin = WindowOffset(window.key, offset + SLOT_BYTES)  # of the staging buffers
+        self.begin = SLOT_BYTES  # of the staging buffers in their memory
         array(self.lease, SLOT_BYTES // 8, np.dtype(np.int64))[:] = 0  # what an earlier user has left there
-        self.slots = np.array([window.bases[world_ranks[rank]] + offset for rank in self.ranks], np.int64)
+        self.slots = np.array([self.lease.at(world_ranks[rank]) for rank in self.ranks], np.int64)
         self.state = np.zeros(kernels.STATE_LENGTH, np.int64)
 
     def reserve(self, turn_bytes: int, agree_max: Callable[[list[int]], list[int]]) -> None:
@@ -61,7 +60,7 @@ class Channel:
         if need > self.turn_bytes:
             self.turn_bytes = 1 << (need - 1).bit_length()
             self.staging = self.memory.allocate(TURNS * self.turn_bytes)
-            self.begin = WindowOffset(self.staging.block.window.key, self.staging.block.offset)
+            self.begin = 0
 
     def base(self, nth: int, key: int) -> int:
         """Return the address, in this process, of the `nth` rank's part of a window."""

@@ -31,7 +31,7 @@ from collectives.runtime.phases import NUM_SHARED
 from collectives.runtime.plan import MismatchError, Plan, Step
 from collectives.runtime.progress import Waitable
 from collectives.runtime.started import Comparison
-from collectives.schedule.moves import Copy, Recv, RecvReduce, Round, Send, in_parts, show
+from collectives.schedule.moves import Copy, Recv, RecvReduce, Round, Send, in_parts
 
 if TYPE_CHECKING:
     from collectives.runtime.context import Context
@@ -69,8 +69,7 @@ class Headers:
             from collectives.runtime.channel import Channel  # it imports the compiler
 
             self.channel = Channel(memory, world_ranks, [self.rank, *(rank for rank in team if rank != self.rank)])
-            leader = lease.block.window.bases[world_ranks[team[0]]] + lease.block.offset
-            self.verdict = host().borrow(leader, 2, np.dtype(np.int64))
+            self.verdict = host().borrow(lease.at(world_ranks[team[0]]), 2, np.dtype(np.int64))
         partners = set().union(*self.partners(self.row, self.rank))
         self.leaving = {partner: Packet() for partner in partners}
         self.arriving = {partner: Packet() for partner in partners}
@@ -208,9 +207,6 @@ class HeadedRound(Step):
 
     def requests(self) -> list[MPI.Prequest]:
         return self.sends
-
-    def awaits(self) -> str:
-        return f"round {self.number}: {', '.join(dict.fromkeys(map(show, self.moves)))}"
 
 
 class ComparedPlan(Plan):

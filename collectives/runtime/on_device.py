@@ -85,14 +85,37 @@ class DeviceCompiler(Phases):
         return self.registers[place.register] + place.offset
 
 
-class HostBarrier:
-    """A reusable barrier of a node's ranks, at which they compare their calls."""
+class DeviceProgram(Step):
+    """A rank's parts, run repeatedly one after another, in the turns of the staging buffers.
 
-    def __init__(self, device: Cuda, memory: DeviceMemory, arrival: Program, peers: Sequence[int]):
-        self.device, self.arrival, self.signals = device, arrival, memory.signals
-        self.peers = peers  # world ranks
+    At barriers the node's ranks compare their calls on the host, by the program `arrival`.
+    """
 
-    def wait(self) -> Iterator[Waitable]:
+    is_short = False
+
+    def __init__(
+        self, memory: DeviceMemory, turns: list[list[Part]], reduction: Reduction, arrival: Program, keep: Any
+    ):
+        self.device, self.signals, self.arrival, self.keep = memory.device, memory.signals, arrival, keep
+        self.peers = [arrival.channel.world_ranks[peer] for peer in arrival.channel.ranks[1:]]
+        operations = partial(operations_of, self.device, reduction)
+        self.parts = [list(map(operations, part)) for parts in turns for part in parts]
+        self.next = 0
+
+    def use(self, call: Call, is_compared: bool) -> None:
+        """Make ranks compare the numbers of their calls."""
+        self.arrival.use(call.number * is_compared, NOWHERE, NOWHERE)
+
+    def run(self, device: Device) -> Iterator[Waitable]:
+        """Run a part."""
+        for operations in self.parts[self.next]:
+            if not operations:
+                yield from self.barrier()
+            for operation in operations:
+                operation()
+        self.next = (self.next + 1) % len(self.parts)
+
+    def barrier(self) -> Iterator[Waitable]:
         """Order later work on this stream after the peers' work on theirs before they arrived."""
         turn = self.arrival.num_barriers % TURNS  # a slow rank waits for no work later than this barrier's
         if self.signals is None:
@@ -104,35 +127,11 @@ class HostBarrier:
             for peer in self.peers:
                 self.device.wait_for(self.signals.of[peer][turn])
 
-
-class DeviceProgram(Step):
-    """A rank's parts, run repeatedly one after another, in the turns of the staging buffers."""
-
-    is_short = False
-
-    def __init__(self, device: Cuda, turns: list[list[Part]], reduction: Reduction, barrier: HostBarrier, keep: Any):
-        self.parts = [[operations_of(device, step, reduction) for step in part] for parts in turns for part in parts]
-        self.barrier, self.keep = barrier, keep
-        self.next = 0
-
-    def use(self, call: Call, is_compared: bool) -> None:
-        """Make ranks compare the numbers of their calls."""
-        self.barrier.arrival.use(call.number * is_compared, NOWHERE, NOWHERE)
-
-    def run(self, device: Device) -> Iterator[Waitable]:
-        """Run a part."""
-        for operations in self.parts[self.next]:
-            if not operations:
-                yield from self.barrier.wait()
-            for operation in operations:
-                operation()
-        self.next = (self.next + 1) % len(self.parts)
-
     def awaits(self) -> str:
-        return self.barrier.arrival.awaits()
+        return self.arrival.awaits()
 
 
-def operations_of(device: Cuda, step: DeviceStep, reduction: Reduction) -> list[Operation]:
+def operations_of(device: Cuda, reduction: Reduction, step: DeviceStep) -> list[Operation]:
     """Bind a step's operations to arrays that are made once; none for a barrier."""
     dtype = reduction.dtype if len(step.sources) > 1 else BYTE
     outs, sources = (
@@ -257,7 +256,7 @@ class DeviceProgramBinder(DirectBinder):
         ranks = [self.rank, *peers_of(rounds, self.rank)]
         lease = self.device_memory.allocate(TURNS * buffers.turn_bytes)
         by_themselves = self.device_memory.has_barriers and self.meanwhile is None  # with no messages in between
-        barrier = None if by_themselves else self.barrier(ranks, channel, binding or 1)
+        arrival = None if by_themselves else self.arrival(ranks, channel, binding or 1)
         own, flags = self.channel() if by_themselves else (None, None)
         rows = self.exchange(arrays, chunks, buffers, buffers.turn_bytes)
         layouts = self.layouts(ranks, rows, chunks)
@@ -268,33 +267,28 @@ class DeviceProgramBinder(DirectBinder):
             compiler = DeviceCompiler(registers, self.rank, layouts, buffers, segmentation, reduction)
             compiled.append([compiler.compile(part) for part in parts])
         keep = [lease, flags, *arrays]
-        if barrier is None:
+        if arrival is None:
             assert own is not None
             calls = channel if isinstance(channel, KernelCalls) else None
             shared = calls.channel if calls else own
             kernel = CudaProgram(self.device, [part for (part,) in compiled], reduction, shared, own)
             return KernelProgram(self.device, kernel, keep, calls, binding or 1)
-        return DeviceProgram(self.device, compiled, reduction, barrier, keep)
+        return DeviceProgram(self.device_memory, compiled, reduction, arrival, keep)
 
     def channel(self) -> tuple[CudaChannel, Lease]:
         """Make a channel on which all ranks' devices wait for each other, and its memory.  Collective."""
-        num_ranks = len(self.world_ranks)
-        nbytes = TURNS * FLAG_BYTES * num_ranks
+        nbytes = TURNS * FLAG_BYTES * len(self.world_ranks)
         lease = self.device_memory.allocate(nbytes)
         nothing = self.device.host(nbytes)
         nothing[:] = 0
         self.device.copy(self.device.borrow(lease.address, nbytes, BYTE), nothing)
         self.device.synchronize()
-        signals = [self.address_at(lease, other) + self.rank * FLAG_BYTES for other in range(num_ranks)]
-        return CudaChannel(self.device, self.address_at(lease, self.rank), signals), lease
+        signals = [lease.at(world) + self.rank * FLAG_BYTES for world in self.world_ranks]
+        return CudaChannel(self.device, lease.address, signals), lease
 
     def kernel_calls(self) -> KernelCalls:
         """Make the record of calls that are kernels, and the channel on which these wait.  Collective."""
         return KernelCalls(self.device, *self.channel())
-
-    def address_at(self, lease: Lease, rank: int) -> int:
-        """Return the address, in this process, of a rank's part of leased memory."""
-        return lease.block.window.bases[self.world_ranks[rank]] + lease.block.offset
 
     def registers(
         self, ranks: Sequence[int], rows: Sequence[tuple[ExportedMemory, list[int]]], lease: Lease, turn: int
@@ -307,12 +301,12 @@ class DeviceProgramBinder(DirectBinder):
             for index, (base, (window, address)) in enumerate(zip(self.mapped(rank, memory), places, strict=True)):
                 registers[nth * NUM_REGISTERS + index] = address if base is None else base + address - window
             first = nth * NUM_REGISTERS + STAGING
-            stage = self.address_at(lease, rank)
+            stage = lease.at(self.world_ranks[rank])
             pair = stage + turn * memory.turn_bytes, stage + (1 - turn) * memory.turn_bytes
             registers[first : first + TURNS] = pair
         return registers
 
-    def barrier(self, ranks: Sequence[int], channel: Any, binding: int) -> HostBarrier:
+    def arrival(self, ranks: Sequence[int], channel: Any, binding: int) -> Program:
         """Make a barrier of these ranks on the host, by the compiled interpreter.  Collective."""
         from collectives.runtime.channel import Channel
         from collectives.runtime.shared_memory import ProgramBinder
@@ -321,6 +315,4 @@ class DeviceProgramBinder(DirectBinder):
             channel = Channel(self.memory, self.world_ranks, ranks)
         arrival = ProgramBinder(self.binder, self.meanwhile).gate(channel, binding)
         arrival.keep.append(channel.lease)
-        return HostBarrier(
-            self.device, self.device_memory, arrival, [self.world_ranks[peer] for peer in channel.ranks[1:]]
-        )
+        return arrival

@@ -252,7 +252,7 @@ class DirectBinder:
     def __init__(self, binder: "Binder", meanwhile: Callable[[], Any] | None = None):
         self.binder, self.meanwhile = binder, meanwhile
         self.rank, self.world_ranks, self.agreement = binder.rank, binder.world_ranks, binder.agreement
-        self.memory = binder.context.memory.of_host
+        self.memory, self.oversubscribed = binder.context.memory.of_host, binder.progress.oversubscribed
 
     def exchange(
         self, arrays: Sequence[Any], chunks: Sequence[Chunk], buffers: BufferPlan, turn_bytes: int

@@ -46,7 +46,8 @@ class Step(Protocol):
 
     def awaits(self) -> str:
         """Describe the outstanding operations."""
-        return "on its way"
+        moves = ", ".join(dict.fromkeys(map(show, self.moves)))
+        return f"round {self.number}: {moves}" if moves else "on its way"
 
 
 class MismatchError(CommunicationError):

@@ -260,7 +260,7 @@ class ProgramBinder(DirectBinder):
         compiler = Compiler(self.rank, self.layouts(channel.ranks, rows, chunks), buffers, segmentation, reduction)
         code = compiler.compile(parts)
         is_odd = segmentation.num_segments % 2 == 1
-        program = self.program(code, channel, reduction.dtype, binding or 1, is_odd)
+        program = Program(code, channel, reduction.dtype, self.oversubscribed, self.meanwhile, binding or 1, is_odd)
         self.fill(program, rows, channel)
         program.keep.append(channel.staging)
         own = program.registers[:, 0]
@@ -281,25 +281,18 @@ class ProgramBinder(DirectBinder):
             compile_for(dtype)
         self.agreement.highest([0])
         compile_for(dtype)
-        return self.program(np.array([kernels.BARRIER, 2], np.int64), channel, dtype, binding)
-
-    def program(
-        self, code: np.ndarray, channel: Channel, dtype: np.dtype, binding: int, is_odd: bool = False
-    ) -> Program:
-        oversubscribed = self.binder.progress.oversubscribed
-        return Program(code, channel, dtype, oversubscribed, self.meanwhile, binding, is_odd)
+        code = np.array([kernels.BARRIER, 2], np.int64)
+        return Program(code, channel, dtype, self.oversubscribed, self.meanwhile, binding)
 
     def fill(self, program: Program, rows: Sequence[tuple[ExportedMemory, list[int]]], channel: Channel) -> None:
         """Fill a program's registers with the addresses of the ranks' staging buffers and windows."""
         own = rows[channel.ranks[0]][0]
         program.keys = own.key, own.out_key
-        key, offset = channel.begin
-        window = self.memory.windows.by_key[key]
         for nth, rank in enumerate(channel.ranks):
             memory = rows[rank][0]
             bases = zip(self.mapped(rank, memory), (memory.window, memory.out_window), strict=True)
             program.bases[nth] = [*(far if near is None else near for near, far in bases), memory.key, memory.out_key]
-            stage = window.bases[self.world_ranks[rank]] + offset
+            stage = channel.staging.at(self.world_ranks[rank]) + channel.begin
             for turn in range(TURNS):
                 pair = stage + turn * memory.turn_bytes, stage + (1 - turn) * memory.turn_bytes
                 program.registers[turn, nth, STAGING : STAGING + TURNS] = pair
