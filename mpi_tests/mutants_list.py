@@ -134,8 +134,8 @@ CUBE = ("test_calls.py", "all_to_alls_between", 8)
 ON_COMPARISON = [
     mutant(COMPARED, "self.headers.open(0 if differ else self.key)", "self.headers.open(self.key)", BETWEEN),
     mutant(COMPARED, "if differ or not self.headers.agree:", "if differ:", BETWEEN),
-    mutant(COMPARED, "out=self.seen)", "out=self.seen.copy())", BETWEEN),
-    mutant(COMPARED, "            headers.write(partner)\n", "", BETWEEN),
+    mutant(COMPARED, "out=headers.seen)", "out=headers.seen.copy())", BETWEEN),
+    mutant(COMPARED, "            headers.leaving[partner].header[:] = headers.seen\n", "", BETWEEN),
     mutant(COMPARED, "binding << 32 | number if binding else 0", "binding << 32 if binding else 0", BETWEEN),
     mutant(COMPARED, "allocate=allocate, is_shared=True", "allocate=allocate, is_shared=False", CUBE),
     mutant(COMPARED, "use_caller_arrays=False", "use_caller_arrays=True", BETWEEN),

@@ -7,20 +7,24 @@ Everything above works on flat arrays, slices of them, and these operations.
 import ctypes
 from collections.abc import Iterable
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from collectives.arrays.ops import COMPLEX, HALVES, INTEGERS, Op, function_of, has_kernel
 
+DEVICE_ERRORS = (OSError, RuntimeError, MemoryError)  # CuPy's exceptions for CUDA errors
 TURNS = 2  # staging buffers, and the events that go with them, are used in turn
 
 
-class Event(Protocol):
-    """A point in the order of a device's work."""
+class Event:
+    """A point in the order of a device's work; on a synchronous device that is done by then."""
 
     def synchronize(self) -> None:
         """Wait until the work before it is done."""
+
+
+DONE = Event()
 
 
 class Device:
@@ -111,16 +115,6 @@ class Device:
     def is_done(self, event: Any) -> bool:
         """Return whether the work before an event is done."""
         return True
-
-
-class Done:
-    """The event of a synchronous device."""
-
-    def synchronize(self) -> None:
-        pass
-
-
-DONE = Done()
 
 
 class Host(Device):

@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays.cuda import Cuda
-from collectives.arrays.device import TURNS
+from collectives.arrays.device import DEVICE_ERRORS, TURNS
 from collectives.arrays.memory import Lease, SymmetricMemory, Window, Windows
 from collectives.job import environment
 from collectives.job.errors import InputError
@@ -26,7 +26,6 @@ ALLOCATION_BYTES = 1 << 21  # granularity of CUDA's allocations, each of which h
 HANDLE_BYTES = 64
 MOST_RANKS = 64  # the most whose devices may wait for each other
 PROBE = 0x5EED0000  # written by the first rank of a node; then one more by each
-REFUSALS = (OSError, RuntimeError, MemoryError)  # CuPy's exceptions for CUDA errors
 
 
 class Signals(NamedTuple):
@@ -87,7 +86,7 @@ class DeviceMemory(SymmetricMemory):
         try:
             own = self.device.allocate(nbytes)
             handle = self.device.export_memory(own.ptr)
-        except REFUSALS as error:
+        except DEVICE_ERRORS as error:
             failure = one_line(error)
         bases, failure = self.open_all(handle, self.device.open_memory, failure)
         window = Window(key, own.ptr if own else 0, nbytes, bases, own)
@@ -111,7 +110,7 @@ class DeviceMemory(SymmetricMemory):
             if length and rank != self.ranks[self.me] and not failure:
                 try:
                     remote_objects[world] = open_one(np.array(words, np.int64).tobytes()[:length])
-                except REFUSALS as error:
+                except DEVICE_ERRORS as error:
                     failure = one_line(error)
         return remote_objects, failure
 
@@ -172,7 +171,7 @@ class DeviceMemory(SymmetricMemory):
         try:
             own = [self.device.shared_event() for _ in range(TURNS)]
             handles = [self.device.export_event(event) for event in own]
-        except REFUSALS as error:
+        except DEVICE_ERRORS as error:
             failure = one_line(error)
         events: dict[int, list[Any]] = {world: [] for world in self.world_ranks}
         for handle in handles:
@@ -192,7 +191,7 @@ def attempt(work: Callable[[], None]) -> str:
     """Return the error of `work` in one line, "" for none."""
     try:
         work()
-    except REFUSALS as error:
+    except DEVICE_ERRORS as error:
         return one_line(error)
     return ""
 

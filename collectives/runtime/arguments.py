@@ -170,7 +170,6 @@ class Arguments:
 
 
 def check_rank(name: str, rank: Any, size: int) -> None:
-    """Refuse a rank that is out of range."""
     if not isinstance(rank, int | np.integer) or not 0 <= rank < size:
         raise ValueError(f"{name} {rank!r} is out of range: use a rank from 0 to {size - 1}")
 

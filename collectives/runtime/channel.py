@@ -68,7 +68,6 @@ class Channel:
 
     @property
     def num_barriers(self) -> int:
-        """The number of barriers that this rank has reached."""
         return int(self.state[kernels.NUM_BARRIERS])
 
     def late(self) -> list[int]:

@@ -101,12 +101,6 @@ class Headers:
         """Forget the previous call; a rank without a bound call has the key 0."""
         self.seen[:] = key, -key
 
-    def write(self, partner: int) -> None:
-        self.leaving[partner].header[:] = self.seen
-
-    def read(self, partner: int) -> None:
-        np.maximum(self.seen, self.arriving[partner].header, out=self.seen)
-
     @property
     def agree(self) -> bool:
         """Whether the node's leader found that all ranks make the same call."""
@@ -191,12 +185,12 @@ class HeadedRound(Step):
         arrivals = [headers.arrivals[partner] for partner in self.arriving]
         MPI.Prequest.Startall(arrivals)
         for partner, out in self.leaving.items():
-            headers.write(partner)
+            headers.leaving[partner].header[:] = headers.seen
             device.copy_pairs(out)
         MPI.Prequest.Startall(self.sends)
         yield Messages([*arrivals, *self.sends])
         for partner, into in self.arriving.items():
-            headers.read(partner)
+            np.maximum(headers.seen, headers.arriving[partner].header, out=headers.seen)
             for view, arrived, reduces in into:
                 if not reduces:
                     device.copy(view, arrived)

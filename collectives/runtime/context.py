@@ -100,11 +100,6 @@ class Context:
         self.num_plans += 1
         return self.num_plans % (self.num_tags // TAGS) * TAGS
 
-    @property
-    def compares_in_memory(self) -> bool:
-        """Whether ranks compare their calls in shared memory: in one node, by compiled programs."""
-        return self.has_numba and len(self.topology.nodes) == 1
-
     def host_names(self) -> list[str]:
         """Return the name of each rank's host.  Collective."""
         return self.agreement.gather_texts(platform.node())
@@ -196,9 +191,7 @@ def settings(agreement: Agreement, check: bool | None, timeout_s: float | None) 
     except ValueError as error:
         failure = str(error)
     agreement.check(f"Communicator(check={check!r})", failure)
-    assert check is not None
-    assert timeout_s is not None
-    return check, timeout_s
+    return bool(check), timeout_s or 0.0
 
 
 def node_number(context: Context, shared: MPI.Comm) -> int:

@@ -162,11 +162,8 @@ class StagingBuffers:
         nbytes = size_class(length * dtype.itemsize, LARGEST_POWER_BYTES)
         key = kind, place, dtype, nbytes
         if key not in self.buffers:
-            on_host = kind == "host"
-            new = (
-                self.device.host(nbytes).view(dtype) if on_host else self.device.empty(nbytes // dtype.itemsize, dtype)
-            )
-            self.buffers[key] = new
+            is_host, count = kind == "host", nbytes // dtype.itemsize
+            self.buffers[key] = self.device.host(nbytes).view(dtype) if is_host else self.device.empty(count, dtype)
         return self.buffers[key]
 
 

@@ -290,15 +290,13 @@ class DeviceProgramBinder(DirectBinder):
         """Make the record of calls that are kernels, and the channel on which these wait.  Collective."""
         return KernelCalls(self.device, *self.channel())
 
-    def registers(
-        self, ranks: Sequence[int], rows: Sequence[tuple[ExportedMemory, list[int]]], lease: Lease, turn: int
-    ) -> list[int]:
+    def registers(self, ranks: Sequence[int], rows: Sequence[ExportedMemory], lease: Lease, turn: int) -> list[int]:
         """Return the addresses in all registers of these ranks, for a run that begins with a staging buffer."""
         registers = [0] * NUM_REGISTERS * len(ranks)
         for nth, rank in enumerate(ranks):
-            memory = rows[rank][0]
-            places = (memory.window, memory.address), (memory.out_window, memory.out_address)
-            for index, (base, (window, address)) in enumerate(zip(self.mapped(rank, memory), places, strict=True)):
+            memory = rows[rank]
+            places = zip(self.mapped(rank, memory), memory.windows, memory.addresses, strict=True)
+            for index, (base, window, address) in enumerate(places):
                 registers[nth * NUM_REGISTERS + index] = address if base is None else base + address - window
             first = nth * NUM_REGISTERS + STAGING
             stage = lease.at(self.world_ranks[rank])

@@ -106,7 +106,7 @@ def phases_of(rounds: Sequence[Round]) -> list[list[Move]]:
     return phases
 
 
-class Work(NamedTuple):
+class PhaseWork(NamedTuple):
     """A copy from one source, or a reduction of several; a barrier where there is no target."""
 
     target: Address | None = None
@@ -133,7 +133,7 @@ class Phases:
         self.num_segments, self.streamed_bytes = segmentation
         self.reduction = reduction
 
-    def pipeline(self, rounds: Sequence[Round]) -> Iterator[Work]:
+    def pipeline(self, rounds: Sequence[Round]) -> Iterator[PhaseWork]:
         """Yield the work of all steps of a pipeline."""
         phases = phases_of(rounds)
         num_steps = self.num_segments + len(phases) - 1
@@ -143,9 +143,9 @@ class Phases:
                     for move in phases[index]:
                         yield from self.work(move, step - index)
             if step < num_steps - 1:
-                yield Work()
+                yield PhaseWork()
 
-    def work(self, move: Move, segment: int) -> Iterator[Work]:
+    def work(self, move: Move, segment: int) -> Iterator[PhaseWork]:
         def at(rank: int, run: range, place: int, begin: int) -> Address:
             return self.address(rank, run[place], begin, segment % TURNS)
 
@@ -156,13 +156,13 @@ class Phases:
             here = at(me, move.run, place, begin)
             match move:
                 case Copy(source, _):
-                    yield Work(here, [at(me, source, place, begin)], nbytes)
+                    yield PhaseWork(here, [at(me, source, place, begin)], nbytes)
                 case Get(source, theirs, _):
-                    yield Work(here, [at(source, theirs, place, begin)], nbytes)
+                    yield PhaseWork(here, [at(source, theirs, place, begin)], nbytes)
                 case Put(to, _, theirs):
-                    yield Work(at(to, theirs, place, begin), [here], nbytes)
+                    yield PhaseWork(at(to, theirs, place, begin), [here], nbytes)
                 case GetReduce(sources, theirs, _):
-                    yield Work(here, [at(s, theirs, place, begin) for s in sources], nbytes)
+                    yield PhaseWork(here, [at(s, theirs, place, begin) for s in sources], nbytes)
 
     def pieces(self, run: range, segment: int) -> Iterator[tuple[int, int, int]]:
         """Yield a run's parts of a segment: the chunk of the run, the offset and the number of bytes."""
@@ -228,19 +228,17 @@ def stages_of(move: Move, width: int) -> Iterator[int]:
 
 
 class ExportedMemory(NamedTuple):
-    """A rank's memory as the others see it: its process, and the place of each shared array.
+    """A rank's memory as the others see it: its process, and the places of its shared arrays.
 
-    An array is in the window `key` of symmetric memory, which begins at an address of the process; or in none, 0.
+    An array is in a window of symmetric memory, which has a key and an address in the process; or in none, 0.
     """
 
     pid: int
     turn_bytes: int
-    key: int
-    window: int
-    address: int
-    out_key: int
-    out_window: int
-    out_address: int
+    keys: list[int]
+    windows: list[int]
+    addresses: list[int]
+    offsets: list[int]  # of its chunks and staging buffers
 
 
 class DirectBinder:
@@ -256,26 +254,27 @@ class DirectBinder:
 
     def exchange(
         self, arrays: Sequence[Any], chunks: Sequence[Chunk], buffers: BufferPlan, turn_bytes: int
-    ) -> list[tuple[ExportedMemory, list[int]]]:
-        """Return every rank's exported memory, and the offsets of its chunks and staging buffers.  Collective."""
-        places = []
-        for array in arrays[:NUM_SHARED]:
-            window = self.memory.windows.window_of(array)
-            places += [window.key, window.address] if window else [0, 0]
-            places.append(address_of(array))
+    ) -> list[ExportedMemory]:
+        """Return every rank's memory.  Collective."""
+        windows = [self.memory.windows.window_of(array) for array in arrays[:NUM_SHARED]]
+        places = [window.key if window else 0 for window in windows]
+        places += [window.address if window else 0 for window in windows]
+        places += [address_of(array) for array in arrays[:NUM_SHARED]]
         stages = list(accumulate(buffers.steps[:-1], initial=0))[: len(buffers.steps)]
         shared = [chunk.offset for chunk in chunks if chunk.register < NUM_SHARED]
-        row = [*ExportedMemory(os.getpid(), turn_bytes, *places), *shared, *stages]
-        width = len(ExportedMemory._fields)
-        return [(ExportedMemory(*words[:width]), words[width:]) for words in self.agreement.gather_rows(row).tolist()]
+        rows = self.agreement.gather_rows([os.getpid(), turn_bytes, *places, *shared, *stages]).tolist()
+        return [
+            ExportedMemory(pid, nbytes, words[:2], words[2:4], words[4:6], offsets=words[6:])
+            for pid, nbytes, *words in rows
+        ]
 
     def layouts(
-        self, ranks: Sequence[int], rows: Sequence[tuple[ExportedMemory, list[int]]], chunks: Sequence[Chunk]
+        self, ranks: Sequence[int], rows: Sequence[ExportedMemory], chunks: Sequence[Chunk]
     ) -> dict[int, list[Address]]:
         """Return the addresses of the chunks and staging buffers of these ranks, whose registers are consecutive."""
         layouts: dict[int, list[Address]] = {}
         for nth, rank in enumerate(ranks):
-            memory, offsets = rows[rank]
+            memory, offsets = rows[rank], rows[rank].offsets
             num_shared = sum(chunk.register < NUM_SHARED for chunk in chunks)
             own = [chunk.offset for chunk in chunks[num_shared:]]  # not read by other ranks
             offsets = offsets[:num_shared] + own + offsets[num_shared:]
@@ -290,5 +289,5 @@ class DirectBinder:
 
     def mapped(self, rank: int, exported: ExportedMemory) -> list[int | None]:
         """Return the addresses in this process of the windows of a rank's shared arrays; None where there is none."""
-        windows = [self.memory.windows.by_key.get(key) for key in (exported.key, exported.out_key)]
+        windows = [self.memory.windows.by_key.get(key) for key in exported.keys]
         return [window.bases.get(self.world_ranks[rank]) if window else None for window in windows]

@@ -9,14 +9,13 @@ from typing import Any, Protocol
 
 from mpi4py import MPI
 
-from collectives.arrays.device import Device, Event
+from collectives.arrays.device import DEVICE_ERRORS, Device, Event
 from collectives.job.errors import CommunicationError, InputError
 from collectives.runtime.checks.call_log import Call
 from collectives.runtime.progress import Progress, Waitable
 from collectives.schedule.moves import Round, show
 
 FAILURES = (MPI.Exception, CommunicationError)
-DEVICE_ERRORS = (OSError, RuntimeError, MemoryError)  # CuPy's exceptions for CUDA errors
 
 
 def run_now(plan: "Plan") -> None:
@@ -181,10 +180,10 @@ class Plan:
     def done(self) -> bool:
         """Advance the run without waiting; return whether it has ended."""
         self.advance()
-        is_over = self._steps is None
-        if is_over:
-            self._finish()
-        return is_over
+        if self._steps is not None:
+            return False
+        self._finish()
+        return True
 
     def advance(self) -> bool:
         """Advance the run without waiting, unless another thread does; return whether it has advanced."""
@@ -203,13 +202,6 @@ class Plan:
         finally:
             self._stepping.release()
         return has_moved
-
-    def recorded_as(self, call: Call) -> "Plan":
-        """Record runs in the call log."""
-        self.call = call
-        if self.only:
-            call.calls.record.expect_short_runs(call)
-        return self
 
     def awaits(self) -> str:
         """Describe the operations for which a run is waiting now."""

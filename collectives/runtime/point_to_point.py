@@ -51,7 +51,6 @@ class Mailbox:
         return self.num_tags + next(self.num_sent) % self.num_tags
 
     def check_tag(self, tag: int) -> None:
-        """Refuse a tag that is out of range."""
         if not isinstance(tag, int | np.integer) or not 0 <= tag < self.num_tags:
             raise ValueError(f"tag {tag!r} is out of range: use an integer from 0 to {self.num_tags - 1}")
 

@@ -128,7 +128,7 @@ class Resolver:
         self.bound: dict[Signature, Bound] = {}
         self.bound_on_devices: dict[Signature, Bound] = {}
         self.num_bound = 0
-        self.by_messages = not context.compares_in_memory  # whether calls are compared by messages
+        self.by_messages = len(context.topology.nodes) > 1 or not context.has_numba  # whether these compare calls
         self.staging: dict[str, StagingBuffers] = {}  # of calls, which run one after the other, by device
         self.kernels: KernelCalls | None = None  # once there are calls that devices compare
         self.latest: Callable[[], Plan | None] = lambda: None
@@ -347,7 +347,10 @@ class Resolver:
             resolved = self.agree(call, collective, x, arguments)
             with self.telling(call):
                 plan = self.bind(resolved)
-        return plan.recorded_as(call.of_plan(plan.name))
+        plan.call = call.of_plan(plan.name)
+        if plan.only:
+            self.calls.record.expect_short_runs(plan.call)
+        return plan
 
     def free(self) -> None:
         """Free the bound calls and their memory.  Collective."""

@@ -284,14 +284,13 @@ class ProgramBinder(DirectBinder):
         code = np.array([kernels.BARRIER, 2], np.int64)
         return Program(code, channel, dtype, self.oversubscribed, self.meanwhile, binding)
 
-    def fill(self, program: Program, rows: Sequence[tuple[ExportedMemory, list[int]]], channel: Channel) -> None:
+    def fill(self, program: Program, rows: Sequence[ExportedMemory], channel: Channel) -> None:
         """Fill a program's registers with the addresses of the ranks' staging buffers and windows."""
-        own = rows[channel.ranks[0]][0]
-        program.keys = own.key, own.out_key
+        program.keys = tuple(rows[self.rank].keys)
         for nth, rank in enumerate(channel.ranks):
-            memory = rows[rank][0]
-            bases = zip(self.mapped(rank, memory), (memory.window, memory.out_window), strict=True)
-            program.bases[nth] = [*(far if near is None else near for near, far in bases), memory.key, memory.out_key]
+            memory = rows[rank]
+            bases = zip(self.mapped(rank, memory), memory.windows, strict=True)
+            program.bases[nth] = [*(far if near is None else near for near, far in bases), *memory.keys]
             stage = channel.staging.at(self.world_ranks[rank]) + channel.begin
             for turn in range(TURNS):
                 pair = stage + turn * memory.turn_bytes, stage + (1 - turn) * memory.turn_bytes
