@@ -2,6 +2,7 @@
 
 import math
 import os
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -14,12 +15,12 @@ from collectives.arrays import views
 from collectives.arrays.ops import Op
 from collectives.job.errors import InputError, LoneInputError
 from collectives.job.launch import after_fork
+from collectives.runtime.arguments import check_rank
 from collectives.runtime.checks.call_log import Call
 from collectives.runtime.context import Context
-from collectives.runtime.fuse import Fused
 from collectives.runtime.messages import SEGMENT_BYTES
 from collectives.runtime.native_mpi import op_name
-from collectives.runtime.objects import broadcast_object, gather_object
+from collectives.runtime.packed import Fused
 from collectives.runtime.plan import Plan
 from collectives.runtime.point_to_point import RecvMessage, SendMessage, probe, run_message
 from collectives.runtime.resolve import Resolver
@@ -495,7 +496,7 @@ class Communicator:
         """
         return probe(self._context, source, tag, blocking)
 
-    # --- Python objects, as pickles: ranks read only what ranks of their own job have written ---
+    # --- Python objects, as pickles: reading one can run code, and ranks read only those of their own job ---
 
     def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
         """Return the root's `value` on every rank; other ranks' is not read.
@@ -503,25 +504,40 @@ class Communicator:
         Raises: InputError on every rank where it cannot be pickled.
         """
         self._refuse_in_group("broadcast_object")
-        return broadcast_object(self, value, root)
+        with self.agreed("broadcast_object"):
+            check_rank("root", root, self.size)
+            data = pickled(value if self.rank == root else None)
+        (length,) = self.broadcast(np.array([len(data)]), root).tolist()
+        if self.rank != root:
+            data = np.empty(length, np.uint8)
+        self.broadcast(data, root)
+        return value if self.rank == root else pickle.loads(data.data)
 
     def gather_object(self, value: Any, root: int = 0) -> list[Any] | None:
         """Return the list of all ranks' values, in their order, on the root, and None on the others.
 
         Raises: InputError on every rank where one cannot be pickled.
         """
-        self._refuse_in_group("gather_object")
-        return gather_object(self, value, root)
+        return self._gather_object("gather_object", value, root)
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Return the list of all ranks' values, in their order, on every rank.
 
         Raises: InputError on every rank where one cannot be pickled.
         """
-        self._refuse_in_group("all_gather_object")
-        values = gather_object(self, value, None)
-        assert values is not None
-        return values
+        return self._gather_object("all_gather_object", value, None)
+
+    def _gather_object(self, name: str, value: Any, root: int | None) -> Any:
+        self._refuse_in_group(name)
+        with self.agreed(name):
+            if root is not None:
+                check_rank("root", root, self.size)
+            data = pickled(value)
+        counts = self.all_gather(np.array([len(data)])).tolist()
+        gathered = self.all_gather(data, counts=counts) if root is None else self.gather(data, root, counts=counts)
+        if gathered is None:
+            return None
+        return [pickle.loads(part.data) for part in np.split(gathered, np.cumsum(counts)[:-1])]
 
     # --- agreement ---
 
@@ -537,3 +553,14 @@ class Communicator:
     def agreed(self, name: str = "agreed") -> AbstractContextManager[None]:
         """Run a block whose ValueError or OSError on any rank becomes an InputError on every rank.  Collective."""
         return self._context.agreed(name)
+
+
+def pickled(value: Any) -> np.ndarray:
+    """Return the bytes of a pickle.
+
+    Raises: ValueError for objects that cannot be pickled.
+    """
+    try:
+        return np.frombuffer(pickle.dumps(value, protocol=5), np.uint8).copy()
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ValueError(f"{type(value).__name__} cannot be pickled ({error}): pass what pickle takes") from None

@@ -134,10 +134,10 @@ CUBE = ("test_calls.py", "all_to_alls_between", 8)
 ON_COMPARISON = [
     mutant(COMPARED, "self.headers.open(0 if differ else self.key)", "self.headers.open(self.key)", BETWEEN),
     mutant(COMPARED, "if differ or not self.headers.agree:", "if differ:", BETWEEN),
-    mutant(COMPARED, "out=self.seen)", "out=self.seen.copy())", BETWEEN),
-    mutant(COMPARED, "            headers.write(partner)\n", "", BETWEEN),
+    mutant(COMPARED, "out=headers.seen)", "out=headers.seen.copy())", BETWEEN),
+    mutant(COMPARED, "            headers.leaving[partner].header[:] = headers.seen\n", "", BETWEEN),
     mutant(COMPARED, "binding << 32 | number if binding else 0", "binding << 32 if binding else 0", BETWEEN),
-    mutant(COMPARED, "allocate=shared, is_shared=True", "allocate=shared, is_shared=False", CUBE),
+    mutant(COMPARED, "allocate=allocate, is_shared=True", "allocate=allocate, is_shared=False", CUBE),
     mutant(COMPARED, "use_caller_arrays=False", "use_caller_arrays=True", BETWEEN),
     mutant(COMPARED, "begin = ends[leaves, partner]", "begin = 0", CUBE),
     mutant(
@@ -335,7 +335,7 @@ CHECKS = [
         ("test_disagreement.py", "get_wrong and 2-ranks and order", 2),
     ),
     mutant(
-        "collectives/arrays/views.py",
+        "collectives/arrays/ops.py",
         'if dtype in HALVES and op not in ("min", "max") else dtype',
         'if dtype in HALVES and op == "avg" else dtype',
         ("test_precision.py", "sums_are_rounded_once and 3-ranks", 3),
@@ -1179,7 +1179,7 @@ DEVICES = [
     mutant(CUDA, "self.runtime.ipcCloseMemHandle(address)", "pass", GUARDED),
     mutant(CUDA, "self.runtime.eventDestroy(self.ptr)", "pass", GUARDED),
     mutant(DEVICE_MEMORY, "self.device.close_memory(address)", "pass", GUARDED),
-    mutant(DEVICE_MEMORY, "self.device.synchronize()\n        for mapping", "for mapping", ORDER),
+    mutant(DEVICE_MEMORY, "self.device.synchronize()\n        for window", "for window", ORDER),
     mutant(
         DEVICE_MEMORY,
         "self.device.close_memory(address)\n        self.agree_max([0])",
@@ -1196,8 +1196,8 @@ DEVICES = [
     mutant(DEVICE_MEMORY, ", buffer)\n        self.device.synchronize()", ", buffer)", ORDER),
     mutant(
         DEVICE_MEMORY,
-        "dtype(np.uint8), None))\n        self.device.synchronize()\n        return",
-        "dtype(np.uint8), None))\n        return",
+        "buffer.dtype))\n            self.device.synchronize()\n",
+        "buffer.dtype))\n",
         ORDER,
     ),
     mutant(
@@ -1221,8 +1221,8 @@ DEVICES = [
     mutant(ON_DEVICE, "self.device.mark(self.signals.own[turn])", "pass", ORDER),
     mutant(ON_DEVICE, "yield from self.arrival.run(self.device)", "yield from ()", ORDER),
     mutant(ON_DEVICE, "for peer in self.peers:", "for peer in self.peers[1:]:", ORDER),
-    mutant(ON_DEVICE, "                yield from self.barrier.wait()", "                pass", ORDER),
-    mutant(ON_DEVICE, "self.parts[-1].append(DeviceStep([], [], 0))", "pass", ORDER),
+    mutant(ON_DEVICE, "                yield from self.barrier()", "                pass", ORDER),
+    mutant(ON_DEVICE, "steps.append(BARRIER)", "pass", ORDER),
     mutant(
         ON_DEVICE,
         "lease, turn)\n            registers",
@@ -1232,7 +1232,7 @@ DEVICES = [
     # The host's waits before MPI reads or writes memory.
     mutant(MESSAGES, "self.ready.pop(index).synchronize()", "self.ready.pop(index)", ORDER),
     mutant(MESSAGES, "        if self.plain:\n            device.synchronize()", "", ORDER),
-    mutant("collectives/runtime/native_mpi.py", "        self.device.synchronize()\n", "", ORDER),
+    mutant("collectives/runtime/native_mpi.py", "        device.synchronize()\n", "", ORDER),
     mutant(
         "collectives/runtime/point_to_point.py",
         "self.memory)\n        device.synchronize()",
@@ -1276,8 +1276,8 @@ DEVICE_CHECKS = [
     mutant(PLAN, "            self._progress.tell(", "            str(", HEARD),
     mutant(
         "collectives/runtime/progress.py",
-        "            if self.failure:\n",
-        "            if False:\n",
+        "                if self.failure:\n",
+        "                if False:\n",
         ("test_device_failures.py", "hear_of"),
     ),
     mutant(PLAN, "            progress.on_devices[id(self)] = self", "            pass", NAMED),

@@ -70,6 +70,7 @@ class Cuda(Device):
         self.bind_reduction(op, out, [low, high], 1)()
 
     def bind_reduction(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> Callable[[], None]:
+        """Bind the launch of out = (sources[0] op sources[1] op ...) / divisor, elementwise, to run it often."""
         with self.on_device():
             return partial(self.launch, cuda_kernels.bind_reduction(op, out, sources, divisor))
 
@@ -126,10 +127,7 @@ class Cuda(Device):
         with self.on_device():
             self.runtime.ipcCloseMemHandle(address)
 
-    def borrow(self, address: int, count: int, dtype: np.dtype) -> Any:
-        return self.at(address, count, dtype, None)
-
-    def at(self, address: int, count: int, dtype: np.dtype, owner: Any) -> Any:
+    def borrow(self, address: int, count: int, dtype: np.dtype, owner: Any = None) -> Any:
         """Return the memory at an address as a flat array, which keeps `owner`."""
         cuda = self.xp.cuda
         memory = cuda.UnownedMemory(address, count * dtype.itemsize, owner, self.index)

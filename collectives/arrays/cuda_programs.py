@@ -73,7 +73,7 @@ class CudaProgram:
         self.device, self.runtime, xp = device, device.runtime, device.xp
         self.channel, self.captured = channel, captured
         choices = [[choice_of(step, *reduction) for step in steps] for steps in turns]
-        steps, work = steps_of(turns, choices, reduction[2])
+        steps, work = steps_of(turns, choices, divisor=reduction[2])
         with device.on_device():
             self.steps = xp.asarray(steps.view(np.uint8))
             self.runs = xp.zeros(1, np.uint32)

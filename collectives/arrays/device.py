@@ -5,29 +5,32 @@ Everything above works on flat arrays, slices of them, and these operations.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
-from functools import cache, partial
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives.arrays.ops import Op, function_of, has_kernel
-from collectives.arrays.views import COMPLEX, HALVES, INTEGERS, sum_dtype
+from collectives.arrays.ops import COMPLEX, HALVES, INTEGERS, Op, function_of, has_kernel
 
+DEVICE_ERRORS = (OSError, RuntimeError, MemoryError)  # CuPy's exceptions for CUDA errors
 TURNS = 2  # staging buffers, and the events that go with them, are used in turn
 
 
-class Event(Protocol):
-    """A point in the order of a device's work."""
+class Event:
+    """A point in the order of a device's work; on a synchronous device that is done by then."""
 
     def synchronize(self) -> None:
         """Wait until the work before it is done."""
 
 
+DONE = Event()
+
+
 class Device:
     """A kind of memory, and the operations on it.
 
-    `copy`, `reduce`, `reduce_all` and `divide` may return before they are done: they run in order on the device's
+    `copy`, `reduce` and `divide` may return before they are done: they run in order on the device's
     stream.  Before the host, MPI or another process reads or overwrites an array, an event must have completed.
     """
 
@@ -63,6 +66,11 @@ class Device:
             with np.errstate(all="ignore"):
                 np.copyto(target, source)
 
+    def copy_pairs(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Copy to each target from its source."""
+        for target, source in pairs:
+            self.copy(target, source)
+
     @np.errstate(all="ignore")  # NaN and infinity are results; as an error on one rank they would hang the others
     def reduce(self, op: str | Op, low: Any, high: Any, out: Any) -> None:
         """Compute out = low op high, elementwise; 16-bit floats are reduced in float32 and rounded once."""
@@ -77,24 +85,6 @@ class Device:
             out.real = real
         else:
             function(low, high, out=out)
-
-    def bind_reduction(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> Callable[[], None]:
-        """Bind the arguments of `reduce_all`, to run it often."""
-        return partial(self.reduce_all, op, out, sources, divisor)
-
-    @np.errstate(all="ignore")
-    def reduce_all(self, op: str, out: Any, sources: Sequence[Any], divisor: int) -> None:
-        """Compute out = ((s0 op s1) op s2) op ... over `divisor`, elementwise; `out` may be one of the sources.
-
-        16-bit floats are reduced in float32 and rounded once, at the end.
-        """
-        wide = sum_dtype(out.dtype, op)
-        total = sources[0].astype(wide)
-        for source in sources[1:]:
-            Device.reduce(self, op, total, source.astype(wide, copy=False), total)
-        if divisor > 1:
-            Device.divide(self, total, divisor)
-        out[...] = total.astype(out.dtype, copy=False)
 
     @np.errstate(all="ignore")
     def divide(self, x: Any, divisor: int) -> None:
@@ -125,16 +115,6 @@ class Device:
     def is_done(self, event: Any) -> bool:
         """Return whether the work before an event is done."""
         return True
-
-
-class Done:
-    """The event of a synchronous device."""
-
-    def synchronize(self) -> None:
-        pass
-
-
-DONE = Done()
 
 
 class Host(Device):

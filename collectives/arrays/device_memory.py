@@ -8,14 +8,14 @@ Source: NVIDIA, CUDA Runtime API, "Device Management", cudaIpcOpenMemHandle and 
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays.cuda import Cuda
-from collectives.arrays.device import TURNS
+from collectives.arrays.device import DEVICE_ERRORS, TURNS
 from collectives.arrays.memory import Lease, SymmetricMemory, Window, Windows
 from collectives.job import environment
 from collectives.job.errors import InputError
@@ -25,8 +25,7 @@ SLAB_BYTES = 1 << 23  # blocks of up to a sixteenth of it share a window
 ALLOCATION_BYTES = 1 << 21  # granularity of CUDA's allocations, each of which has one handle
 HANDLE_BYTES = 64
 MOST_RANKS = 64  # the most whose devices may wait for each other
-PROBE = np.dtype(np.int64)
-REFUSALS = (OSError, RuntimeError, MemoryError)  # CuPy's exceptions for CUDA errors
+PROBE = 0x5EED0000  # written by the first rank of a node; then one more by each
 
 
 class Signals(NamedTuple):
@@ -36,13 +35,6 @@ class Signals(NamedTuple):
     of: dict[int, list[Any]]
 
 
-class Mapping(NamedTuple):
-    """The memory of a window: this rank's own, and the addresses of the other ranks' in this process."""
-
-    own: Any
-    opened: list[int]
-
-
 class DeviceMemory(SymmetricMemory):
     """Memory that the ranks of a communicator allocate together, each on its own device.
 
@@ -50,7 +42,6 @@ class DeviceMemory(SymmetricMemory):
     `failure` gives the reason on that rank.
     """
 
-    lease = Lease
     slab_bytes, lead_bytes = SLAB_BYTES, 0
 
     def __init__(
@@ -83,7 +74,7 @@ class DeviceMemory(SymmetricMemory):
 
     def array(self, lease: Lease, count: int, dtype: np.dtype) -> Any:
         """Return a flat array at the beginning of leased memory, which it keeps."""
-        return self.device.at(lease.address, count, dtype, lease)
+        return self.device.borrow(lease.address, count, dtype, lease)
 
     def make_window(self, key: int, nbytes: int) -> Window:
         """Make a window for every rank of the node.  Collective.
@@ -95,16 +86,15 @@ class DeviceMemory(SymmetricMemory):
         try:
             own = self.device.allocate(nbytes)
             handle = self.device.export_memory(own.ptr)
-        except REFUSALS as error:
+        except DEVICE_ERRORS as error:
             failure = one_line(error)
         bases, failure = self.open_all(handle, self.device.open_memory, failure)
-        mapping = Mapping(own, list(bases.values()))
+        window = Window(key, own.ptr if own else 0, nbytes, bases, own)
         if self.on_any(failure):
-            self.close_all([mapping])
+            self.close_windows([window])
             raise InputError(f"no {nbytes >> 20} MiB of device memory that ranks share: {self.first_failure(failure)}")
-        assert own is not None
-        bases[self.world_ranks[self.me]] = own.ptr
-        return Window(key, own.ptr, nbytes, bases, mapping)
+        bases[self.world_ranks[self.me]] = window.address
+        return window
 
     def on_any(self, failure: str) -> bool:
         """Return whether a rank has a failure.  Collective."""
@@ -120,19 +110,17 @@ class DeviceMemory(SymmetricMemory):
             if length and rank != self.ranks[self.me] and not failure:
                 try:
                     remote_objects[world] = open_one(np.array(words, np.int64).tobytes()[:length])
-                except REFUSALS as error:
+                except DEVICE_ERRORS as error:
                     failure = one_line(error)
         return remote_objects, failure
 
     def close_windows(self, windows: list[Window]) -> None:
-        self.close_all([window.handle for window in windows])
-
-    def close_all(self, mappings: Sequence[Mapping]) -> None:
         """Close the other ranks' memory on every rank, before any frees its own.  Collective."""
         self.device.synchronize()
-        for mapping in mappings:
-            for address in mapping.opened:
-                self.device.close_memory(address)
+        for window in windows:
+            for address in window.bases.values():
+                if address != window.address:
+                    self.device.close_memory(address)
         self.agree_max([0])
 
     def free(self) -> None:
@@ -148,33 +136,26 @@ class DeviceMemory(SymmetricMemory):
             window = self.make_window(0, ALLOCATION_BYTES)
         except InputError:
             return False
-        failure = attempt(lambda: self.write(window.address, self.number(self.me)))
+        failure = attempt(lambda: self.write(window.address, PROBE + self.me))
         self.agree_max([0])
         failure = failure or attempt(lambda: self.compare(window))
         failed = self.on_any(failure)
         self.close_windows([window])
         return not failed
 
-    def compare(self, window: Window) -> None:
-        for place, world in enumerate(self.world_ranks):
-            if self.read(window.bases[world]) != self.number(place):
-                raise OSError(f"a peer reads other values than the owner wrote in memory of {self.device.place}")
-
-    @staticmethod
-    def number(place: int) -> int:
-        return 0x5EED0000 + place
-
     def write(self, address: int, number: int) -> None:
-        buffer = self.device.host(PROBE.itemsize)
-        buffer.view(PROBE)[0] = number
-        self.device.copy(self.device.at(address, PROBE.itemsize, np.dtype(np.uint8), None), buffer)
+        buffer = self.device.host(8)
+        buffer.view(np.int64)[0] = number
+        self.device.copy(self.device.borrow(address, 8, buffer.dtype), buffer)
         self.device.synchronize()
 
-    def read(self, address: int) -> int:
-        buffer = self.device.host(PROBE.itemsize)
-        self.device.copy(buffer, self.device.at(address, PROBE.itemsize, np.dtype(np.uint8), None))
-        self.device.synchronize()
-        return int(buffer.view(PROBE)[0])
+    def compare(self, window: Window) -> None:
+        buffer = self.device.host(8)
+        for place, world in enumerate(self.world_ranks):
+            self.device.copy(buffer, self.device.borrow(window.bases[world], 8, buffer.dtype))
+            self.device.synchronize()
+            if buffer.view(np.int64)[0] != PROBE + place:
+                raise OSError(f"a peer reads other values than the owner wrote in memory of {self.device.place}")
 
     def may_wait(self) -> bool:
         """Return whether the node's devices may wait for each other: none runs another rank's work.  Collective."""
@@ -190,7 +171,7 @@ class DeviceMemory(SymmetricMemory):
         try:
             own = [self.device.shared_event() for _ in range(TURNS)]
             handles = [self.device.export_event(event) for event in own]
-        except REFUSALS as error:
+        except DEVICE_ERRORS as error:
             failure = one_line(error)
         events: dict[int, list[Any]] = {world: [] for world in self.world_ranks}
         for handle in handles:
@@ -210,7 +191,7 @@ def attempt(work: Callable[[], None]) -> str:
     """Return the error of `work` in one line, "" for none."""
     try:
         work()
-    except REFUSALS as error:
+    except DEVICE_ERRORS as error:
         return one_line(error)
     return ""
 

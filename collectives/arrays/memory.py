@@ -11,7 +11,8 @@ import tempfile
 import weakref
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -61,21 +62,9 @@ class Lease:
         block.free = False
         weakref.finalize(self, setattr, block, "free", True).atexit = False
 
-
-class HostLease(Lease):
-    """A lease of a block that NumPy can see."""
-
-    def __init__(self, block: Block):
-        super().__init__(block)
-        place = {"data": (block.address, False), "shape": (block.nbytes,), "typestr": "|u1", "version": 3}
-        self.__array_interface__ = place
-
-
-class WindowOffset(NamedTuple):
-    """An array's place in symmetric memory: its window, and the offset in a rank's part of it."""
-
-    key: int
-    offset: int
+    def at(self, world_rank: int) -> int:
+        """Return the address, in this process, of a rank's part of it."""
+        return self.block.window.bases[world_rank] + self.block.offset
 
 
 @dataclass
@@ -126,13 +115,11 @@ class SymmetricMemory:
     `agree_max` is the elementwise maximum over the ranks of a list of integers.
     """
 
-    lease: type[Lease] = HostLease
     slab_bytes, lead_bytes = SLAB_BYTES, LEAD_BYTES
 
     def __init__(self, comm: MPI.Comm, node: int, windows: Windows, agree_max: Any):
         self.comm, self.node_comm = comm, MPI.Intracomm(comm.Split(node))
         self.windows, self.agree_max = windows, agree_max
-        self.is_first = comm.rank == 0
         group, world = self.node_comm.Get_group(), MPI.COMM_WORLD.Get_group()
         self.world_ranks = list(MPI.Group.Translate_ranks(group, range(group.size), world))
         self.blocks: list[Block] = []
@@ -150,18 +137,15 @@ class SymmetricMemory:
         Raises: InputError on every rank where a node has not enough shared memory.
         """
         in_use = [not block.free for block in self.blocks]
-        need, key, *in_use = self.agree_max([nbytes, self.next_key(), *in_use])
+        next_key = (self.world_ranks[0] << 32 | self.windows.num_made) + 1 if self.comm.rank == 0 else 0
+        need, key, *in_use = self.agree_max([nbytes, next_key, *in_use])
         need = size_class(need, self.slab_bytes // 16)
         unused = [block for block, is_used in zip(self.blocks, in_use, strict=True) if not is_used]
         fitting = [block for block in unused if need <= block.nbytes <= 2 * need]
         if not fitting:
             fitting = self.make_room(key, need, unused)
             self.blocks += fitting
-        return self.lease(min(fitting, key=lambda block: block.nbytes))
-
-    def next_key(self) -> int:
-        """Make a key for a window, on the first rank; 0 on others."""
-        return (self.world_ranks[0] << 32 | self.windows.num_made) + 1 if self.is_first else 0
+        return Lease(min(fitting, key=lambda block: block.nbytes))
 
     def make_room(self, key: int, need: int, unused: list[Block]) -> list[Block]:
         """Make new blocks; release unused ones if they are many bytes, or memory is short."""
@@ -282,7 +266,8 @@ def map_file(path: str) -> tuple[np.ndarray | None, str]:
 
 def array(lease: Lease, count: int, dtype: np.dtype) -> np.ndarray:
     """Return a flat array at the beginning of leased memory, which it keeps."""
-    return np.asarray(lease)[: count * dtype.itemsize].view(dtype)
+    place = {"data": (lease.address, False), "shape": (count * dtype.itemsize,), "typestr": "|u1", "version": 3}
+    return np.asarray(SimpleNamespace(__array_interface__=place, lease=lease)).view(dtype)
 
 
 class IoVector(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""Reduction ops in NumPy: those of the table, and user-defined ones."""
+"""Dtypes, and reduction ops in NumPy: those of the table, and user-defined ones."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from collectives.schedule.spec import OPS
 
 Function = Callable[[Any, Any], Any]
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+HALVES = {np.dtype("float16"), BFLOAT16}
+FLOATS = {np.dtype("float32"), np.dtype("float64")} | HALVES
+INTEGERS = {np.dtype(f"{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+COMPLEX = {np.dtype("complex64"), np.dtype("complex128")}
+DTYPES = FLOATS | INTEGERS | COMPLEX | {np.dtype(bool)}
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,15 @@ def function_of(op: str | Op, xp: Any) -> Function:
     if isinstance(op, Op):
         return op.function
     return LOCATING.get(op) or getattr(xp, OPS[op].ufunc)
+
+
+def sum_dtype(dtype: np.dtype, op: str | Op) -> np.dtype:
+    """Return the dtype of partial results: 16-bit floats are summed up and multiplied in float32.
+
+    >>> sum_dtype(BFLOAT16, "avg"), sum_dtype(BFLOAT16, "max")
+    (dtype('float32'), dtype(bfloat16))
+    """
+    return np.dtype("float32") if dtype in HALVES and op not in ("min", "max") else dtype
 
 
 def has_kernel(op: str | Op) -> bool:

@@ -1,43 +1,26 @@
-"""Flat views of NumPy, CuPy and torch arrays, dtypes and ops: only this module tells the libraries apart."""
+"""Flat views of NumPy, CuPy and torch arrays: only this module tells the libraries apart."""
 
 import sys
 from collections.abc import Iterable, Sequence
-from functools import cache
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from collectives.arrays.ops import Op
+from collectives.arrays.device import Device, host
+from collectives.arrays.ops import BFLOAT16, COMPLEX, DTYPES, FLOATS, INTEGERS, Op, sum_dtype
 from collectives.schedule.spec import OPS
 
-if TYPE_CHECKING:
-    from collectives.arrays.device import Device, Host
-
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-HALVES = {np.dtype("float16"), BFLOAT16}
-FLOATS = {np.dtype("float32"), np.dtype("float64")} | HALVES
-INTEGERS = {np.dtype(f"{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
-COMPLEX = {np.dtype("complex64"), np.dtype("complex128")}
 DLPACK_CPU, DLPACK_CUDA = 1, 2  # kinds of devices; source: dmlc/dlpack, include/dlpack/dlpack.h
-DTYPES = FLOATS | INTEGERS | COMPLEX | {np.dtype(bool)}
 
 
-@cache
-def host() -> "Host":
-    from collectives.arrays.device import host  # it reads the tables above
-
-    return host()
-
-
-def cuda(index: int, library: str = "cupy") -> "Device":
+def cuda(index: int, library: str = "cupy") -> Device:
     from collectives.arrays.cuda import cuda
 
     return cuda(index, library)
 
 
-def device(name: str) -> "Device":
+def device(name: str) -> Device:
     """Return the device of that name: "cpu", "cuda" (the current one) or "cuda:1".
 
     Raises: ValueError for an unknown name or a device that does not exist.
@@ -94,15 +77,6 @@ def is_pair(dtype: np.dtype) -> bool:
     return dtype[names[0]] in FLOATS | INTEGERS and dtype[names[1]] in INTEGERS
 
 
-def sum_dtype(dtype: np.dtype, op: str | Op) -> np.dtype:
-    """Return the dtype of partial results: 16-bit floats are summed up and multiplied in float32.
-
-    >>> sum_dtype(BFLOAT16, "avg"), sum_dtype(BFLOAT16, "max")
-    (dtype('float32'), dtype(bfloat16))
-    """
-    return np.dtype("float32") if dtype in HALVES and op not in ("min", "max") else dtype
-
-
 def usable_dtypes() -> str:
     return f"use one of {', '.join(sorted(map(str, DTYPES)))}"
 
@@ -133,7 +107,7 @@ def kind_of(dtype: np.dtype) -> str:
     return "float" if dtype in FLOATS else "complex" if dtype in COMPLEX else "integer"
 
 
-def flat(x: Any) -> "tuple[Device, Any]":
+def flat(x: Any) -> tuple[Device, Any]:
     """Return an array's device, which follows its library's current stream; and a flat view of the array.
 
     `x` is a NumPy array, a CuPy array, a torch tensor, or of another library with DLPack.
@@ -183,7 +157,7 @@ def is_a(x: Any, library: str, name: str) -> bool:
     return module is not None and isinstance(x, getattr(module, name))
 
 
-def flat_torch(tensor: Any) -> "tuple[Device, Any]":
+def flat_torch(tensor: Any) -> tuple[Device, Any]:
     import torch
 
     if tensor.layout != torch.strided:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from collectives.arrays import views
-from collectives.arrays.views import COMPLEX
+from collectives.arrays.ops import COMPLEX
 from collectives.schedule.moves import shares
 from collectives.schedule.spec import COLLECTIVES, OF_BITS, OF_TRUTHS, OPS, At, Chunks
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from collectives.algorithms import Access, Algorithm, rows
 from collectives.arrays.device import Device, host
-from collectives.arrays.ops import Op, has_kernel
-from collectives.arrays.views import BFLOAT16, check_op, flat, is_a, pointer, writable
+from collectives.arrays.ops import BFLOAT16, Op, has_kernel
+from collectives.arrays.views import address_of, check_op, flat, is_a, writable
 from collectives.schedule.spec import Chunks, everyone, spec_of
 
 if TYPE_CHECKING:
@@ -144,19 +144,15 @@ class Arguments:
     def lent(self, o: Operands) -> Arguments:
         """Return the same call on the same memory, without the caller's arrays; the result's is its `out`."""
         views = self.flat if self.x is not None else None, None if o.out is o.source else o.out
-        x, out = (None if view is None else self.borrow(pointer(view), view) for view in views)
-        return replace(self, x=x, out=out)
+        return self.moved(tuple(map(address_of, views)), views)
 
-    def moved(self, place: tuple[int, ...]) -> Arguments:
-        """Return the same call on memory at two other addresses."""
+    def moved(self, place: tuple[int, ...], like: tuple[Any, Any] | None = None) -> Arguments:
+        """Return the same call on memory at two other addresses, like its own flat arrays or these."""
         x, out = (
-            None if view is None else self.borrow(address, view)
-            for address, view in zip(place, (self.x, self.out), strict=True)
+            None if view is None else self.device.borrow(address, len(view), view.dtype)
+            for address, view in zip(place, like or (self.x, self.out), strict=True)
         )
         return replace(self, x=x, out=out)
-
-    def borrow(self, address: int, like: Any) -> Any:
-        return self.device.borrow(address, len(like), like.dtype)
 
     def output(self, count: int, new: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Return the caller's `out`, or a new array: as the caller sees it, and flat."""
@@ -174,7 +170,6 @@ class Arguments:
 
 
 def check_rank(name: str, rank: Any, size: int) -> None:
-    """Refuse a rank that is out of range."""
     if not isinstance(rank, int | np.integer) or not 0 <= rank < size:
         raise ValueError(f"{name} {rank!r} is out of range: use a rank from 0 to {size - 1}")
 

@@ -59,7 +59,8 @@ class Binder:
         access = self.access(facts, shared)
         if algorithm == "auto":
             memory = "symmetric" if facts.symmetric else "ordinary"
-            tuning = None if facts.on_host else self.tuning_on_device(shared is not None and shared.has_barriers)
+            has_barriers, network = shared is not None and shared.has_barriers, self.context.tuning.network
+            tuning = None if facts.on_host else Tuning(on_device(network, has_barriers))
             equal = a.send_counts is None
             question = self.question(a.collective, facts.nbytes, access, memory, equal, a.suits, tuning)
             algorithm = auto.choose(question)
@@ -107,9 +108,6 @@ class Binder:
             return Access.DIRECT if has_programs else Access.MESSAGES
         return Access.INTRA_NODE if has_programs and self.topology.has_groups_in_nodes else Access.MESSAGES
 
-    def tuning_on_device(self, has_barriers: bool) -> Tuning:
-        return Tuning(on_device(self.context.tuning.network, has_barriers))
-
     @cached_property
     def reads_processes(self) -> bool:
         """Whether every rank may read and write the others' memory through the system.  Collective."""
@@ -151,9 +149,7 @@ class Binder:
         segmentation = phases.segmentation(row, facts.chunk_bytes, self.size, facts.on_host)
         rounds = row.rounds(self.rank, self.size, a.root, ())
         memory = o.source, o.out, None
-        bound = self.programs(shared).bind(
-            [rounds], memory, chunks, reduction, self.rank, segmentation, channel, binding
-        )
+        bound = self.programs(shared).bind([rounds], memory, chunks, reduction, segmentation, channel, binding)
         only = bound if bound.is_short else None
         plan = Plan(f"{a.collective} {row.name}", o.result, self.progress, a.device, [bound], only=only)
         if channel is None:
@@ -177,7 +173,7 @@ class Binder:
         probe = partial(self.context.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)  # advances outgoing messages
         reduction = phases.Reduction(op, dtype, divisor=1)
         programs = self.programs(shared, meanwhile=probe)
-        return programs.bind(parts, memory, chunks, reduction, self.rank, segmentation, channel, binding)
+        return programs.bind(parts, memory, chunks, reduction, segmentation, channel, binding)
 
     @cached_property
     def world_ranks(self) -> list[int]:
@@ -186,15 +182,13 @@ class Binder:
 
     def programs(self, shared: DeviceMemory | None, meanwhile: Callable[[], Any] | None = None) -> Any:
         """Return the binder that makes programs of direct schedules, for the host or for devices."""
-        ways = self.agreement.gather_rows, self.agreement.highest
-        parts = self.world_ranks, self.context.memory.of_host, *ways, self.progress.oversubscribed, meanwhile
         if shared:
             from collectives.runtime.on_device import DeviceProgramBinder
 
-            return DeviceProgramBinder(shared, *parts)
+            return DeviceProgramBinder(shared, self, meanwhile)
         from collectives.runtime.shared_memory import ProgramBinder  # it imports the compiler
 
-        return ProgramBinder(*parts)
+        return ProgramBinder(self, meanwhile)
 
 
 # Algorithms of the ranks' agreement, on any topology.
@@ -205,24 +199,6 @@ def bookkeeping(context: Context, a: Arguments) -> Plan:
     """Make a plan for the library's own exchange of a few numbers.  Collective."""
     choice = Choice(algorithms.find(a.collective, BOOKKEEPING[a.collective]), None)
     return MessageBinder(context, a.collective, choice, segment_bytes=SEGMENT_BYTES).plan(a, operands_of(a))
-
-
-class ScratchMemory:
-    """Working memory that is allocated on first use, and reused in the same order after `rewind`."""
-
-    def __init__(self, empty: Callable[[int, Any], Any]):
-        self.allocate = empty
-        self.arrays: list[Any] = []
-        self.next = 0
-
-    def empty(self, count: int, dtype: Any) -> Any:
-        if self.next == len(self.arrays):
-            self.arrays.append(self.allocate(count, dtype))
-        self.next += 1
-        return self.arrays[self.next - 1]
-
-    def rewind(self) -> None:
-        self.next = 0
 
 
 class MessageBinder:
@@ -244,27 +220,28 @@ class MessageBinder:
         self.context, self.collective, self.choice, self.binder = context, collective, choice, binder
         self.staging, self.segment_bytes = staging, segment_bytes or context.segment_bytes
         self.first_tag = context.next_tags()
-        self.arena: ScratchMemory | None = None
-        self.own: ScratchMemory | None = None
+        self.memory: dict[str, Any] = {}  # by its use
         self.program: Any = None
+
+    def working_memory(self, empty: Callable[[int, Any], Any], use: str, count: int, dtype: Any) -> Any:
+        """Return working memory, which is allocated on first use."""
+        if use not in self.memory:
+            self.memory[use] = empty(count, dtype)
+        return self.memory[use]
 
     def plan(self, a: Arguments, o: Operands) -> Plan:
         context, (row, facts, shared) = self.context, self.choice
         in_nodes = row.access == Access.INTRA_NODE
-        if self.arena is None:
-            new = partial(context.memory.empty, a.device) if in_nodes else a.device.empty
-            self.arena, self.own = ScratchMemory(new), ScratchMemory(a.device.empty)
-        assert self.own is not None
-        self.arena.rewind()
-        self.own.rewind()
-        space = Workspace(facts is None or facts.shared or not in_nodes, self.arena.empty, is_shared=in_nodes)
+        empty = partial(context.memory.empty, a.device) if in_nodes else a.device.empty
+        allocate = partial(self.working_memory, empty)
+        space = Workspace(facts is None or facts.shared or not in_nodes, allocate, is_shared=in_nodes)
         binding = bind(a, o, space)
         options = a.device, a.op, self.segment_bytes, a.wire_dtype, self.staging
         requests = RequestBinder(context.mpi, self.first_tag, *options)
         groups = context.topology.nodes if row.over_nodes else ()
         schedule = row.rounds(context.rank, context.size, a.root, groups)
         num_shared = len(binding.vector.places)
-        binding.vector.add_scratch(schedule, self.own.empty)
+        binding.vector.add_scratch(schedule, partial(self.working_memory, a.device.empty, "scratch"))
         memory, chunks = in_registers(binding.vector, num_shared) if in_nodes else ([], [])
         if in_nodes and self.program is None:
             assert self.binder is not None

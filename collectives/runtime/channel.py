@@ -1,22 +1,37 @@
 """Barriers of a node's ranks: a slot of shared memory for each, and their staging buffers."""
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numba.core import event
 
-from collectives.arrays import memory
 from collectives.arrays.device import TURNS
-from collectives.arrays.memory import SymmetricMemory, WindowOffset
+from collectives.arrays.memory import SymmetricMemory, array
 from collectives.job import environment
 from collectives.runtime import kernels
-from collectives.runtime.compiling import tell_compiling
 from collectives.runtime.phases import LINE_BYTES
 
 SLOT_BYTES = TURNS * LINE_BYTES  # a cache line for even barriers, one for odd ones
 
+
+class FirstCompilation(event.Listener):
+    """Message on stderr, once, that a kernel of the collectives is compiled, as it is not on disk."""
+
+    is_said = False
+
+    def on_start(self, event: event.Event) -> None:
+        if event.data["dispatcher"].py_func.__module__ == kernels.__name__ and not self.is_said:
+            self.is_said = True
+            print("collectives: compiling kernels, once; they stay on disk", file=sys.stderr, flush=True)
+
+    def on_end(self, event: event.Event) -> None:
+        pass
+
+
 if environment.launched_rank() == 0 and environment.launched_size() > 1:
-    tell_compiling()
+    event.register("numba:compile", FirstCompilation())
 
 
 class Channel:
@@ -31,15 +46,10 @@ class Channel:
         self.memory, self.world_ranks, self.ranks = memory, world_ranks, list(ranks)
         self.turn_bytes = turn_bytes  # of a staging buffer
         self.lease = self.staging = memory.allocate(SLOT_BYTES + TURNS * turn_bytes)
-        window, offset = self.lease.block.window, self.lease.block.offset
-        self.begin = WindowOffset(window.key, offset + SLOT_BYTES)  # of the staging buffers
-        self.clear()
-        self.slots = np.array([window.bases[world_ranks[rank]] + offset for rank in self.ranks], np.int64)
+        self.begin = SLOT_BYTES  # of the staging buffers in their memory
+        array(self.lease, SLOT_BYTES // 8, np.dtype(np.int64))[:] = 0  # what an earlier user has left there
+        self.slots = np.array([self.lease.at(world_ranks[rank]) for rank in self.ranks], np.int64)
         self.state = np.zeros(kernels.STATE_LENGTH, np.int64)
-
-    def clear(self) -> None:
-        """Clear this rank's slot of the contents left by an earlier user of the memory."""
-        memory.array(self.lease, SLOT_BYTES // 8, np.dtype(np.int64))[:] = 0
 
     def reserve(self, turn_bytes: int, agree_max: Callable[[list[int]], list[int]]) -> None:
         """Make staging buffers of at least that length, the same on all ranks.  Collective.
@@ -50,7 +60,7 @@ class Channel:
         if need > self.turn_bytes:
             self.turn_bytes = 1 << (need - 1).bit_length()
             self.staging = self.memory.allocate(TURNS * self.turn_bytes)
-            self.begin = WindowOffset(self.staging.block.window.key, self.staging.block.offset)
+            self.begin = 0
 
     def base(self, nth: int, key: int) -> int:
         """Return the address, in this process, of the `nth` rank's part of a window."""
@@ -58,15 +68,12 @@ class Channel:
 
     @property
     def num_barriers(self) -> int:
-        """The number of barriers that this rank has reached."""
         return int(self.state[kernels.NUM_BARRIERS])
 
     def late(self) -> list[int]:
         """Return the ranks that have not reached this rank's latest barrier yet."""
-        latest = [max(flags(slot)) for slot in self.slots.tolist()]
-        return [rank for rank, number in zip(self.ranks, latest, strict=True) if number < self.num_barriers]
-
-
-def flags(slot: int) -> list[int]:
-    """Return the numbers of barriers that a slot shows."""
-    return [ctypes.c_int64.from_address(slot + turn * LINE_BYTES).value for turn in range(TURNS)]
+        numbers = [
+            max(ctypes.c_int64.from_address(slot + turn * LINE_BYTES).value for turn in range(TURNS))
+            for slot in self.slots.tolist()
+        ]
+        return [rank for rank, number in zip(self.ranks, numbers, strict=True) if number < self.num_barriers]

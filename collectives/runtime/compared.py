@@ -28,10 +28,10 @@ from collectives.runtime.binding import Binder, Choice, in_registers
 from collectives.runtime.messages import Messages, Vector
 from collectives.runtime.operands import Workspace, bind, operands_of
 from collectives.runtime.phases import NUM_SHARED
-from collectives.runtime.plan import MismatchError, Plan
+from collectives.runtime.plan import MismatchError, Plan, Step
 from collectives.runtime.progress import Waitable
 from collectives.runtime.started import Comparison
-from collectives.schedule.moves import Copy, Recv, RecvReduce, Round, Send, in_parts, show
+from collectives.schedule.moves import Copy, Recv, RecvReduce, Round, Send, in_parts
 
 if TYPE_CHECKING:
     from collectives.runtime.context import Context
@@ -69,8 +69,7 @@ class Headers:
             from collectives.runtime.channel import Channel  # it imports the compiler
 
             self.channel = Channel(memory, world_ranks, [self.rank, *(rank for rank in team if rank != self.rank)])
-            leader = lease.block.window.bases[world_ranks[team[0]]] + lease.block.offset
-            self.verdict = host().borrow(leader, 2, np.dtype(np.int64))
+            self.verdict = host().borrow(lease.at(world_ranks[team[0]]), 2, np.dtype(np.int64))
         partners = set().union(*self.partners(self.row, self.rank))
         self.leaving = {partner: Packet() for partner in partners}
         self.arriving = {partner: Packet() for partner in partners}
@@ -102,12 +101,6 @@ class Headers:
         """Forget the previous call; a rank without a bound call has the key 0."""
         self.seen[:] = key, -key
 
-    def write(self, partner: int) -> None:
-        self.leaving[partner].header[:] = self.seen
-
-    def read(self, partner: int) -> None:
-        np.maximum(self.seen, self.arriving[partner].header, out=self.seen)
-
     @property
     def agree(self) -> bool:
         """Whether the node's leader found that all ranks make the same call."""
@@ -127,8 +120,11 @@ class Headers:
         """Make a plan for any arrays like those of a call.  Collective."""
         context, row = self.context, choice.row
         operands = operands_of(a)
-        shared = partial(context.memory.empty, a.device)
-        bound = bind(a, operands, Workspace(use_caller_arrays=False, allocate=shared, is_shared=True))
+
+        def allocate(use: str, count: int, dtype: Any) -> Any:
+            return context.memory.empty(a.device, count, dtype)
+
+        bound = bind(a, operands, Workspace(use_caller_arrays=False, allocate=allocate, is_shared=True))
         schedule = row.rounds(self.rank, context.size, 0, context.topology.nodes if row.over_nodes else ())
         num_shared = len(bound.vector.places)
         bound.vector.add_scratch(schedule, a.device.empty)
@@ -154,7 +150,7 @@ class Headers:
         return plan
 
 
-class HeadedRound:
+class HeadedRound(Step):
     """A round of messages with headers, one to each partner."""
 
     def __init__(self, headers: Headers, number: int, moves: Round, vector: Vector, op: str | Op):
@@ -185,18 +181,16 @@ class HeadedRound:
 
     def run(self, device: Device) -> Iterator[Messages]:
         headers = self.headers
-        for target, source in self.copies:
-            device.copy(target, source)
+        device.copy_pairs(self.copies)
         arrivals = [headers.arrivals[partner] for partner in self.arriving]
         MPI.Prequest.Startall(arrivals)
         for partner, out in self.leaving.items():
-            headers.write(partner)
-            for target, source in out:
-                device.copy(target, source)
+            headers.leaving[partner].header[:] = headers.seen
+            device.copy_pairs(out)
         MPI.Prequest.Startall(self.sends)
         yield Messages([*arrivals, *self.sends])
         for partner, into in self.arriving.items():
-            headers.read(partner)
+            np.maximum(headers.seen, headers.arriving[partner].header, out=headers.seen)
             for view, arrived, reduces in into:
                 if not reduces:
                     device.copy(view, arrived)
@@ -207,9 +201,6 @@ class HeadedRound:
 
     def requests(self) -> list[MPI.Prequest]:
         return self.sends
-
-    def awaits(self) -> str:
-        return f"round {self.number}: {', '.join(dict.fromkeys(map(show, self.moves)))}"
 
 
 class ComparedPlan(Plan):
@@ -236,8 +227,7 @@ class ComparedPlan(Plan):
             self.after = [(host().borrow(addresses[1], len(self.target), self.dtype), self.target)]
 
     def _run(self) -> Iterator[Waitable]:
-        for target, source in self.before:
-            self.device.copy(target, source)
+        self.device.copy_pairs(self.before)
         arrival = None
         if self.program is not None:
             self._round = self.program
@@ -256,5 +246,4 @@ class ComparedPlan(Plan):
             raise MismatchError("ranks have bound different collectives")
         if self.divide:
             self.device.divide(*self.divide)
-        for target, source in self.after:
-            self.device.copy(target, source)
+        self.device.copy_pairs(self.after)

@@ -58,24 +58,27 @@ class Context:
         self.segment_bytes = segment_bytes
         self.num_tags = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767)
         self.num_plans = 0
-        self.calls = parent.calls_of(self.mpi, color) if parent else Calls(Record(), "", range(self.size))
+        if parent is None:
+            self.calls = Calls(Record(), "", range(self.size))
+        else:
+            group, ranks = self.mpi.Get_group(), range(self.size)
+            self.calls = parent.calls.part(color, MPI.Group.Translate_ranks(group, ranks, parent.mpi.Get_group()))
         self.mailbox = Mailbox(mpi_comm.Dup(), self.num_tags, self.calls)
         shared = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
         self.progress: Progress = parent.progress if parent else Progress(environment.oversubscribed(shared.size))
         self.windows: Windows = parent.windows if parent else Windows()
         self.agreement = Agreement(self.rank, self.size, partial(bookkeeping, self))
-        self.check: bool
-        self.timeout_s: float
-        self.node: int  # the same number on all its ranks
-        if parent:
-            self.check, self.timeout_s, self.node = parent.check, parent.timeout_s, parent.node
-        else:
-            self.agreement.check(f"Communicator(segment_bytes={segment_bytes})", refuse_segment(segment_bytes))
+        if parent is None:
+            is_valid = 1 <= segment_bytes <= LARGEST_MESSAGE_BYTES
+            failure = f"segment_bytes={segment_bytes} must be from 1 to {LARGEST_MESSAGE_BYTES}" * (not is_valid)
+            self.agreement.check(f"Communicator(segment_bytes={segment_bytes})", failure)
             self.check, self.timeout_s = settings(self.agreement, check, timeout_s)
-            self.node = node_number(self, shared)
+            self.node = node_number(self, shared)  # the same on all its ranks
+            self.has_numba = not any(self.agreement.highest([find_spec("numba") is None]))  # on all ranks
+        else:
+            self.check, self.timeout_s, self.node = parent.check, parent.timeout_s, parent.node
+            self.has_numba = parent.has_numba
         shared.Free()
-        self.has_numba: bool  # on all ranks
-        self.has_numba = parent.has_numba if parent else not any(self.agreement.highest([find_spec("numba") is None]))
         self.topology = Topology.from_ids(self.agreement.gather_ints(self.node))
         self.tuning: Tuning = parent.tuning if parent else tuning_from_file(self)
         self.memory = Memories(self)
@@ -96,16 +99,6 @@ class Context:
         """Return the first of the tags of a new plan: the same on every rank, since binding is collective."""
         self.num_plans += 1
         return self.num_plans % (self.num_tags // TAGS) * TAGS
-
-    def calls_of(self, part: MPI.Comm, color: int) -> Calls:
-        """Return the call counter of a communicator that `split` makes."""
-        members = MPI.Group.Translate_ranks(part.Get_group(), range(part.size), self.mpi.Get_group())
-        return self.calls.part(color, list(members))
-
-    @property
-    def compares_in_memory(self) -> bool:
-        """Whether ranks compare their calls in shared memory: in one node, by compiled programs."""
-        return self.has_numba and len(self.topology.nodes) == 1
 
     def host_names(self) -> list[str]:
         """Return the name of each rank's host.  Collective."""
@@ -160,7 +153,7 @@ class Memories:
     def on_devices(self, device: Device) -> DeviceMemory | None:
         """Return the shared device memory of the nodes' ranks, if all have arrays on devices.  Collective.
 
-        Each rank's is on the device that it used first.
+        Each rank's is on the device that it used first.  Where it cannot be set up, rank 0 prints the reason.
         """
         own = self.of_device and self.of_device.device.place
         (another,) = self.agreement.highest([not isinstance(device, Cuda) or own not in (None, device.place)])
@@ -168,33 +161,20 @@ class Memories:
             return None
         if self.of_device is None:
             assert isinstance(device, Cuda)
-            self.of_device = self._open(device)
+            context, ways = self.context, (self.agreement.highest, self.agreement.gather_rows)
+            self.of_device = DeviceMemory(context.mpi, context.node, context.windows, *ways, device)
+            failures = self.agreement.gather_texts(self.of_device.failure if not self.of_device.usable else "")
+            if context.rank == 0 and any(failures):
+                rank, failure = next((rank, text) for rank, text in enumerate(failures) if text)
+                words = "CUDA IPC is unavailable; staging device arrays through host memory"
+                print(f"{words}: rank {rank}: {failure}", file=sys.stderr)
         return self.of_device if self.of_device.usable else None
-
-    def _open(self, device: Cuda) -> DeviceMemory:
-        """Try to set it up; on failure rank 0 prints the reason.  Collective."""
-        context = self.context
-        ways = self.agreement.highest, self.agreement.gather_rows
-        memory = DeviceMemory(context.mpi, context.node, context.windows, *ways, device)
-        failures = self.agreement.gather_texts(memory.failure if not memory.usable else "")
-        if context.rank == 0 and any(failures):
-            rank, failure = next((rank, text) for rank, text in enumerate(failures) if text)
-            words = "CUDA IPC is unavailable; staging device arrays through host memory"
-            print(f"{words}: rank {rank}: {failure}", file=sys.stderr)
-        return memory
 
     def free(self) -> None:
         """Release the memory that no array uses any more.  Collective."""
         self.of_host.free()
         if self.of_device:
             self.of_device.free()
-
-
-def refuse_segment(segment_bytes: int) -> str:
-    """Return the fault of a caller's `segment_bytes`, if any."""
-    if 1 <= segment_bytes <= LARGEST_MESSAGE_BYTES:
-        return ""
-    return f"segment_bytes={segment_bytes} must be from 1 to {LARGEST_MESSAGE_BYTES}"
 
 
 def settings(agreement: Agreement, check: bool | None, timeout_s: float | None) -> tuple[bool, float]:
@@ -211,9 +191,7 @@ def settings(agreement: Agreement, check: bool | None, timeout_s: float | None) 
     except ValueError as error:
         failure = str(error)
     agreement.check(f"Communicator(check={check!r})", failure)
-    assert check is not None
-    assert timeout_s is not None
-    return check, timeout_s
+    return bool(check), timeout_s or 0.0
 
 
 def node_number(context: Context, shared: MPI.Comm) -> int:

@@ -7,6 +7,7 @@ before it, not for those of the next segment.  Sender and receiver cut a run in 
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle, islice, pairwise
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from collectives.arrays.memory import size_class
 from collectives.arrays.ops import Op
 from collectives.arrays.views import as_bytes
 from collectives.runtime.plan import CopyPair
+from collectives.runtime.progress import Waitable
 from collectives.schedule.moves import MESSAGES, Barrier, Copy, Move, Recv, RecvReduce, Round, Schedule, Send, show
 
 SEGMENT_BYTES = 1 << 20
@@ -27,18 +29,15 @@ LARGEST_POWER_BYTES = 1 << 16  # of staging buffers: longer ones are in steps of
 TAGS = MESSAGES  # of a plan
 
 
-class Messages(NamedTuple):
-    """Messages in flight, to be waited for."""
+@dataclass
+class Messages(Waitable):
+    """Messages in flight."""
 
     requests: Sequence[MPI.Request]
     statuses: list[MPI.Status] | None = None
-    num_barriers: int = 0
 
     def test(self) -> bool:
         return MPI.Request.Testall(self.requests, self.statuses)
-
-    def spin(self) -> bool:
-        return self.test()
 
 
 class Vector:
@@ -65,6 +64,7 @@ class Vector:
             self.places += Vector((scratch, lengths)).places
 
 
+@dataclass
 class Lane:
     """One move of a round, segment by segment: at most `window` requests in flight.
 
@@ -72,25 +72,20 @@ class Lane:
     `reduce` reduces a segment that has arrived.
     """
 
-    def __init__(
-        self,
-        requests: list[MPI.Prequest],
-        window: int,
-        device: Device,
-        copies: list[list[CopyPair]],
-        sends: bool,
-        reduce: Callable[[int], None] | None = None,
-    ):
-        self.requests, self.window, self.device, self.copies = requests, window, device, copies
-        self.sends, self.reduce = sends, reduce
-        self.ready: dict[int, Event] = {}  # after which the device is done with a segment's memory
+    requests: list[MPI.Prequest]
+    window: int
+    device: Device
+    copies: list[list[CopyPair]]
+    sends: bool
+    reduce: Callable[[int], None] | None = None
+    ready: dict[int, Event] = field(default_factory=dict)  # after which the device is done with a segment's memory
 
     def launch(self, indices: range) -> range:
         """Queue copies of segments to be sent, and an event for each; return those of `indices` that exist."""
         indices = range(indices.start, min(indices.stop, len(self.requests)))
         for index in indices:
             if self.sends:
-                self.copy(index)
+                self.device.copy_pairs(self.copies[index])
             self.ready[index] = self.device.record()
         return indices
 
@@ -102,13 +97,9 @@ class Lane:
     def end(self, index: int) -> None:
         """Copy or reduce segment `index`, if it is a received one."""
         if not self.sends:
-            self.copy(index)
+            self.device.copy_pairs(self.copies[index])
         if self.reduce:
             self.reduce(index)
-
-    def copy(self, index: int) -> None:
-        for target, source in self.copies[index]:
-            self.device.copy(target, source)
 
 
 class BoundRound(NamedTuple):
@@ -124,8 +115,7 @@ class BoundRound(NamedTuple):
 
     def run(self, device: Device) -> Iterator[Messages]:
         """Start and complete the round's requests; yields those to wait for in between."""
-        for target, source in self.copies:
-            device.copy(target, source)
+        device.copy_pairs(self.copies)
         launched = [(lane, index) for lane in self.lanes for index in lane.launch(range(lane.window))]
         if self.plain:
             device.synchronize()
@@ -153,9 +143,7 @@ class BoundRound(NamedTuple):
         return self.plain + [request for lane in self.lanes for request in lane.requests]
 
     def awaits(self) -> str:
-        pending = [
-            move for request, move in self.request_moves if not request.Get_status()
-        ]  # true of those not started
+        pending = [move for request, move in self.request_moves if not request.Get_status()]  # true if not started
         return f"round {self.number}: {', '.join(dict.fromkeys(map(show, pending or self.moves)))}"
 
 
@@ -174,11 +162,8 @@ class StagingBuffers:
         nbytes = size_class(length * dtype.itemsize, LARGEST_POWER_BYTES)
         key = kind, place, dtype, nbytes
         if key not in self.buffers:
-            on_host = kind == "host"
-            new = (
-                self.device.host(nbytes).view(dtype) if on_host else self.device.empty(nbytes // dtype.itemsize, dtype)
-            )
-            self.buffers[key] = new
+            is_host, count = kind == "host", nbytes // dtype.itemsize
+            self.buffers[key] = self.device.host(nbytes).view(dtype) if is_host else self.device.empty(count, dtype)
         return self.buffers[key]
 
 
@@ -248,9 +233,7 @@ class RequestBinder:
         if isinstance(move, Recv):
             return Lane(requests, slots, self.device, incoming, sends=False)
         reduce = self.reducer(move.source)
-        return Lane(
-            requests, slots, self.device, incoming, sends=False, reduce=lambda i: reduce(segments[i], ways[i][0])
-        )
+        return Lane(requests, slots, self.device, incoming, False, lambda i: reduce(segments[i], ways[i][0]))
 
     def stops(self, move: Send | Recv | RecvReduce, segments: list[Any], place: int, slots: int) -> list[list[Any]]:
         """Return the memory that segments pass in turn: from the vector, or a reduction's operand, to MPI's buffer."""

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.arrays.ops import Op
-from collectives.arrays.views import HALVES, pointer
+from collectives.arrays.device import Device
+from collectives.arrays.ops import HALVES, Op
+from collectives.arrays.views import pointer
 from collectives.runtime.arguments import Arguments
-from collectives.runtime.messages import Messages
 from collectives.runtime.operands import Operands
-from collectives.runtime.plan import Plan
-from collectives.runtime.progress import Progress
+from collectives.runtime.plan import Plan, Step
+from collectives.runtime.progress import Progress, Waitable
 from collectives.schedule.spec import OPS, Chunks
 
 MPI_OPS = {name: getattr(MPI, op.mpi) for name, op in OPS.items()}
@@ -51,28 +51,28 @@ def op_name(op: str | Op | MPI.Op) -> str | Op:
     return next(name for name, own in names.items() if own == op)
 
 
-class NativePlan(Plan):
-    """A call of the MPI library behind a plan's interface; `start()` runs it to its end."""
+class NativeCall(Step):
+    """A call of the MPI library, which returns at its end."""
 
-    def __init__(self, a: Arguments, o: Operands, mpi: MPI.Comm, progress: Progress):
-        super().__init__(f"{a.collective} mpi", o.result, progress, a.device, [])
-        self.native_call = native_call(a, o, mpi)
-        if a.op == "avg" and a.spec.reduces and o.out is not None:
-            self.divide = (o.out, a.size)
+    def __init__(self, function: Callable[[], None]):
+        self.function = function
 
-    def _run(self) -> Iterator[Messages]:
-        self.device.begin()
-        for target, source in self.before:
-            self.device.copy(target, source)
-        self.device.synchronize()
-        with self._progress.inside(self):
-            self.native_call()
-        if self.divide:
-            self.device.divide(*self.divide)
-        for target, source in self.after:
-            self.device.copy(target, source)
-        self._last = self.device.record()
-        yield Messages([])
+    def run(self, device: Device) -> Iterator[Waitable]:
+        device.synchronize()
+        self.function()
+        yield from ()
+
+    def awaits(self) -> str:
+        return "in the MPI library's own"
+
+
+def native_plan(a: Arguments, o: Operands, mpi: MPI.Comm, progress: Progress) -> Plan:
+    """Make a plan of a call of the MPI library; `start()` runs it to its end."""
+    plan = Plan(f"{a.collective} mpi", o.result, progress, a.device, [NativeCall(native_call(a, o, mpi))])
+    plan.may_block = True
+    if a.op == "avg" and a.spec.reduces and o.out is not None:
+        plan.divide = o.out, a.size
+    return plan
 
 
 def check_native(a: Arguments) -> None:

@@ -36,12 +36,12 @@ from collectives.runtime.phases import (
     Chunk,
     DirectBinder,
     ExportedMemory,
-    PhaseCompiler,
+    Phases,
     Reduction,
     Segmentation,
     peers_of,
 )
-from collectives.runtime.plan import LateMismatchError
+from collectives.runtime.plan import LateMismatchError, Step
 from collectives.runtime.progress import Waitable
 from collectives.runtime.started import NOWHERE
 from collectives.schedule.moves import Parts, Round
@@ -53,57 +53,69 @@ if TYPE_CHECKING:
 Operation = Callable[[], None]
 Part = list[DeviceStep]
 BYTE = np.dtype(np.uint8)
+BARRIER = DeviceStep([], [], 0)
 MOST_LAUNCHED = 4096  # calls that devices may still have to run
 
 
-class DeviceCompiler(PhaseCompiler):
+class DeviceCompiler(Phases):
     """Compiler of phases to steps of a device, with their addresses."""
 
     def __init__(self, registers: Sequence[int], *arguments: Any):
         super().__init__(*arguments)
         self.registers = registers
-        self.parts: list[Part] = [[]]
 
-    def compile(self, parts: Parts) -> list[Part]:
-        self.compile_parts(parts)
-        return self.parts
-
-    def barrier(self) -> None:
-        self.parts[-1].append(DeviceStep([], [], 0))
-
-    def pause(self) -> None:
-        self.parts.append([])
-
-    def copy(self, target: Address, source: Address, nbytes: int) -> None:
-        out, origin = self.pointer(target), self.pointer(source)
-        last = self.parts[-1][-1] if self.parts[-1] else DeviceStep([], [], 0)
-        if out == origin:
-            return
-        if origin in last.outs and nbytes == last.nbytes:  # just written: the last step stores it here, too
-            last.outs.append(out)
-        else:
-            self.parts[-1].append(DeviceStep([out], [origin], nbytes))
-
-    def reduce(self, target: Address, sources: list[Address], nbytes: int) -> None:
-        if len(sources) == 1:
-            self.copy(target, sources[0], nbytes)
-        else:
-            pointers = [self.pointer(source) for source in sources]
-            self.parts[-1].append(DeviceStep([self.pointer(target)], pointers, nbytes))
+    def compile(self, rounds: Sequence[Round]) -> Part:
+        steps: Part = []
+        for target, sources, nbytes in self.pipeline(rounds):
+            if target is None:
+                steps.append(BARRIER)
+                continue
+            out, origins = self.pointer(target), [self.pointer(source) for source in sources]
+            last = steps[-1] if steps else BARRIER
+            if origins == [out]:
+                continue
+            if len(origins) == 1 and origins[0] in last.outs and nbytes == last.nbytes:
+                last.outs.append(out)  # just written: the last step stores it here, too
+            else:
+                steps.append(DeviceStep([out], origins, nbytes))
+        return steps
 
     def pointer(self, place: Address) -> int:
         assert not place.pid, "another rank's array is not in memory that this one has opened"
         return self.registers[place.register] + place.offset
 
 
-class HostBarrier:
-    """A reusable barrier of a node's ranks, at which they compare their calls."""
+class DeviceProgram(Step):
+    """A rank's parts, run repeatedly one after another, in the turns of the staging buffers.
 
-    def __init__(self, device: Cuda, memory: DeviceMemory, arrival: Program, peers: Sequence[int]):
-        self.device, self.arrival, self.signals = device, arrival, memory.signals
-        self.peers = peers  # world ranks
+    At barriers the node's ranks compare their calls on the host, by the program `arrival`.
+    """
 
-    def wait(self) -> Iterator[Waitable]:
+    is_short = False
+
+    def __init__(
+        self, memory: DeviceMemory, turns: list[list[Part]], reduction: Reduction, arrival: Program, keep: Any
+    ):
+        self.device, self.signals, self.arrival, self.keep = memory.device, memory.signals, arrival, keep
+        self.peers = [arrival.channel.world_ranks[peer] for peer in arrival.channel.ranks[1:]]
+        operations = partial(operations_of, self.device, reduction)
+        self.parts = [list(map(operations, part)) for parts in turns for part in parts]
+        self.next = 0
+
+    def use(self, call: Call, is_compared: bool) -> None:
+        """Make ranks compare the numbers of their calls."""
+        self.arrival.use(call.number * is_compared, NOWHERE, NOWHERE)
+
+    def run(self, device: Device) -> Iterator[Waitable]:
+        """Run a part."""
+        for operations in self.parts[self.next]:
+            if not operations:
+                yield from self.barrier()
+            for operation in operations:
+                operation()
+        self.next = (self.next + 1) % len(self.parts)
+
+    def barrier(self) -> Iterator[Waitable]:
         """Order later work on this stream after the peers' work on theirs before they arrived."""
         turn = self.arrival.num_barriers % TURNS  # a slow rank waits for no work later than this barrier's
         if self.signals is None:
@@ -115,42 +127,15 @@ class HostBarrier:
             for peer in self.peers:
                 self.device.wait_for(self.signals.of[peer][turn])
 
-
-class DeviceProgram:
-    """A rank's parts, run repeatedly one after another, in the turns of the staging buffers."""
-
-    number, moves, is_short = 0, (), False
-
-    def __init__(self, device: Cuda, turns: list[list[Part]], reduction: Reduction, barrier: HostBarrier, keep: Any):
-        self.parts = [[operations_of(device, step, reduction) for step in part] for parts in turns for part in parts]
-        self.barrier, self.keep = barrier, keep
-        self.next = 0
-
-    def use(self, call: Call, is_compared: bool) -> None:
-        """Make ranks compare the numbers of their calls."""
-        self.barrier.arrival.use(call.number * is_compared, NOWHERE, NOWHERE)
-
-    def run(self, device: Device) -> Iterator[Waitable]:
-        """Run a part."""
-        for operations in self.parts[self.next]:
-            if not operations:
-                yield from self.barrier.wait()
-            for operation in operations:
-                operation()
-        self.next = (self.next + 1) % len(self.parts)
-
-    def requests(self) -> list:
-        return []
-
     def awaits(self) -> str:
-        return self.barrier.arrival.awaits()
+        return self.arrival.awaits()
 
 
-def operations_of(device: Cuda, step: DeviceStep, reduction: Reduction) -> list[Operation]:
+def operations_of(device: Cuda, reduction: Reduction, step: DeviceStep) -> list[Operation]:
     """Bind a step's operations to arrays that are made once; none for a barrier."""
     dtype = reduction.dtype if len(step.sources) > 1 else BYTE
     outs, sources = (
-        [device.at(address, step.nbytes // dtype.itemsize, dtype, None) for address in addresses]
+        [device.borrow(address, step.nbytes // dtype.itemsize, dtype) for address in addresses]
         for addresses in (step.outs, step.sources)
     )
     if len(sources) < 2:
@@ -162,10 +147,10 @@ def operations_of(device: Cuda, step: DeviceStep, reduction: Reduction) -> list[
     ]
 
 
-class KernelProgram:
+class KernelProgram(Step):
     """A rank's rounds as one kernel, which waits for the other devices itself: the host only launches it."""
 
-    number, moves, is_short = 0, (), True
+    is_short = True
 
     def __init__(self, device: Cuda, kernel: CudaProgram, keep: Any, calls: KernelCalls | None, binding: int):
         self.device, self.kernel, self.keep = device, kernel, keep
@@ -199,20 +184,13 @@ class KernelProgram:
         self.num_runs += 1
         yield from ()
 
-    def requests(self) -> list:
-        return []
-
-    def awaits(self) -> str:
-        return "on its way"
-
 
 class KernelCalls:
     """The calls of a communicator that are kernels.  Devices compare them, and the host reads the result later."""
 
     def __init__(self, device: Cuda, channel: CudaChannel, keep: Any):
         self.device, self.channel, self.keep = device, channel, keep
-        barrier = [[DeviceStep([], [], 0)]]
-        self.nothing = CudaProgram(device, barrier, ("sum", BYTE, 1), channel, channel)
+        self.nothing = CudaProgram(device, [[BARRIER]], Reduction("sum", BYTE, 1), channel, channel)
         self.launched: deque[Entry] = deque(maxlen=MOST_LAUNCHED)
         at_exit(leave, weakref.ref(self))
 
@@ -268,89 +246,71 @@ class DeviceProgramBinder(DirectBinder):
         arrays: Sequence[Any],
         chunks: Sequence[Chunk],
         reduction: Reduction,
-        rank: int,
         segmentation: Segmentation,
         channel: Channel | KernelCalls | None = None,
         binding: int = 0,
     ) -> DeviceProgram | KernelProgram:
         """Bind as on the host, but for these arrays only."""
         rounds = [moves for part in parts for moves in part]
-        buffers = BufferPlan.of(
-            rounds, [chunk.length for chunk in chunks], len(self.world_ranks), segmentation, reduction.dtype
-        )
+        buffers = BufferPlan.of(rounds, chunks, len(self.world_ranks), segmentation, reduction.dtype)
+        ranks = [self.rank, *peers_of(rounds, self.rank)]
         lease = self.device_memory.allocate(TURNS * buffers.turn_bytes)
         by_themselves = self.device_memory.has_barriers and self.meanwhile is None  # with no messages in between
-        barrier = None if by_themselves else self.barrier(rounds, rank, channel, binding or 1)
-        own, flags = self.channel(rank) if by_themselves else (None, None)
+        arrival = None if by_themselves else self.arrival(ranks, channel, binding or 1)
+        own, flags = self.channel() if by_themselves else (None, None)
         rows = self.exchange(arrays, chunks, buffers, buffers.turn_bytes)
-        ranks = [rank, *peers_of(rounds, rank)]
         layouts = self.layouts(ranks, rows, chunks)
         compiled = []  # of each turn
         for turn in range(TURNS) if segmentation.num_segments % 2 else range(1):
             registers = self.registers(ranks, rows, lease, turn)
             registers[SCRATCH] = address_of(arrays[SCRATCH])
-            compiled.append(DeviceCompiler(registers, rank, layouts, buffers, segmentation, reduction).compile(parts))
+            compiler = DeviceCompiler(registers, self.rank, layouts, buffers, segmentation, reduction)
+            compiled.append([compiler.compile(part) for part in parts])
         keep = [lease, flags, *arrays]
-        if barrier is None:
+        if arrival is None:
             assert own is not None
             calls = channel if isinstance(channel, KernelCalls) else None
             shared = calls.channel if calls else own
-            kernel = CudaProgram(
-                self.device,
-                [part for (part,) in compiled],
-                (reduction.op, reduction.dtype, reduction.divisor),
-                shared,
-                own,
-            )
+            kernel = CudaProgram(self.device, [part for (part,) in compiled], reduction, shared, own)
             return KernelProgram(self.device, kernel, keep, calls, binding or 1)
-        return DeviceProgram(self.device, compiled, reduction, barrier, keep)
+        return DeviceProgram(self.device_memory, compiled, reduction, arrival, keep)
 
-    def channel(self, rank: int) -> tuple[CudaChannel, Lease]:
+    def channel(self) -> tuple[CudaChannel, Lease]:
         """Make a channel on which all ranks' devices wait for each other, and its memory.  Collective."""
-        num_ranks = len(self.world_ranks)
-        nbytes = TURNS * FLAG_BYTES * num_ranks
+        nbytes = TURNS * FLAG_BYTES * len(self.world_ranks)
         lease = self.device_memory.allocate(nbytes)
         nothing = self.device.host(nbytes)
         nothing[:] = 0
-        self.device.copy(self.device.at(lease.address, nbytes, BYTE, None), nothing)
+        self.device.copy(self.device.borrow(lease.address, nbytes, BYTE), nothing)
         self.device.synchronize()
-        signals = [self.address_at(lease, other) + rank * FLAG_BYTES for other in range(num_ranks)]
-        return CudaChannel(self.device, self.address_at(lease, rank), signals), lease
+        signals = [lease.at(world) + self.rank * FLAG_BYTES for world in self.world_ranks]
+        return CudaChannel(self.device, lease.address, signals), lease
 
-    def kernel_calls(self, rank: int) -> KernelCalls:
+    def kernel_calls(self) -> KernelCalls:
         """Make the record of calls that are kernels, and the channel on which these wait.  Collective."""
-        return KernelCalls(self.device, *self.channel(rank))
+        return KernelCalls(self.device, *self.channel())
 
-    def address_at(self, lease: Lease, rank: int) -> int:
-        """Return the address, in this process, of a rank's part of leased memory."""
-        return lease.block.window.bases[self.world_ranks[rank]] + lease.block.offset
-
-    def registers(
-        self, ranks: Sequence[int], rows: Sequence[tuple[ExportedMemory, list[int]]], lease: Lease, turn: int
-    ) -> list[int]:
+    def registers(self, ranks: Sequence[int], rows: Sequence[ExportedMemory], lease: Lease, turn: int) -> list[int]:
         """Return the addresses in all registers of these ranks, for a run that begins with a staging buffer."""
         registers = [0] * NUM_REGISTERS * len(ranks)
         for nth, rank in enumerate(ranks):
-            memory = rows[rank][0]
-            places = (memory.window, memory.address), (memory.out_window, memory.out_address)
-            for index, (base, (window, address)) in enumerate(zip(self.mapped(rank, memory), places, strict=True)):
+            memory = rows[rank]
+            places = zip(self.mapped(rank, memory), memory.windows, memory.addresses, strict=True)
+            for index, (base, window, address) in enumerate(places):
                 registers[nth * NUM_REGISTERS + index] = address if base is None else base + address - window
             first = nth * NUM_REGISTERS + STAGING
-            stage = self.address_at(lease, rank)
+            stage = lease.at(self.world_ranks[rank])
             pair = stage + turn * memory.turn_bytes, stage + (1 - turn) * memory.turn_bytes
             registers[first : first + TURNS] = pair
         return registers
 
-    def barrier(self, rounds: Sequence[Round], rank: int, channel: Any, binding: int) -> HostBarrier:
-        """Make a barrier on the host, by the compiled interpreter.  Collective."""
+    def arrival(self, ranks: Sequence[int], channel: Any, binding: int) -> Program:
+        """Make a barrier of these ranks on the host, by the compiled interpreter.  Collective."""
         from collectives.runtime.channel import Channel
         from collectives.runtime.shared_memory import ProgramBinder
 
         if channel is None:
-            channel = Channel(self.memory, self.world_ranks, [rank, *peers_of(rounds, rank)])
-        ways = self.gather_rows, self.agree_max, self.oversubscribed, self.meanwhile
-        arrival = ProgramBinder(self.world_ranks, self.memory, *ways).gate(channel, binding)
+            channel = Channel(self.memory, self.world_ranks, ranks)
+        arrival = ProgramBinder(self.binder, self.meanwhile).gate(channel, binding)
         arrival.keep.append(channel.lease)
-        return HostBarrier(
-            self.device, self.device_memory, arrival, [self.world_ranks[peer] for peer in channel.ranks[1:]]
-        )
+        return arrival

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from collectives.arrays.device import host
 from collectives.arrays.memory import Windows
-from collectives.arrays.views import overlap, pointer, same_memory, sum_dtype
+from collectives.arrays.ops import sum_dtype
+from collectives.arrays.views import overlap, pointer, same_memory
 from collectives.runtime.arguments import Arguments, check_writable, like
 from collectives.runtime.messages import Vector
 from collectives.schedule.moves import shares
@@ -127,7 +128,7 @@ class Workspace(NamedTuple):
     """
 
     use_caller_arrays: bool
-    allocate: Callable[[int, Any], Any]
+    allocate: Callable[[str, int, Any], Any]  # by its use
     is_shared: bool
 
 
@@ -151,9 +152,10 @@ def bind(a: Arguments, o: Operands, space: Workspace) -> Binding:
         return Binding(Vector(), None)
     work = caller_array(a, o, space)
     if work is None:
-        work = space.allocate(sum(o.counts), sum_dtype(a.flat.dtype, a.op) if a.spec.reduces else a.flat.dtype)
+        dtype = sum_dtype(a.flat.dtype, a.op) if a.spec.reduces else a.flat.dtype
+        work = space.allocate("vector", sum(o.counts), dtype)
     if a.spec.exchanges:
-        out = space.allocate(len(o.out), o.out.dtype) if space.is_shared else o.out  # others may write there
+        out = space.allocate("out", len(o.out), o.out.dtype) if space.is_shared else o.out  # others may write there
         vector = Vector((work, o.counts), (out, [len(view) for view in o.outputs]))
         return Binding(vector, o.result, copies(work, o.source), copies(o.out, out))
     vector = Vector((work, o.counts))

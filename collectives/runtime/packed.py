@@ -1,22 +1,27 @@
-"""Calls on host arrays that are not contiguous: packed before a call, and written back after it."""
+"""Calls on several arrays, or on one that is not contiguous: packed before a call, and written back after it."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from collectives.arrays.device import host
-from collectives.arrays.views import is_a, numpy_view
-from collectives.runtime.arguments import check_writable
-from collectives.schedule.spec import spec_of
+from collectives.arrays.device import Device, host
+from collectives.arrays.views import flat, is_a, numpy_view, overlap, pointer
+from collectives.runtime.arguments import REFUSALS, check_writable
+from collectives.runtime.operands import split
+from collectives.runtime.plan import CopyPair
+from collectives.schedule.spec import COLLECTIVES, Chunks, spec_of
 
 if TYPE_CHECKING:
-    from collectives.runtime.fuse import Fused
-    from collectives.runtime.plan import CopyPair
     from collectives.runtime.resolve import Request
+
+# The collectives whose result is as long as each rank's input.
+TAKING = [name for name, spec in COLLECTIVES.items() if spec.in_place and spec.gives is not Chunks.NONE]
 
 
 @dataclass
@@ -32,8 +37,7 @@ class PackedCall:
         return next((owner for packed, owner in self.owners if packed is array), array)
 
     def end(self) -> None:
-        for target, source in self.after:
-            host().copy(target, source)
+        host().copy_pairs(self.after)
 
 
 def is_strided(x: Any) -> bool:
@@ -88,6 +92,82 @@ def check_result(view: Any, name: str) -> None:
         extent += stride * (length - 1)
 
 
+class Fused:
+    """Arrays of one dtype on one device as the one array of a collective, for one call at a time.
+
+    `failure` says why they cannot be fused, if so: the collective that takes them refuses them on all ranks.
+
+    >>> print(Fused([np.zeros(3), np.zeros((2, 2))]))
+    fuse([3, 4], float64, cpu)
+    """
+
+    def __init__(self, arrays: Sequence[Any]):
+        self.failure = ""
+        self.buffer: Any = None  # the arrays for a collective, one behind the other
+        try:
+            self.arrays = list(arrays)
+            self.device, self.dtype, self.views = flat_views(self.arrays)
+        except REFUSALS as error:
+            self.failure = f"fuse: {error}"
+            return
+        self.lengths = [len(view) for view in self.views]
+
+    def __str__(self) -> str:
+        return "" if self.failure else f"fuse({self.lengths}, {self.dtype}, {self.device.name})"
+
+    def __len__(self) -> int:
+        return sum(self.lengths)
+
+    def check(self, collective: str, out: Any, is_root: bool) -> None:
+        """Refuse a call that cannot take fused arrays.
+
+        Raises: ValueError with the remedy.
+        """
+        if collective not in TAKING:
+            raise ValueError(f"takes no fused arrays: use {', '.join(TAKING)}, or call it for each array")
+        if out is not None:
+            raise ValueError("takes no out with fused arrays, which get the results themselves: omit it")
+        spec, rank = COLLECTIVES[collective], 0 if is_root else 1
+        for index, view in enumerate(self.views if spec.writes(rank, root=0) else ()):
+            check_writable(view, f"array {index}")
+
+    def copies(self, collective: str, is_root: bool) -> tuple[list[CopyPair], list[CopyPair]]:
+        """Return the copies to the buffer ahead of a collective, and those from it after."""
+        spec, rank = COLLECTIVES[collective], 0 if is_root else 1
+        places = split(self.buffer, self.lengths)
+        before = zip(places, self.views, strict=True) if spec.reads(rank, root=0) else ()
+        after = zip(self.views, places, strict=True) if spec.writes(rank, root=0) else ()
+        return list(before), list(after)
+
+
+def flat_views(arrays: Sequence[Any]) -> tuple[Device, np.dtype, Sequence[Any]]:
+    """Return the device and dtype of arrays, and flat views of them.
+
+    Raises: ValueError where there are none, they overlap, or devices or dtypes differ.
+    """
+    if not arrays:
+        raise ValueError("no arrays are given: pass at least one")
+    devices, views = zip(*map(flat, arrays), strict=True)
+    one_of([device.name for device in devices], "device")
+    one_of([device.place for device in devices], "device")
+    dtype = one_of([view.dtype for view in views], "dtype")
+    in_order = sorted((view for view in views if len(view)), key=pointer)
+    if any(overlap(*pair) for pair in pairwise(in_order)):
+        raise ValueError("arrays overlap: pass each part of memory once")
+    return devices[0], dtype, views
+
+
+def one_of(values: Sequence[Any], what: str) -> Any:
+    """Return the value that is the same for all."""
+    different = [value for value in values if value != values[0]]
+    if different:
+        raise ValueError(
+            f"cannot fuse arrays of different {what}s ({values[0]}, {different[0]}): "
+            f"fuse those of each {what} separately"
+        )
+    return values[0]
+
+
 def pack_fused(request: Request, rank: int) -> PackedCall:
     """Copy fused arrays to a buffer; results are copied back.
 
@@ -98,7 +178,6 @@ def pack_fused(request: Request, rank: int) -> PackedCall:
     fused.check(request.collective, request.out, is_root)
     fused.buffer = fused.device.empty(len(fused), fused.dtype)
     before, after = fused.copies(request.collective, is_root)
-    for target, source in before:
-        fused.device.copy(target, source)
+    fused.device.copy_pairs(before)
     packed = request._replace(x=fused.buffer, note=f"{request.note} of {fused}")
     return PackedCall(packed, after, [(fused.buffer, fused.arrays)])

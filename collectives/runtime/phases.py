@@ -10,15 +10,17 @@ become programs of the host in `collectives.runtime.shared_memory`, of a device 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from collectives.algorithms import Access, Algorithm
 from collectives.arrays.device import TURNS
-from collectives.arrays.memory import SymmetricMemory
 from collectives.arrays.views import address_of
-from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Parts, Put, Recv, RecvReduce, Round, Send
+from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Put, Recv, RecvReduce, Round, Send
+
+if TYPE_CHECKING:
+    from collectives.runtime.binding import Binder
 
 DEVICE_BYTES = 1 << 26  # of a chunk's segment on a device, where it only bounds the staging buffers
 STREAMED_BYTES = 1 << 15  # of a copy that bypasses the caches, where that is faster
@@ -104,8 +106,16 @@ def phases_of(rounds: Sequence[Round]) -> list[list[Move]]:
     return phases
 
 
-class PhaseCompiler:
-    """Compiler of the phases of one rank, which emits each piece of work.
+class PhaseWork(NamedTuple):
+    """A copy from one source, or a reduction of several; a barrier where there is no target."""
+
+    target: Address | None = None
+    sources: Sequence[Address] = ()
+    nbytes: int = 0
+
+
+class Phases:
+    """The phases of one rank, as work at addresses.
 
     `layouts` has the addresses of each rank's chunks; `lengths` are this rank's in elements.  Chunks from `width` on
     are staging buffers, which hold one segment at a time: each in two successive registers, for alternate segments.
@@ -120,43 +130,22 @@ class PhaseCompiler:
         reduction: Reduction,
     ):
         self.rank, self.layouts, self.lengths, self.width = rank, layouts, buffers.lengths, buffers.width
-        self.num_segments, self.streamed_bytes, self.reduction = (
-            segmentation.num_segments,
-            segmentation.streamed_bytes,
-            reduction,
-        )
+        self.num_segments, self.streamed_bytes = segmentation
+        self.reduction = reduction
 
-    def copy(self, target: Address, source: Address, nbytes: int) -> None:
-        raise NotImplementedError
-
-    def reduce(self, target: Address, sources: list[Address], nbytes: int) -> None:
-        raise NotImplementedError
-
-    def barrier(self) -> None:
-        raise NotImplementedError
-
-    def pause(self) -> None:
-        raise NotImplementedError
-
-    def compile_parts(self, parts: Parts) -> None:
-        """Compile the phases of each part, with pauses between the parts."""
-        for nth, part in enumerate(parts):
-            if nth:
-                self.pause()
-            self.pipeline(phases_of(part))
-
-    def pipeline(self, phases: list[list[Move]]) -> None:
-        """Compile all steps of a pipeline."""
+    def pipeline(self, rounds: Sequence[Round]) -> Iterator[PhaseWork]:
+        """Yield the work of all steps of a pipeline."""
+        phases = phases_of(rounds)
         num_steps = self.num_segments + len(phases) - 1
         for step in range(num_steps):
             for index in reversed(range(len(phases))):
                 if 0 <= step - index < self.num_segments:
                     for move in phases[index]:
-                        self.write(move, step - index)
+                        yield from self.work(move, step - index)
             if step < num_steps - 1:
-                self.barrier()
+                yield PhaseWork()
 
-    def write(self, move: Move, segment: int) -> None:
+    def work(self, move: Move, segment: int) -> Iterator[PhaseWork]:
         def at(rank: int, run: range, place: int, begin: int) -> Address:
             return self.address(rank, run[place], begin, segment % TURNS)
 
@@ -167,13 +156,13 @@ class PhaseCompiler:
             here = at(me, move.run, place, begin)
             match move:
                 case Copy(source, _):
-                    self.copy(here, at(me, source, place, begin), nbytes)
+                    yield PhaseWork(here, [at(me, source, place, begin)], nbytes)
                 case Get(source, theirs, _):
-                    self.copy(here, at(source, theirs, place, begin), nbytes)
+                    yield PhaseWork(here, [at(source, theirs, place, begin)], nbytes)
                 case Put(to, _, theirs):
-                    self.copy(at(to, theirs, place, begin), here, nbytes)
+                    yield PhaseWork(at(to, theirs, place, begin), [here], nbytes)
                 case GetReduce(sources, theirs, _):
-                    self.reduce(here, [at(s, theirs, place, begin) for s in sources], nbytes)
+                    yield PhaseWork(here, [at(s, theirs, place, begin) for s in sources], nbytes)
 
     def pieces(self, run: range, segment: int) -> Iterator[tuple[int, int, int]]:
         """Yield a run's parts of a segment: the chunk of the run, the offset and the number of bytes."""
@@ -200,10 +189,10 @@ class BufferPlan(NamedTuple):
 
     @classmethod
     def of(
-        cls, rounds: Sequence[Round], lengths: list[int], size: int, segmentation: Segmentation, dtype: np.dtype
+        cls, rounds: Sequence[Round], chunks: Sequence[Chunk], size: int, segmentation: Segmentation, dtype: np.dtype
     ) -> "BufferPlan":
-        """Return the buffers that the rounds of a rank among `size` need, for chunks of those lengths."""
-        width = len(lengths)
+        """Return the buffers that the rounds of a rank among `size` need."""
+        lengths, width = [chunk.length for chunk in chunks], len(chunks)
         stages = {chunk for moves in rounds for m in moves for chunk in stages_of(m, width)}
         stage_lengths = [lengths[i % size] if width + i in stages else 0 for i in range(2 * size if width else 0)]
         steps = [step_bytes(n * dtype.itemsize, segmentation.num_segments) if n else 0 for n in stage_lengths]
@@ -239,58 +228,53 @@ def stages_of(move: Move, width: int) -> Iterator[int]:
 
 
 class ExportedMemory(NamedTuple):
-    """A rank's memory as the others see it: its process, and the place of each shared array.
+    """A rank's memory as the others see it: its process, and the places of its shared arrays.
 
-    An array is in the window `key` of symmetric memory, which begins at an address of the process; or in none, 0.
+    An array is in a window of symmetric memory, which has a key and an address in the process; or in none, 0.
     """
 
     pid: int
     turn_bytes: int
-    key: int
-    window: int
-    address: int
-    out_key: int
-    out_window: int
-    out_address: int
+    keys: list[int]
+    windows: list[int]
+    addresses: list[int]
+    offsets: list[int]  # of its chunks and staging buffers
 
 
 class DirectBinder:
-    """Binder of direct schedules: exchanges the addresses of chunks, and lays out staging buffers."""
+    """Binder of direct schedules: exchanges the addresses of chunks, and lays out staging buffers.
 
-    def __init__(
-        self,
-        world_ranks: Sequence[int],
-        memory: SymmetricMemory,
-        gather_rows: Callable,
-        agree_max: Callable,
-        oversubscribed: bool,
-        meanwhile: Callable[[], Any] | None = None,
-    ):
-        self.world_ranks, self.memory, self.gather_rows, self.agree_max = world_ranks, memory, gather_rows, agree_max
-        self.oversubscribed, self.meanwhile = oversubscribed, meanwhile
+    `meanwhile` is called now and then while a program waits.
+    """
+
+    def __init__(self, binder: "Binder", meanwhile: Callable[[], Any] | None = None):
+        self.binder, self.meanwhile = binder, meanwhile
+        self.rank, self.world_ranks, self.agreement = binder.rank, binder.world_ranks, binder.agreement
+        self.memory, self.oversubscribed = binder.context.memory.of_host, binder.progress.oversubscribed
 
     def exchange(
         self, arrays: Sequence[Any], chunks: Sequence[Chunk], buffers: BufferPlan, turn_bytes: int
-    ) -> list[tuple[ExportedMemory, list[int]]]:
-        """Return every rank's exported memory, and the offsets of its chunks and staging buffers.  Collective."""
-        places = []
-        for array in arrays[:NUM_SHARED]:
-            window = self.memory.windows.window_of(array)
-            places += [window.key, window.address] if window else [0, 0]
-            places.append(address_of(array))
+    ) -> list[ExportedMemory]:
+        """Return every rank's memory.  Collective."""
+        windows = [self.memory.windows.window_of(array) for array in arrays[:NUM_SHARED]]
+        places = [window.key if window else 0 for window in windows]
+        places += [window.address if window else 0 for window in windows]
+        places += [address_of(array) for array in arrays[:NUM_SHARED]]
         stages = list(accumulate(buffers.steps[:-1], initial=0))[: len(buffers.steps)]
         shared = [chunk.offset for chunk in chunks if chunk.register < NUM_SHARED]
-        row = [*ExportedMemory(os.getpid(), turn_bytes, *places), *shared, *stages]
-        width = len(ExportedMemory._fields)
-        return [(ExportedMemory(*words[:width]), words[width:]) for words in self.gather_rows(row).tolist()]
+        rows = self.agreement.gather_rows([os.getpid(), turn_bytes, *places, *shared, *stages]).tolist()
+        return [
+            ExportedMemory(pid, nbytes, words[:2], words[2:4], words[4:6], offsets=words[6:])
+            for pid, nbytes, *words in rows
+        ]
 
     def layouts(
-        self, ranks: Sequence[int], rows: Sequence[tuple[ExportedMemory, list[int]]], chunks: Sequence[Chunk]
+        self, ranks: Sequence[int], rows: Sequence[ExportedMemory], chunks: Sequence[Chunk]
     ) -> dict[int, list[Address]]:
         """Return the addresses of the chunks and staging buffers of these ranks, whose registers are consecutive."""
         layouts: dict[int, list[Address]] = {}
         for nth, rank in enumerate(ranks):
-            memory, offsets = rows[rank]
+            memory, offsets = rows[rank], rows[rank].offsets
             num_shared = sum(chunk.register < NUM_SHARED for chunk in chunks)
             own = [chunk.offset for chunk in chunks[num_shared:]]  # not read by other ranks
             offsets = offsets[:num_shared] + own + offsets[num_shared:]
@@ -305,5 +289,5 @@ class DirectBinder:
 
     def mapped(self, rank: int, exported: ExportedMemory) -> list[int | None]:
         """Return the addresses in this process of the windows of a rank's shared arrays; None where there is none."""
-        windows = [self.memory.windows.by_key.get(key) for key in (exported.key, exported.out_key)]
+        windows = [self.memory.windows.by_key.get(key) for key in exported.keys]
         return [window.bases.get(self.world_ranks[rank]) if window else None for window in windows]

@@ -9,14 +9,13 @@ from typing import Any, Protocol
 
 from mpi4py import MPI
 
-from collectives.arrays.device import Device, Event
+from collectives.arrays.device import DEVICE_ERRORS, Device, Event
 from collectives.job.errors import CommunicationError, InputError
 from collectives.runtime.checks.call_log import Call
 from collectives.runtime.progress import Progress, Waitable
 from collectives.schedule.moves import Round, show
 
 FAILURES = (MPI.Exception, CommunicationError)
-DEVICE_ERRORS = (OSError, RuntimeError, MemoryError)  # CuPy's exceptions for CUDA errors
 
 
 def run_now(plan: "Plan") -> None:
@@ -34,20 +33,20 @@ CopyPair = tuple[Any, Any]  # target, source
 
 
 class Step(Protocol):
-    """Some rounds of a schedule, bound."""
+    """Some rounds of a schedule, bound: all of them, or one, which then has a number and moves."""
 
-    @property
-    def moves(self) -> Round: ...
-
-    @property
-    def number(self) -> int: ...
+    number: int = 0
+    moves: Round = ()
 
     def run(self, device: Device) -> Iterator[Waitable]: ...
 
-    def requests(self) -> Sequence[MPI.Prequest]: ...
+    def requests(self) -> Sequence[MPI.Prequest]:
+        return ()
 
     def awaits(self) -> str:
         """Describe the outstanding operations."""
+        moves = ", ".join(dict.fromkeys(map(show, self.moves)))
+        return f"round {self.number}: {moves}" if moves else "on its way"
 
 
 class MismatchError(CommunicationError):
@@ -95,11 +94,12 @@ class Plan:
         self._last: Event | None = None  # of a run
         self._event: Event | None = None
         self._num_runs = 0  # that were queued on a device; the event is after the latest
+        self.may_block = device.is_async  # inside CUDA or MPI
         if device.is_async:
             progress.on_devices[id(self)] = self
         self._stepping = threading.Lock()  # held by the thread that advances the run
         self.in_background = False  # advanced by the background thread
-        self._is_inside = False  # the thread that advances the run is queuing device work
+        self._is_inside = False  # the thread that advances the run may block
 
     def __repr__(self) -> str:
         state = ", freed" if self._freed else ", running" if self.is_under_way else ""
@@ -112,23 +112,17 @@ class Plan:
 
     def __call__(self, limit_s: float = math.inf) -> Any:
         """Run the collective; returns the result's array.  `limit_s` is as in `wait`."""
-        if self.run_short():
-            return self.result
-        self.begin()
-        return self.wait(limit_s)
-
-    def run_short(self) -> bool:
-        """Run it on the fast path, if there is one and the other ranks arrive at once; return whether it has ended."""
         if not self.run_only():
-            return False
+            self.begin()
+            return self.wait(limit_s)
         call = self.call
         if call:  # counted only
             calls = call.calls
             calls.number = call.number = calls.number + 1
-        return True
+        return self.result
 
     def run_only(self) -> bool:
-        """Run it on the fast path without counting the run."""
+        """Run it on the fast path, if there is one and the other ranks arrive at once; return whether it has ended."""
         try:
             return bool(self.only) and not self._progress.started and self.only.spin()
         except CommunicationError:
@@ -163,8 +157,7 @@ class Plan:
         Raises: TimeoutError after `limit_s` seconds; the run continues then.
         """
         self.join(time.monotonic() + limit_s)
-        self._raise_failure()
-        self._order_caller()
+        self._finish()
         return self.result
 
     def join(self, deadline_s: float = math.inf) -> None:
@@ -187,11 +180,10 @@ class Plan:
     def done(self) -> bool:
         """Advance the run without waiting; return whether it has ended."""
         self.advance()
-        is_over = self._steps is None
-        if is_over:
-            self._raise_failure()
-            self._order_caller()
-        return is_over
+        if self._steps is not None:
+            return False
+        self._finish()
+        return True
 
     def advance(self) -> bool:
         """Advance the run without waiting, unless another thread does; return whether it has advanced."""
@@ -211,18 +203,11 @@ class Plan:
             self._stepping.release()
         return has_moved
 
-    def recorded_as(self, call: Call) -> "Plan":
-        """Record runs in the call log."""
-        self.call = call
-        if self.only:
-            call.calls.record.expect_short_runs(call)
-        return self
-
     def awaits(self) -> str:
         """Describe the operations for which a run is waiting now."""
-        if self._is_inside or (self.device.is_async and self._steps is None):
+        if self.device.is_async and (self._is_inside or self._steps is None):
             return "its device to finish its work"
-        return self._round.awaits() if self._round else "in the MPI library's own"
+        return self._round.awaits() if self._round else "on its way"
 
     @property
     def device_run(self) -> tuple[int, Event | None]:
@@ -258,9 +243,9 @@ class Plan:
             self._waiting_for = awaited
 
     def _step(self) -> Waitable | None:
-        """Advance to the run's next wait; on a device CUDA itself may wait, too."""
+        """Advance to the run's next wait."""
         assert self._steps is not None
-        if not self.device.is_async:
+        if not self.may_block:
             return next(self._steps, None)
         with self._progress.inside(self):
             self._is_inside = True
@@ -280,20 +265,21 @@ class Plan:
     def _run(self) -> Iterator[Waitable]:
         device = self.device
         device.begin()
-        for target, source in self.before:
-            device.copy(target, source)
+        device.copy_pairs(self.before)
         for bound in self.rounds:
             self._round = bound
             yield from bound.run(device)
         if self.divide:
             device.divide(*self.divide)
-        for target, source in self.after:
-            device.copy(target, source)
+        device.copy_pairs(self.after)
         self._last = self._event = device.record()
         self._num_runs += 1
 
-    def _order_caller(self) -> None:
-        """Order the caller's current stream after the run."""
+    def _finish(self) -> None:
+        """Raise the run's error, if it has failed, else order the caller's current stream after it."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure.__cause__ if isinstance(failure.__cause__, MismatchError | InputError) else failure
         last, self._last = self._last, None
         if last is None:
             return
@@ -315,10 +301,3 @@ class Plan:
         if self.device.is_async and not isinstance(error, CommunicationError | InputError):
             self._progress.tell(f"{self.call.entry() if self.call else self.name}: {error}")
         return CommunicationError(f"{self.name}{where}: {error}")
-
-    def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None and isinstance(failure.__cause__, MismatchError | InputError):
-            raise failure.__cause__
-        if failure is not None:
-            raise failure

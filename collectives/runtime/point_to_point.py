@@ -7,7 +7,7 @@ envelope before the payload goes into the caller's array.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from struct import Struct
@@ -17,14 +17,15 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays.device import Device
-from collectives.arrays.views import DTYPES, as_bytes, flat, numpy_view
+from collectives.arrays.ops import DTYPES
+from collectives.arrays.views import as_bytes, flat, numpy_view
 from collectives.job.errors import CommunicationError
 from collectives.runtime.arguments import check_rank
 from collectives.runtime.checks.call_log import Calls
 from collectives.runtime.messages import LARGEST_MESSAGE_BYTES, Messages
 from collectives.runtime.packed import check_result, contiguous, is_strided
-from collectives.runtime.plan import Plan
-from collectives.schedule.moves import Round
+from collectives.runtime.plan import Plan, Step
+from collectives.runtime.progress import Waitable
 
 if TYPE_CHECKING:
     from collectives.runtime.context import Context
@@ -50,16 +51,12 @@ class Mailbox:
         return self.num_tags + next(self.num_sent) % self.num_tags
 
     def check_tag(self, tag: int) -> None:
-        """Refuse a tag that is out of range."""
         if not isinstance(tag, int | np.integer) or not 0 <= tag < self.num_tags:
             raise ValueError(f"tag {tag!r} is out of range: use an integer from 0 to {self.num_tags - 1}")
 
 
-class PointToPoint:
+class PointToPoint(Step):
     """The array of one side of a message: its own memory, or host memory that is copied in before or out after."""
-
-    moves: Round = ()
-    number = 0
 
     def __init__(self, mailbox: Mailbox, device: Device, view: Any, peer: int, tag: int):
         mailbox.check_tag(tag)
@@ -68,15 +65,6 @@ class PointToPoint:
         self.mailbox, self.peer, self.tag = mailbox, peer, tag
         self.dtype, self.code, self.memory = view.dtype, CODES[view.dtype], as_bytes(view)
         self.wire = self.memory if device.mpi_reads else device.host(self.memory.nbytes)
-
-    def run(self, device: Device) -> Iterator[Messages]:
-        raise NotImplementedError
-
-    def requests(self) -> Sequence[MPI.Prequest]:
-        return ()
-
-    def awaits(self) -> str:
-        return ""
 
 
 class SendMessage(PointToPoint):
@@ -144,19 +132,16 @@ class RecvNew(RecvMessage):
 
 
 @dataclass
-class Arrival:
+class Arrival(Waitable):
     """The wait for the arrival of a message."""
 
     mpi: MPI.Comm
     source: int
     tag: int
     status: MPI.Status
-    num_barriers: int = 0
 
     def test(self) -> bool:
         return self.mpi.Iprobe(self.source, self.tag, self.status)
-
-    spin = test
 
 
 def probe(context: Context, source: int | None, tag: int, blocking: bool) -> int | None:

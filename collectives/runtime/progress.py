@@ -36,10 +36,12 @@ class Waitable(Protocol):
 
     def spin(self) -> bool:
         """Advance as `test` does, and possibly poll for a moment."""
+        return self.test()
 
     @property
     def num_barriers(self) -> int:
         """A counter that grows with each barrier passed."""
+        return 0
 
 
 class Wait(NamedTuple):
@@ -73,8 +75,21 @@ class Progress:
         """
         number = next(self._num_waits)
         self.waits[number] = get_ident(), waiting, words
+        others = [plan for plan in self.started if plan is not waiting]
+        look = awaited.test if others else awaited.spin
+        num_barriers, since_s = awaited.num_barriers, time.monotonic()
         try:
-            self._wait(awaited, waiting, deadline_s)
+            while not look():
+                if self.failure:
+                    raise CommunicationError(self.failure)
+                for plan in others:
+                    plan.advance()
+                now_s = time.monotonic()
+                if now_s > deadline_s:
+                    raise TimeoutError
+                if num_barriers != awaited.num_barriers:
+                    num_barriers, since_s = awaited.num_barriers, now_s
+                self.relax(now_s - since_s)
         finally:
             del self.waits[number]
 
@@ -87,22 +102,6 @@ class Progress:
             yield
         finally:
             del self.waits[number]
-
-    def _wait(self, awaited: Waitable, waiting: "Plan | None", deadline_s: float) -> None:
-        others = [plan for plan in self.started if plan is not waiting]
-        look = awaited.test if others else awaited.spin
-        num_barriers, since_s = awaited.num_barriers, time.monotonic()
-        while not look():
-            if self.failure:
-                raise CommunicationError(self.failure)
-            for plan in others:
-                plan.advance()
-            now_s = time.monotonic()
-            if now_s > deadline_s:
-                raise TimeoutError
-            if num_barriers != awaited.num_barriers:
-                num_barriers, since_s = awaited.num_barriers, now_s
-            self.relax(now_s - since_s)
 
     def relax(self, waited_s: float) -> None:
         """Give up the core to others, the more the longer a wait has made no progress."""

@@ -29,11 +29,10 @@ from collectives.runtime.binding import Binder, BufferedPlan, Choice, DeviceBuff
 from collectives.runtime.checks.agreement import NUM_FACTS
 from collectives.runtime.checks.call_log import Call, Place, caller
 from collectives.runtime.compared import ComparedPlan, Headers
-from collectives.runtime.fuse import Fused
 from collectives.runtime.messages import StagingBuffers
-from collectives.runtime.native_mpi import NativePlan, check_native
+from collectives.runtime.native_mpi import check_native, native_plan
 from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
-from collectives.runtime.packed import PackedCall, is_strided, pack_fused, pack_strided
+from collectives.runtime.packed import Fused, PackedCall, is_strided, pack_fused, pack_strided
 from collectives.runtime.plan import FAILURES, LateMismatchError, MismatchError, Plan, run_now
 from collectives.runtime.signature import Signature, Signed, Unsigned, address_of_result, hashable, sign
 from collectives.runtime.started import NOWHERE, Predecessor, StartedCall
@@ -129,7 +128,7 @@ class Resolver:
         self.bound: dict[Signature, Bound] = {}
         self.bound_on_devices: dict[Signature, Bound] = {}
         self.num_bound = 0
-        self.by_messages = not context.compares_in_memory  # whether calls are compared by messages
+        self.by_messages = len(context.topology.nodes) > 1 or not context.has_numba  # whether these compare calls
         self.staging: dict[str, StagingBuffers] = {}  # of calls, which run one after the other, by device
         self.kernels: KernelCalls | None = None  # once there are calls that devices compare
         self.latest: Callable[[], Plan | None] = lambda: None
@@ -300,11 +299,14 @@ class Resolver:
         except Unsigned:
             return None
 
-    def plan_once(self, request: Request, signed: Signed | None = None) -> Plan:
-        """Make a plan for one run, counted as this call: if it is signed, of its signature's binding."""
+    def plan_once(self, request: Request, signed: Signed | None = None, is_late: bool = False) -> Plan:
+        """Make a plan for one run, counted as this call: if it is signed, of its signature's binding.
+
+        Where there is no such binding yet, one that `is_late` is agreed on when it runs.
+        """
         bound = self.bound.get(signed[0]) if signed else None
-        if bound is not None:
-            call = bound.call.of_plan(bound.call.name)
+        if bound or (signed and is_late):
+            call = bound.call.of_plan(bound.call.name) if bound else Call(self.calls, request.collective)
             call.enter(place=request.place)
         else:
             with Call(self.calls, request.collective) as call:
@@ -313,7 +315,7 @@ class Resolver:
                 with self.telling(call):
                     bound = self.bind_call(call, signed, resolved) if signed else None
                     plan = None if bound else self.bind(resolved)
-        if signed and bound:
+        if signed:
             plan = StartedCall(self, request, signed, bound, call, self.latest())
             self.latest = weakref.ref(plan)
         assert plan is not None
@@ -331,15 +333,7 @@ class Resolver:
 
         Arrays on devices are agreed on at once.
         """
-        signed = self.sign_start(request)
-        if signed is None:
-            return self.plan_once(request)
-        bound = self.bound.get(signed[0])
-        call = bound.call.of_plan(bound.call.name) if bound else Call(self.calls, request.collective)
-        call.enter(place=request.place)
-        plan = StartedCall(self, request, signed, bound, call, self.latest())
-        self.latest = weakref.ref(plan)
-        return plan
+        return self.plan_once(request, self.sign_start(request), is_late=True)
 
     def drain(self, run: Runs = run_now) -> None:
         """Wait for the started calls: programs on one channel run one after the other."""
@@ -353,7 +347,10 @@ class Resolver:
             resolved = self.agree(call, collective, x, arguments)
             with self.telling(call):
                 plan = self.bind(resolved)
-        return plan.recorded_as(call.of_plan(plan.name))
+        plan.call = call.of_plan(plan.name)
+        if plan.only:
+            self.calls.record.expect_short_runs(plan.call)
+        return plan
 
     def free(self) -> None:
         """Free the bound calls and their memory.  Collective."""
@@ -480,7 +477,7 @@ class Resolver:
         """Make a plan for the arrays of a call.  Collective."""
         a, o, choice, fused, *_ = resolved
         if choice is None:
-            plan: Plan = NativePlan(a, o, self.context.mpi, self.progress)
+            plan = native_plan(a, o, self.context.mpi, self.progress)
         else:
             plan = self.binder.plan(a, o, choice, staging)
         if fused:
@@ -509,7 +506,7 @@ class Resolver:
         if a.send_counts is not None or {"root", "out"} <= set(a.spec.takes):
             return None
         if self.kernels is None:
-            self.kernels = self.binder.programs(choice.shared).kernel_calls(self.context.rank)
+            self.kernels = self.binder.programs(choice.shared).kernel_calls()
         return self.kernels
 
     def bind_call(self, call: Call, signed: Signed, resolved: Resolved) -> Bound:
@@ -550,7 +547,7 @@ class Resolver:
         """Make a plan like that of `a` for arrays at two other addresses."""
         a = a.moved(place)
         operands = operands_of(a)
-        return messages.plan(a, operands) if messages else NativePlan(a, operands, self.context.mpi, self.progress)
+        return messages.plan(a, operands) if messages else native_plan(a, operands, self.context.mpi, self.progress)
 
     # --- comparing the ranks' bindings ---
 

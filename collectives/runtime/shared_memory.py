@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from collectives.arrays.device import TURNS, Device
-from collectives.arrays.views import BFLOAT16, address_of, pointer
+from collectives.arrays.ops import BFLOAT16
+from collectives.arrays.views import address_of, pointer
 from collectives.job.errors import CommunicationError
 from collectives.runtime import kernels
 from collectives.runtime.channel import Channel
@@ -25,12 +26,13 @@ from collectives.runtime.phases import (
     Chunk,
     DirectBinder,
     ExportedMemory,
-    PhaseCompiler,
+    Phases,
     Reduction,
     Segmentation,
     peers_of,
 )
-from collectives.runtime.plan import MismatchError
+from collectives.runtime.plan import MismatchError, Step
+from collectives.runtime.progress import Waitable
 from collectives.schedule.moves import Parts, name_ranks
 from collectives.schedule.spec import OPS
 
@@ -44,7 +46,7 @@ FORMS = {BFLOAT16: kernels.BFLOAT16, np.dtype("float16"): kernels.FLOAT16}
 OPCODES = {name: getattr(kernels, op.kernel) for name, op in OPS.items() if op.kernel}
 
 
-class Compiler(PhaseCompiler):
+class Compiler(Phases):
     """Compiler of phases to a program."""
 
     def __init__(self, *arguments: Any):
@@ -53,14 +55,18 @@ class Compiler(PhaseCompiler):
         self.num_bounced = 0  # sources of one reduction that are read through a buffer
 
     def compile(self, parts: Parts) -> np.ndarray:
-        self.compile_parts(parts)
+        """Return the code of all parts, with pauses between them."""
+        for nth, part in enumerate(parts):
+            if nth:
+                self.instruction(kernels.PAUSE)
+            for target, sources, nbytes in self.pipeline(part):
+                if target is None:
+                    self.instruction(kernels.BARRIER)
+                elif len(sources) == 1:
+                    self.copy(target, sources[0], nbytes)
+                else:
+                    self.reduce(target, sources, nbytes)
         return np.array(self.code, np.int64)
-
-    def barrier(self) -> None:
-        self.instruction(kernels.BARRIER)
-
-    def pause(self) -> None:
-        self.instruction(kernels.PAUSE)
 
     def instruction(self, opcode: int, *operands: int) -> None:
         self.code += [opcode, 2 + len(operands), *operands]
@@ -74,7 +80,7 @@ class Compiler(PhaseCompiler):
             opcode = kernels.STREAM if nbytes >= self.streamed_bytes else kernels.COPY
             self.instruction(opcode, *target[1:], *source[1:], nbytes)
 
-    def reduce(self, target: Address, sources: list[Address], nbytes: int) -> None:
+    def reduce(self, target: Address, sources: Sequence[Address], nbytes: int) -> None:
         if not any(source.pid for source in sources):
             self.add(target, sources, nbytes)
             return
@@ -88,24 +94,21 @@ class Compiler(PhaseCompiler):
                 here.append(local)
             self.add(target.after(begin), here, length)
 
-    def add(self, target: Address, sources: list[Address], nbytes: int) -> None:
+    def add(self, target: Address, sources: Sequence[Address], nbytes: int) -> None:
         op, dtype, divisor = self.reduction
-        if len(sources) == 1:
-            self.copy(target, sources[0], nbytes)
-            return
         opcode = kernels.REDUCE16 if dtype in FORMS else kernels.REDUCE
         numbers = nbytes // dtype.itemsize, OPCODES[op], divisor, FORMS.get(dtype, 0)
         self.instruction(opcode, *target[1:], *numbers, *chain(*(source[1:] for source in sources)))
 
 
-class Program:
+class Program(Step, Waitable):
     """A program of this rank, run repeatedly, from pause to pause; waited for as messages are.
 
     `addresses` are those of its two arrays, which may change with each run; `number`, if not 0, is the run's, which
     ranks compare.  `meanwhile` is called now and then while it waits.
     """
 
-    number, moves, is_short = 0, (), True
+    is_short = True
 
     def __init__(
         self,
@@ -206,13 +209,9 @@ class Program:
         if not self.test():
             yield self
 
-    def requests(self) -> list:
-        return []
-
     def awaits(self) -> str:
-        late = self.channel.late()
-        if not late:
-            return "on its way"
+        if not (late := self.channel.late()):
+            return super().awaits()
         return f"a barrier that {name_ranks(late)} {'have' if len(late) > 1 else 'has'} not come to"
 
     @property
@@ -239,7 +238,6 @@ class ProgramBinder(DirectBinder):
         arrays: Sequence[Any],
         chunks: Sequence[Chunk],
         reduction: Reduction,
-        rank: int,
         segmentation: Segmentation,
         channel: Channel | None = None,
         binding: int = 0,
@@ -249,19 +247,17 @@ class ProgramBinder(DirectBinder):
         On a channel of its own, or on one that it shares with others, among which it is `binding`.  Collective.
         """
         rounds = [moves for part in parts for moves in part]
-        buffers = BufferPlan.of(
-            rounds, [chunk.length for chunk in chunks], len(self.world_ranks), segmentation, reduction.dtype
-        )
+        buffers = BufferPlan.of(rounds, chunks, len(self.world_ranks), segmentation, reduction.dtype)
         if channel is None:
-            ranks = [rank, *peers_of(rounds, rank)]
+            ranks = [self.rank, *peers_of(rounds, self.rank)]
             channel = Channel(self.memory, self.world_ranks, ranks, buffers.turn_bytes)
         else:
-            channel.reserve(buffers.turn_bytes, self.agree_max)
+            channel.reserve(buffers.turn_bytes, self.agreement.highest)
         if self.memory.node_comm.rank == 0:
             compile_for(reduction.dtype)  # then the others find it on disk
         rows = self.exchange(arrays, chunks, buffers, channel.turn_bytes)
         compile_for(reduction.dtype)
-        compiler = Compiler(rank, self.layouts(channel.ranks, rows, chunks), buffers, segmentation, reduction)
+        compiler = Compiler(self.rank, self.layouts(channel.ranks, rows, chunks), buffers, segmentation, reduction)
         code = compiler.compile(parts)
         is_odd = segmentation.num_segments % 2 == 1
         program = Program(code, channel, reduction.dtype, self.oversubscribed, self.meanwhile, binding or 1, is_odd)
@@ -283,22 +279,19 @@ class ProgramBinder(DirectBinder):
         dtype = np.dtype(np.uint8)
         if self.memory.node_comm.rank == 0:
             compile_for(dtype)
-        self.agree_max([0])
+        self.agreement.highest([0])
         compile_for(dtype)
         code = np.array([kernels.BARRIER, 2], np.int64)
         return Program(code, channel, dtype, self.oversubscribed, self.meanwhile, binding)
 
-    def fill(self, program: Program, rows: Sequence[tuple[ExportedMemory, list[int]]], channel: Channel) -> None:
+    def fill(self, program: Program, rows: Sequence[ExportedMemory], channel: Channel) -> None:
         """Fill a program's registers with the addresses of the ranks' staging buffers and windows."""
-        own = rows[channel.ranks[0]][0]
-        program.keys = own.key, own.out_key
-        key, offset = channel.begin
-        window = self.memory.windows.by_key[key]
+        program.keys = tuple(rows[self.rank].keys)
         for nth, rank in enumerate(channel.ranks):
-            memory = rows[rank][0]
-            bases = zip(self.mapped(rank, memory), (memory.window, memory.out_window), strict=True)
-            program.bases[nth] = [*(far if near is None else near for near, far in bases), memory.key, memory.out_key]
-            stage = window.bases[self.world_ranks[rank]] + offset
+            memory = rows[rank]
+            bases = zip(self.mapped(rank, memory), memory.windows, strict=True)
+            program.bases[nth] = [*(far if near is None else near for near, far in bases), *memory.keys]
+            stage = channel.staging.at(self.world_ranks[rank]) + channel.begin
             for turn in range(TURNS):
                 pair = stage + turn * memory.turn_bytes, stage + (1 - turn) * memory.turn_bytes
                 program.registers[turn, nth, STAGING : STAGING + TURNS] = pair

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from collectives.arrays.device import host
@@ -65,8 +66,7 @@ class StartedCall(Plan):
                 self.place_in(bound)
             self.bound = bound
             self.entered.name = bound.call.name
-        for target, source in self.after:
-            self.device.copy(target, source)
+        self.device.copy_pairs(self.after)
         self.keep = None
 
     def attempt(self) -> Generator[Waitable, None, bool]:
@@ -100,13 +100,11 @@ class StartedCall(Plan):
         return True
 
 
-class Predecessor:
+class Predecessor(Waitable):
     """A started call that another one waits for: by its `run`, as for a plan, or as a step of its own run.
 
     Its errors are raised only for its own caller.
     """
-
-    num_barriers = 0
 
     def __init__(self, plan: Plan):
         self.plan, self.device = plan, plan.device
@@ -114,7 +112,7 @@ class Predecessor:
     def test(self) -> bool:
         return not self.plan.is_under_way
 
-    spin = run_only = test
+    run_only = test
 
     def begin(self) -> None:
         """Do nothing: it has begun already."""
@@ -127,11 +125,12 @@ class Predecessor:
         return self.test()
 
 
-class Comparison:
+@dataclass
+class Comparison(Waitable):
     """A program's run, which ends with a failure where ranks run different ones."""
 
-    def __init__(self, program: Program):
-        self.program, self.has_failed = program, False
+    program: Program
+    has_failed: bool = False
 
     @property
     def num_barriers(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from collectives.arrays import cuda_kernels, views
-from collectives.arrays.views import HALVES
+from collectives.arrays.ops import HALVES
 
 COUNTS = (0, 1, 7, 8, 9, 100, 1000)
 ALIGNED, SHIFTED, MIXED, IN_PLACE = CASES = ("aligned", "shifted", "mixed", "in place")

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from collectives.arrays import cuda_kernels, views
-from collectives.arrays.views import FLOATS, HALVES, dtype_of
+from collectives.arrays.ops import FLOATS, HALVES
+from collectives.arrays.views import dtype_of
 from mpi_tests.helpers import gpu_kernels
 from mpi_tests.helpers.gpu_kernels import CASTS, names
 from mpi_tests.helpers.reductions import (

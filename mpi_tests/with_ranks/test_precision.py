@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from collectives import algorithms
-from collectives.arrays.views import BFLOAT16, dtype_of
+from collectives.arrays.ops import BFLOAT16
+from collectives.arrays.views import dtype_of
 from mpi_tests.helpers.cuda_arrays import each_mode
 from mpi_tests.helpers.reference import HALVES, REDUCTIONS, algorithms_of, expected, inputs, same
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from collectives import algorithms
-from collectives.arrays.views import COMPLEX, HALVES, dtype_of
+from collectives.arrays.ops import COMPLEX, HALVES
+from collectives.arrays.views import dtype_of
 from mpi_tests.helpers.cuda_arrays import each_mode
 from mpi_tests.helpers.reference import DTYPES, REDUCTIONS, UFUNCS, ops_of
 

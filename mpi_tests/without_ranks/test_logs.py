@@ -12,7 +12,7 @@ import pytest
 from numba.core import event
 
 from collectives.runtime import kernels
-from collectives.runtime.compiling import FirstCompilation
+from collectives.runtime.channel import FirstCompilation
 from models.report import Metrics, TrainingReport
 from mpi_tests.helpers.launch import ROOT, environment
 from mpi_tests.helpers.pages import Page

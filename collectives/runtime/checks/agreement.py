@@ -61,19 +61,15 @@ class Agreement:
         if highest != -lowest:
             line = str(SourceLine.of(call.place)) if call else ""
             mine = Side(f"!{failure}" if failure else description, number, line)
-            raise InputError(self.disagreement(mine, call))
+            sides = [Side(*text.split("\0")) for text in self.gather_texts("\0".join(mine))]
+            if call:  # then the ranks' numbers of calls are equal again
+                call.calls.number += max(int(side.number or 0) for side in sides) - call.number
+            raise InputError(disagreement(sides))
         if failure:
             raise InputError(failure)
         if is_late:
             raise InputError(f"{description} #{number}: {LATE}")
         return highest_facts[: len(facts)]
-
-    def disagreement(self, mine: Side, call: Call | None) -> str:
-        """Return both sides, in words.  After it the ranks' call numbers are equal again.  Collective."""
-        sides = [Side(*text.split("\0")) for text in self.gather_texts("\0".join(mine))]
-        if call:
-            call.calls.number += max(int(side.number or 0) for side in sides) - call.number
-        return disagreement(sides)
 
     def highest(self, mine: list[int]) -> list[int]:
         """Return the elementwise maximum of every rank's integers, of which all have as many.  Collective."""

@@ -72,13 +72,6 @@ class Report(NamedTuple):
 Message = Report | WriteCalls | Written | DeviceFailure | None
 
 
-class Times(NamedTuple):
-    """The seconds since the wait began, and since the latest change."""
-
-    waited_s: float
-    quiet_s: float
-
-
 class Watchdog:
     """The thread of one rank.  `tag` is reserved for it on `comm`; `progress` has the waits."""
 
@@ -160,7 +153,7 @@ class Watchdog:
         unfinished = {}
         for run in [run for run, at in self.device_since.items() if at <= until_s]:
             plan = self.progress.on_devices.get(run[0])
-            if plan and not is_finished(plan):
+            if plan and (event := plan.device_run[1]) is not None and not plan.device.is_done(event):
                 unfinished[run] = plan
             else:
                 self.device_since[run] = math.inf
@@ -203,8 +196,8 @@ class Watchdog:
         if wait is None and (late := self.on_device()):
             run = min(late, key=self.device_since.__getitem__)
             since_s, wait = self.device_since[run], (main.ident or 0, late[run], "")
-        times = Times(self.clock_s - since_s, self.clock_s - self.changed_s)
-        return report_of(self.recorder, wait and Wait(*wait), times, main)
+        waited_s, quiet_s = self.clock_s - since_s, self.clock_s - self.changed_s
+        return report_of(self.recorder, wait and Wait(*wait), waited_s, quiet_s, main)
 
     def sound(self, overdue: set[int]) -> None:
         """Ask all ranks, print their answers and abort the job.
@@ -277,24 +270,26 @@ class Watchdog:
             pause_s = min(2 * pause_s, POLL_S / 10)
 
 
-def report_of(recorder: Recorder, wait: Wait | None, times: Times, main: threading.Thread) -> Report:
-    """Report on this rank, from any of its threads."""
+def report_of(recorder: Recorder, wait: Wait | None, waited_s: float, quiet_s: float, main: threading.Thread) -> Report:
+    """Report on this rank, from any of its threads: its wait, or for how long it has made no call."""
     entries = recorder.record.entries()[-MOST_REPORTED:]
     numbers = {calls.label: calls.number for calls in list(recorder.record.communicators)}
     descriptions = {(entry.call.calls.label, entry.number): entry.call.description for entry in entries}
-    facts = numbers, descriptions
-    begins = recorder.begins()
+    awaited = None
     if wait is None:
-        return Report(of_no_wait(entries, times.quiet_s, main), *facts, None, begins)
-    awaited = awaited_by(wait, entries)
-    if awaited is None:
-        words = f"waits {times.waited_s:.0f} s in {wait.words} ({place_of(wait.thread)}){before(entries)}"
-        return Report(words, *facts, None, begins)
-    earlier = entries[: entries.index(awaited)] if awaited in entries else entries
-    words = f"waits {times.waited_s:.0f} s in {awaited}{details(wait)}{before(earlier)}"
-    calls = awaited.call.calls
-    title = f"{awaited.call.name} #{awaited.number}{calls.label}"
-    return Report(words, *facts, Awaited(title, calls.label, awaited.number, list(calls.members)), begins)
+        words = of_no_wait(entries, quiet_s, main)
+    elif wait.words:
+        words = f"waits {waited_s:.0f} s in {wait.words} ({place_of(wait.thread)}){before(entries)}"
+    else:
+        assert wait.plan is not None
+        entry = wait.plan.call.entry() if wait.plan.call else entries[-1]
+        agreeing = "" if wait.plan.call else ", where the ranks agree on it"  # by a plan of the library's own
+        earlier = entries[: entries.index(entry)] if entry in entries else entries
+        words = f"waits {waited_s:.0f} s in {entry}{agreeing}, {wait.plan.awaits()}{before(earlier)}"
+        calls = entry.call.calls
+        title = f"{entry.call.name} #{entry.number}{calls.label}"
+        awaited = Awaited(title, calls.label, entry.number, list(calls.members))
+    return Report(words, numbers, descriptions, awaited, recorder.begins())
 
 
 def common_begins(reports: Iterable[Report]) -> dict[str, int]:
@@ -305,27 +300,6 @@ def common_begins(reports: Iterable[Report]) -> dict[str, int]:
     for awaited in filter(None, (report.awaited for report in reports)):
         begins[awaited.label] = min(awaited.number, begins.get(awaited.label, 0))
     return begins
-
-
-def is_finished(plan: Plan) -> bool:
-    """Return whether the device has finished a plan's latest run."""
-    event = plan.device_run[1]
-    return event is None or plan.device.is_done(event)
-
-
-def awaited_by(wait: Wait, entries: Sequence[Entry]) -> Entry | None:
-    """Return the call of a wait: the latest one, where the ranks agree by plans of the library's own."""
-    if wait.words:
-        return None
-    if wait.plan is not None and wait.plan.call is not None:
-        return wait.plan.call.entry()
-    return entries[-1]
-
-
-def details(wait: Wait) -> str:
-    assert wait.plan is not None
-    agreeing = "" if wait.plan.call else ", where the ranks agree on it"
-    return f"{agreeing}, {wait.plan.awaits()}"
 
 
 def of_no_wait(entries: Sequence[Entry], quiet_s: float, main: threading.Thread) -> str:
