@@ -8,7 +8,6 @@ call or polls one, this one or another; `reducer.py` reduces gradients during th
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -210,7 +209,7 @@ class MatchedCalls:
         if highest == -lowest and not is_joined:
             return [Position(waiting, awaited, False)]
         own = Position({key: call.description for key, call in self.waiting.items()}, awaited, self.is_joined)
-        return [pickle.loads(part) for part in gather_bytes(self.comm, pickle.dumps(own))]
+        return self.comm.all_gather_object(own)
 
     def describe(self) -> dict[str, Description]:
         """Return the pending calls, and set their digest as the numbers to be compared."""
@@ -241,10 +240,3 @@ def stall(positions: dict[int, Position]) -> str:
     (rank, own), *others = ((rank, each.awaited) for rank, each in positions.items())
     other_rank, other = next(other for other in others if other[1] != own)
     return f"ranks disagree: rank {rank} waits for {own}, rank {other_rank} for {other}; make both calls on all ranks"
-
-
-def gather_bytes(comm: Communicator, own: bytes) -> list[bytes]:
-    """Return every rank's bytes.  Collective."""
-    lengths = comm.all_gather(np.array([len(own)])).tolist()
-    every = comm.all_gather(np.frombuffer(own, np.uint8), counts=lengths)
-    return [part.tobytes() for part in np.split(every, np.cumsum(lengths)[:-1])]

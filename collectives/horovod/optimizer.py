@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from collectives.horovod.compression import Compression
-from collectives.horovod.functions import Adasum, Average, grouped_allreduce_async_, refusal_of
-from collectives.horovod.handles import synchronize
+from collectives.horovod.functions import Adasum, Average, Compression, grouped_allreduce_, refusal_of
 from collectives.horovod.matching import Description, MatchedCalls, NamedCall, TensorFacts
 from collectives.horovod.process_sets import ProcessSet, global_process_set
 from collectives.horovod.reducer import GradientBucket, GradientReducer, Groups, cut
@@ -46,7 +44,13 @@ class ReducingOptimizer(Base):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters, once all gradients are reduced; those of a closure after each time it is called."""
         if closure is not None:
-            return super().step(lambda: self.with_gradients(closure))
+
+            def with_gradients() -> Any:
+                loss = closure()
+                self.synchronize()
+                return loss
+
+            return super().step(with_gradients)
         if self.synchronizes:
             if self.is_synchronized:
                 warnings.warn(
@@ -55,11 +59,6 @@ class ReducingOptimizer(Base):
             self.synchronize()
         self.is_synchronized = False
         return super().step()
-
-    def with_gradients(self, closure: Callable[[], Any]) -> Any:
-        loss = closure()
-        self.synchronize()
-        return loss
 
     def zero_grad(self, *arguments: Any, **named: Any) -> None:
         if self.reducer is not None and self.reducer.is_under_way:
@@ -89,7 +88,7 @@ class AdasumOptimizer(Base):
         with torch.no_grad():
             changes = [param - old for param, old in zip(self.trained, before, strict=True)]
             sent, contexts = zip(*map(self.compression.compress, changes), strict=True)
-            combined = synchronize(grouped_allreduce_async_(sent, op=Adasum))
+            combined = grouped_allreduce_(sent, op=Adasum)
             for param, old, change, context in zip(self.trained, before, combined, contexts, strict=True):
                 param.copy_(old + self.compression.decompress(change, context))
         return loss

@@ -94,17 +94,13 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     """
     if is_initialized():
         return
-    every = world() if comm is None else Communicator(checked_comm(comm))
+    if comm is not None and not isinstance(comm, start_mpi().Comm):
+        raise ValueError(f"comm={comm!r}: pass a communicator of mpi4py, and process_sets=[...] for some of the ranks")
+    every = world() if comm is None else Communicator(comm)
     global_process_set.ranks = list(range(every.size))
     global_process_set._open(0, every)
     for process_set in () if process_sets in (None, "dynamic") else process_sets:
         add_process_set(process_set)
-
-
-def checked_comm(comm: Any) -> Any:
-    if not isinstance(comm, start_mpi().Comm):
-        raise ValueError(f"comm={comm!r}: pass a communicator of mpi4py, and process_sets=[...] for some of the ranks")
-    return comm
 
 
 def shutdown() -> None:
