@@ -7,8 +7,6 @@ gradients of an optimizer are reduced.
 A call whose name ends with an underscore works in place.  The others, unless asynchronous, are differentiable.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial, wraps
 from typing import Any

@@ -5,21 +5,17 @@ those that every rank has, in the order of the lowest rank.  So an asynchronous 
 call or polls one, this one or another; `reducer.py` reduces gradients during the backward pass.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from collectives.communicator import Communicator
 from collectives.job.errors import InputError, LoneInputError
-
-if TYPE_CHECKING:
-    from collectives.communicator import Communicator
 
 NONAME = "noname."
 DEFAULTS = ("None", "1.0")  # of arguments in which ranks agree
@@ -40,7 +36,7 @@ class TensorFacts(NamedTuple):
     name: str = ""
 
     @classmethod
-    def of(cls, x: Tensor, num_free: int = 0, name: str = "") -> TensorFacts:
+    def of(cls, x: Tensor, num_free: int = 0, name: str = "") -> Self:
         return cls(str(x.dtype).removeprefix("torch."), tuple(x.shape[num_free:]), x.device.type, name)
 
     def zeros(self) -> Tensor:
@@ -72,7 +68,7 @@ class Description(NamedTuple):
         agree = "".join(f", {name}={value}" for name, value in self.agree if repr(value) not in DEFAULTS)
         return f"{self.kind} {self.name!r}{tensors and f' of {tensors}'}{agree}"
 
-    def beside(self, other: Description) -> str:
+    def beside(self, other: Self) -> str:
         """Describe the call, of several tensors the first that differs from another's."""
         pairs = zip(self.tensors, other.tensors, strict=False)
         differing = next((own for own, theirs in pairs if own != theirs), None)
@@ -114,7 +110,7 @@ class MatchedCalls:
     `join_in` contributes a joined rank's zeros to a call of others; `is_part`: the job has more ranks.
     """
 
-    def __init__(self, comm: Communicator, join_in: Callable[[MatchedCalls, Description], Any], is_part: bool):
+    def __init__(self, comm: Communicator, join_in: Callable[["MatchedCalls", Description], Any], is_part: bool):
         self.comm, self.join_in, self.is_part = comm, join_in, is_part
         self.waiting: dict[str, NamedCall] = {}
         self.reducers: dict[str, Any] = {}  # of gradients, by the names of their steps

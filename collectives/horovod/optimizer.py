@@ -1,7 +1,5 @@
 """Optimizers whose steps use all ranks' gradients."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

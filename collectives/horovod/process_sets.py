@@ -1,7 +1,5 @@
 """The ranks that take part in calls.  Horovod has one job per process, stored here: `global_process_set`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import count
 from operator import index

@@ -1,18 +1,15 @@
 """Execution of each kind of call on tensors, once all ranks of a communicator have made it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from collectives.communicator import Communicator
-    from collectives.horovod.matching import Description, MatchedCalls
+from collectives.communicator import Communicator
+from collectives.horovod.matching import Description, MatchedCalls
 
 Tensors = Sequence[Tensor]
 DENSE = torch.contiguous_format

@@ -1,8 +1,6 @@
 """Horovod 0.28's interface for PyTorch: `import collectives.horovod.torch as hvd`."""
 # ruff: noqa: F401  as these names are for programs
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,17 +1,25 @@
-"""The choice between the library and us, by facts that all ranks know; and a report of it."""
-
-from __future__ import annotations
+"""The choice between the library and us, by facts that all ranks know; a report of it; and our collectives."""
 
 import sys
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import Any
+
+from mpi4py import MPI
 
 from collectives.algorithms import Access, find
+from collectives.communicator import Communicator
+from collectives.mpi4py.buffers import NotOurs
+from collectives.mpi4py.calls import DESCRIBE, CollectiveCall, Ranks
+from collectives.mpi4py.requests import PersistentRequest, Run, StartedRequest
 from collectives.runtime.choose import auto
+from collectives.runtime.resolve import Request
 from collectives.schedule.spec import COLLECTIVES
 
-if TYPE_CHECKING:
-    from collectives.communicator import Communicator
+# Errors of arguments that are invalid, or not for us.  Any other error is of an array's own code: it might not recur,
+# and the library would then run the call here that we run on the other ranks.
+REFUSALS = NotOurs, TypeError, ValueError, LookupError, AttributeError, BufferError, ImportError, OverflowError
+REFUSALS += (MPI.Exception,)  # type: ignore[assignment]
 
 # The bytes of a vector from which a call is worth our Python, where ranks share memory: benchmarks/mpi4py_face.py.
 KIB = 1 << 10
@@ -77,3 +85,61 @@ def seconds_saved(comm: Communicator, collective: str, nbytes: int, policy: Call
     if find(collective, name).access == Access.MESSAGES and "ours" not in policy.mode:
         return None
     return theirs.ranking()[0][1] - dict(ours.ranking())[name]
+
+
+class Ours:
+    """Our collectives on one of mpi4py's communicators, set up by the first call of ours, and the choice for each."""
+
+    def __init__(self, mpi: MPI.Comm, policy: CallPolicy):
+        self.mpi, self.policy = mpi, policy
+        self.ranks = Ranks(0, 1) if mpi.Is_inter() else Ranks(mpi.Get_rank(), mpi.Get_size())
+        self.comm: Communicator | None = None
+        self.saved_s: dict[tuple[str, int], float | None] = {}
+
+    def described(self, name: str, args: tuple, kwargs: dict[str, Any], may_wait: bool = True) -> CollectiveCall | None:
+        """Describe a call that will be ours; None for one that is the library's.
+
+        The first one sets up our communicator, which waits for the other ranks; if waiting is not allowed, it is the
+        library's.
+        """
+        call = None
+        if self.ranks.size > 1:
+            with suppress(*REFUSALS):  # the library reports any fault of the arguments
+                call = DESCRIBE[name](self.ranks, *args, **kwargs)
+        if call and self.policy.is_worth_it(call.collective, call.nbytes, is_started=not may_wait):
+            if self.comm is None and may_wait:  # with the parts that its calls would else make on first use
+                self.comm = Communicator(self.mpi)
+                self.comm._resolver.gate()
+                self.comm._resolver.binder.reads_processes  # noqa: B018
+            return call if self.saving_s(call) is not None else None
+        return None
+
+    def saving_s(self, call: CollectiveCall) -> float | None:
+        """Return the seconds that a call saves, None if it will be the library's."""
+        if self.comm is None:
+            return None
+        key = call.collective, call.nbytes
+        if key not in self.saved_s:
+            self.saved_s[key] = seconds_saved(self.comm, *key, self.policy)
+        return self.saved_s[key]
+
+    def run(self, call: CollectiveCall) -> None:
+        assert self.comm is not None
+        for act in call.before:
+            act()
+        self.comm._resolver.run(*call[:4])
+        for act in call.after:
+            act()
+
+    def start(self, call: CollectiveCall) -> MPI.Request:
+        assert self.comm is not None
+        return StartedRequest(Run(call, self.comm._resolver.plan_later(Request(*call[:4]))))
+
+    def bind(self, call: CollectiveCall) -> MPI.Prequest:
+        assert self.comm is not None
+        return PersistentRequest(call, self.comm._resolver.plan(call.collective, call.x, Request(*call[:4]).arguments))
+
+    def free(self) -> None:
+        if self.comm is not None:
+            self.comm.free()
+            self.comm = None

@@ -1,7 +1,5 @@
 """Setup of the wrapper on all ranks: they verify that all use it, and take rank 0's settings."""
 
-from __future__ import annotations
-
 import time
 from functools import cache
 from typing import Any
@@ -25,11 +23,6 @@ def install() -> None:
     Raises: LoneInputError on the ranks that have called it if another has not.
     """
     communicators().add_all(agree(MPI.COMM_WORLD))
-
-
-def wrap(comm: MPI.Comm) -> MPI.Comm:
-    communicators().add(comm, agree(comm))
-    return comm
 
 
 @cache
