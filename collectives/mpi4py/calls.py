@@ -190,7 +190,9 @@ def alltoall(ranks: Ranks, sendbuf: Any, recvbuf: Any) -> CollectiveCall:
     x = recv.bytes.copy() if in_place else send.bytes
     if len(x) != len(recv.bytes):
         raise NotOurs
-    before = [send.load, *([partial(setitem, x, slice(None), recv.bytes)] if in_place else [])]
+    before: list[Callable[[], None]] = [send.load]
+    if in_place:
+        before.append(partial(setitem, x, slice(None), recv.bytes))
     return CollectiveCall("all_to_all", x, recv.bytes, (None, None, "auto"), len(x), before, [recv.store])
 
 
