@@ -39,7 +39,8 @@ def agree(comm: MPI.Comm) -> CallPolicy:
     Raises: LoneInputError on the ranks that have called it where another has not in time; InputError on all where
     rank 0's setting can't be.
     """
-    tag, deadline_s = int(comm.Get_attr(MPI.TAG_UB) or 32767), time.monotonic() + patience_s()
+    tag, deadline_s = int(comm.Get_attr(MPI.TAG_UB) or 32767), time.monotonic()
+    deadline_s += min(environment.number_or(environment.timeout_s, LONGEST_START_S), LONGEST_START_S)
     has_threads = np.array([MPI.Query_thread() == MPI.THREAD_MULTIPLE], np.uint8)
     answer = bytearray(1024)
     if comm.Get_rank():
@@ -85,10 +86,3 @@ def receive(comm: MPI.Comm, buffer: bytearray, source: int, tag: int, deadline_s
             )
         time.sleep(NAP_S)
     comm.Recv([buffer, MPI.BYTE], source, tag)
-
-
-def patience_s() -> float:
-    try:
-        return min(environment.timeout_s() or LONGEST_START_S, LONGEST_START_S)
-    except ValueError:
-        return LONGEST_START_S
