@@ -133,7 +133,6 @@ def waiting(begin: Callable) -> Callable[..., Any]:
 
 
 def refusal_of(op: str, tensors: Tensors, size: int) -> str:
-    """Return why an op is refused, or nothing."""
     if op not in OPS:
         return f"op={op!r} is unknown: use hvd.Average, Sum, Adasum, Min, Max or Product"
     if op == Adasum and size & (size - 1):

@@ -167,7 +167,6 @@ def refusal(
     groups: Any,
     process_set: ProcessSet,
 ) -> str:
-    """Return why the arguments are refused, or nothing."""
     if not all(isinstance(each, tuple) and len(each) == 2 for each in named):
         return "named_parameters must contain pairs of a name and a parameter: pass model.named_parameters()"
     names = [name for name, _ in named]

@@ -122,7 +122,6 @@ def add_process_set(process_set: Any) -> ProcessSet:
 
 
 def refusal(process_set: ProcessSet, size: int) -> str:
-    """Return why a process set cannot be added, or nothing."""
     ranks = process_set.ranks or []
     if process_set.process_set_id is not None or any(
         each.ranks == ranks for each in (global_process_set, *process_sets)

@@ -97,22 +97,18 @@ class SyncBatchNorm(_BatchNorm):
         deviations = x - mean.view(shape)
         variance = allreduce((deviations * deviations).sum(batch_and_space), op=Sum) / count
         if self.training and self.running_mean is not None:
-            self._track(mean.detach(), variance.detach() * (count / (count - 1)))
+            assert self.running_var is not None
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
+            # Move the running statistics towards the batch's, or average them all where `momentum` is None.
+            weight = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+            unbiased = variance.detach() * (count / (count - 1))
+            self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), weight)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), weight)
         normalized = deviations * torch.rsqrt(variance + self.eps).view(shape)
         if self.affine:
             normalized = normalized * self.weight.view(shape) + self.bias.view(shape)
         return normalized.to(input.dtype)
-
-    @torch.no_grad()
-    def _track(self, mean: Tensor, variance: Tensor) -> None:
-        """Move the running statistics towards a batch's, or average them all where `momentum` is None."""
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        weight = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
-        self.running_var.lerp_(variance.to(self.running_var.dtype), weight)
 
 
 TRACE = "use torch.profiler, or python -m collectives.bench --space-time"

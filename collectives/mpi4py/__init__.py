@@ -26,7 +26,8 @@ def wrap(comm: Any) -> Any:
 
     Raises: LoneInputError on the ranks that call it if others do not.
     """
-    from collectives.mpi4py.start import agree, communicators
+    from collectives.mpi4py.methods import communicators
+    from collectives.mpi4py.policy import agree
 
     communicators().add(comm, agree(comm))
     return comm

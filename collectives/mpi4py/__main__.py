@@ -30,10 +30,11 @@ def main() -> None:
         sys.exit(2)
     sys.excepthook = end_job
     mpi = start_mpi()
-    from collectives.mpi4py.start import install
+    from collectives.mpi4py.methods import communicators
+    from collectives.mpi4py.policy import agree
 
     try:
-        install()
+        communicators().add_all(agree(mpi.COMM_WORLD))
     except LoneInputError as error:  # the other ranks do not wait for these
         print(f"error: {error}", file=sys.stderr, flush=True)
         mpi.COMM_WORLD.Abort(2)

@@ -138,6 +138,12 @@ class Communicators:
             ours.policy.note(name, ours.saving_s(call) if call else None)
 
 
+@functools.cache
+def communicators() -> Communicators:
+    """Return the state of this process's communicators, initially of none."""
+    return Communicators()
+
+
 def most_bytes(data: Any) -> int:
     """Return an upper bound of the bytes of plain data; a huge number for data that need a closer check."""
     if type(data) is list:

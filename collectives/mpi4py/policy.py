@@ -1,14 +1,19 @@
 """The choice between the library and us, by facts that all ranks know; a report of it; and our collectives."""
 
 import sys
+import time
 from collections import Counter, defaultdict
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import Access, find
 from collectives.communicator import Communicator
+from collectives.job import environment
+from collectives.job.errors import InputError, LoneInputError
+from collectives.job.launch import at_exit
 from collectives.mpi4py.buffers import NotOurs
 from collectives.mpi4py.calls import DESCRIBE, CollectiveCall, Ranks
 from collectives.mpi4py.requests import PersistentRequest, Run, StartedRequest
@@ -34,6 +39,8 @@ WORTH_BYTES = {
 }
 STARTED_WORTH_BYTES = 512 * KIB  # at least, for a call that a thread advances
 NEVER = 1 << 62
+LONGEST_START_S = 30.0  # from MPI's start until a program's on all ranks
+NAP_S = 1e-3
 NAMES = {mpi: spec.name for spec in COLLECTIVES.values() for mpi in spec.mpi.split()}  # of MPI's methods
 
 
@@ -143,3 +150,63 @@ class Ours:
         if self.comm is not None:
             self.comm.free()
             self.comm = None
+
+
+# --- agreement on a policy: all ranks use the wrapper, and take rank 0's settings ---
+
+
+def agree(comm: MPI.Comm) -> CallPolicy:
+    """Return the policy of all ranks, once each of them has requested it.  Collective.
+
+    By messages on the communicator itself: on a rank that has no part in it, nothing is called that would wait.
+
+    Raises: LoneInputError on the ranks that have called it where another has not in time; InputError on all where
+    rank 0's setting can't be.
+    """
+    tag, deadline_s = int(comm.Get_attr(MPI.TAG_UB) or 32767), time.monotonic()
+    deadline_s += min(environment.number_or(environment.timeout_s, LONGEST_START_S), LONGEST_START_S)
+    has_threads = np.array([MPI.Query_thread() == MPI.THREAD_MULTIPLE], np.uint8)
+    answer = bytearray(1024)
+    if comm.Get_rank():
+        comm.Isend([has_threads, MPI.BYTE], 0, tag)
+        receive(comm, answer, 0, tag, deadline_s)
+    else:
+        answer = answer_of_first(comm, tag, has_threads, deadline_s)
+    threads, mode, refusal = bytes(answer).rstrip(b"\0").decode().split("\n")
+    if refusal:
+        raise InputError(refusal)
+    policy = CallPolicy(mode, threads == "True")
+    if "report" in mode and comm.Get_rank() == 0:
+        at_exit(policy.print_report)
+    return policy
+
+
+def answer_of_first(comm: MPI.Comm, tag: int, has_threads: Any, deadline_s: float) -> bytearray:
+    """Collect the answers of all other ranks, and send them the result."""
+    for source in range(1, comm.Get_size()):
+        theirs = bytearray(1)
+        receive(comm, theirs, source, tag, deadline_s)
+        has_threads &= theirs[0]
+    mode = refusal = ""
+    try:
+        mode = environment.mpi4py_mode()
+    except ValueError as error:
+        refusal = str(error)
+    answer = bytearray(f"{bool(has_threads[0])}\n{mode}\n{refusal}".encode())
+    MPI.Request.Waitall([comm.Isend([answer, MPI.BYTE], dest, tag) for dest in range(1, comm.Get_size())])
+    return answer
+
+
+def receive(comm: MPI.Comm, buffer: bytearray, source: int, tag: int, deadline_s: float) -> None:
+    """Receive a message of another rank that uses the wrapper.
+
+    Raises: LoneInputError if nothing arrives in time.
+    """
+    while not comm.Iprobe(source, tag):
+        if time.monotonic() > deadline_s:
+            raise LoneInputError(
+                f"rank {source} does not use the wrapper as rank {comm.Get_rank()} does: start every rank by "
+                "python -m collectives.mpi4py, and call collectives.mpi4py.wrap on all ranks of a communicator"
+            )
+        time.sleep(NAP_S)
+    comm.Recv([buffer, MPI.BYTE], source, tag)

@@ -180,7 +180,6 @@ class Runner(Base):
             plan.wait(max(0, begin_s + self.limit_of(opts) - time.monotonic()))
 
     def limit_of(self, opts: Any) -> float:
-        """Return the time limit of a call in seconds."""
         limit_s = seconds(getattr(opts, "timeout", None))
         return self.limit_s if limit_s == math.inf else limit_s
 
