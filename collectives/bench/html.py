@@ -180,9 +180,17 @@ def charts_of(
     times = medians([row for run, _, row in rows if run == runs[0]])
     ours = {name: of_name for name, of_name in times.items() if name not in PEERS}
     predicted = ["auto"] if "auto" in names else list(dict.fromkeys(each.name for each in crossovers(ours)))
-    lines = [{**each, "rate": rates[run]} for run in rates for each in lines_of(run, runs, names, looks)]
-    of_model = predictions(predicted, names[0], looks, {"run": runs[0]} if len(runs) > 1 else {})
-    lines += [{**each, "rate": rates.get(runs[0])} for each in of_model]
+    lines: list[dict[str, Any]] = []
+    for run, rate in rates.items():
+        suffix, of_run = (f" ({run})", {"run": run}) if len(runs) > 1 else ("", {})
+        of_all = {"column": "median, µs", "bands": BANDS, "dash": runs.index(run), "rate": rate}
+        lines += [{"name": name + suffix, "where": {**of_run, "name": name}, **of_all, **looks[name]} for name in names]
+    of_first = {"run": runs[0]} if len(runs) > 1 else {}
+    thin_lines = [(name, f"model of {name}", "model, µs", looks[name]["color"], 2) for name in predicted]
+    thin_lines.append((names[0], "limit", "limit, µs", INK, 1))
+    for name, words, column, color, dash in thin_lines:
+        look = {"color": color, "dash": dash, "thin": True, "rate": rates.get(runs[0])}
+        lines.append({"name": words, "where": {**of_first, "name": name}, "column": column, **look})
     strip = [
         {"name": each.name, "from": each.begin, "to": each.end, "color": looks[each.name]["color"]} for each in ranges
     ]
@@ -191,27 +199,6 @@ def charts_of(
     if all(rates.values()):
         yield {**both, "title": "Bus bandwidth", "y": {"log": True, "unit": "GB/s", "rate": True}}
     yield {**both, "title": "Time", "y": {"log": True, "unit": "µs"}}
-
-
-def lines_of(
-    run: str, runs: Sequence[str], names: Sequence[str], looks: dict[str, dict[str, int]]
-) -> Iterator[dict[str, Any]]:
-    """Describe the lines of a run's measurements."""
-    suffix, of_run = (f" ({run})", {"run": run}) if len(runs) > 1 else ("", {})
-    for name in names:
-        rows = {"where": {**of_run, "name": name}, "column": "median, µs", "bands": BANDS}
-        yield {"name": name + suffix, **rows, "dash": runs.index(run), **looks[name]}
-
-
-def predictions(
-    names: Sequence[str], any_name: str, looks: dict[str, dict[str, int]], of_run: dict[str, str]
-) -> Iterator[dict[str, Any]]:
-    """Describe the lines of the model's predictions for some algorithms, and of the limit."""
-    for name in names:
-        rows = {"where": {**of_run, "name": name}, "column": "model, µs"}
-        yield {"name": f"model of {name}", **rows, "color": looks[name]["color"], "dash": 2, "thin": True}
-    rows = {"where": {**of_run, "name": any_name}, "column": "limit, µs"}
-    yield {"name": "limit", **rows, "color": INK, "dash": 1, "thin": True}
 
 
 def comparison(number: int, rows: Sequence[Measured], runs: Sequence[str]) -> Table:
