@@ -77,7 +77,7 @@ def submit(
     agree = agree or {}
     facts = tuple(TensorFacts.of(x, num_free) for x in tensors)
     description = Description(kind, name or calls.name(kind), facts, tuple(agree.items()), failure)
-    return calls.add(NamedCall(description, partial(run, calls.comm, tensors, **agree, **local)))
+    return calls.add(description, partial(run, calls.comm, tensors, **agree, **local))
 
 
 def synchronize(handle: NamedCall) -> Any:
@@ -85,13 +85,11 @@ def synchronize(handle: NamedCall) -> Any:
 
     Raises: HorovodInternalError on every rank if the call is invalid on one, or the ranks' calls differ.
     """
-    assert handle.calls is not None
     return handle.calls.wait(handle)
 
 
 def poll(handle: NamedCall) -> bool:
     """Return whether an asynchronous call is complete; run it, if the other ranks wait or poll, too."""
-    assert handle.calls is not None
     return handle.calls.poll(handle)
 
 

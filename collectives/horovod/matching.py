@@ -78,12 +78,11 @@ class Description(NamedTuple):
 class NamedCall:
     """A call, which is its own handle: `run` executes it once every rank has made it."""
 
-    def __init__(self, description: Description, run: Callable[[], Any]):
-        self.description, self.run = description, run
+    def __init__(self, calls: "MatchedCalls", description: Description, run: Callable[[], Any]):
+        self.calls, self.description, self.run = calls, description, run
         self.result: Any = None
         self.error: Exception | None = None
         self.is_over = False
-        self.calls: MatchedCalls | None = None
 
     def end(self, failure: str, is_lone: bool) -> None:
         """Run it, unless there is a failure; `is_lone`: not all ranks of the job know of the failure."""
@@ -133,14 +132,12 @@ class MatchedCalls:
         self._numbers[kind] += 1
         return f"{NONAME}{self._numbers[kind]}"
 
-    def add(self, call: NamedCall) -> NamedCall:
+    def add(self, description: Description, run: Callable[[], Any] = lambda: None) -> NamedCall:
         """Add a pending call, to be matched with the others' of its name."""
-        key = call.description.key
-        if key in self.waiting:
-            kind, name = call.description[:2]
+        if description.key in self.waiting:
+            kind, name = description[:2]
             raise ValueError(f"{kind} {name!r} has been called before, and not synchronized: give it another name")
-        call.calls = self
-        self.waiting[key] = call
+        call = self.waiting[description.key] = NamedCall(self, description, run)
         return call
 
     def wait(self, call: NamedCall) -> Any:

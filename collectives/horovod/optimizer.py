@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from collectives.horovod.functions import Adasum, Average, Compression, grouped_allreduce_, refusal_of
-from collectives.horovod.matching import Description, MatchedCalls, NamedCall, TensorFacts
+from collectives.horovod.matching import Description, MatchedCalls, TensorFacts
 from collectives.horovod.process_sets import ProcessSet, global_process_set
 from collectives.horovod.reducer import GradientBucket, GradientReducer, Groups, cut
 
@@ -154,7 +154,7 @@ def agree(
     facts = tuple(TensorFacts.of(param, name=name) for name, param in named)
     number = groups if groups is None or isinstance(groups, int) else len(groups)
     description = Description(kind, calls.name(kind), facts, (("op", op), ("groups", number)), failure)
-    calls.wait(calls.add(NamedCall(description, lambda: None)))
+    calls.wait(calls.add(description))
     return calls, description
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from collectives.arrays.views import to_torch
 from collectives.communicator import Communicator
-from collectives.horovod.matching import Description, MatchedCalls, NamedCall
+from collectives.horovod.matching import Description, MatchedCalls
 
 BUCKET_BYTES = 4 << 20
 Groups = int | Sequence[Sequence[Tensor]] | None
@@ -105,7 +105,7 @@ class GradientReducer:
 
     def start_next(self) -> None:
         if self.num_started == 0:
-            self.calls.wait(self.calls.add(NamedCall(self.step, lambda: None)))
+            self.calls.wait(self.calls.add(self.step))
         self.buckets[self.num_started].start()
         self.num_started += 1
 
