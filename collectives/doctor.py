@@ -100,12 +100,6 @@ def findings_of(check: Check, limit_s: float) -> list[Finding]:
     ]
 
 
-def problem_of(error: Exception) -> Finding:
-    """Convert one of the library's errors, whose remedy follows the last colon, to a problem."""
-    words, _, remedy = str(error).rpartition(": ")
-    return Finding("problem", words or str(error), remedy if words else INSTALL)
-
-
 def versions(limit_s: float) -> Iterator[Finding]:
     """Look for the packages that are needed."""
     there = {str(each.metadata["Name"]).replace("-", "_").lower(): each.version for each in distributions()}
@@ -294,7 +288,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         reports = collect(of_host)
     except Exception as error:
-        return fail(problem_of(error), of_host)
+        words, _, remedy = str(error).rpartition(": ")  # as the library's errors have it
+        return fail(Finding("problem", words or str(error), remedy if words else INSTALL), of_host)
     faulthandler.cancel_dump_traceback_later()
     return show([*of_job(reports)]) if reports else 0
 

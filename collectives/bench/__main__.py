@@ -164,7 +164,12 @@ def parse(size: int) -> argparse.Namespace:
     names = flags.names or [ALL if flags.tune else "all_reduce"]
     flags.collectives = list(COLLECTIVES) if ALL in names else list(dict.fromkeys(names))
     flags.algorithms = flags.algorithms or ([ALL] if flags.tune else QUICK)
-    check(flags, size)
+    if flags.space_time:
+        flags.end = flags.begin
+    if flags.begin > flags.end:
+        raise ValueError(f"--begin {flags.begin} is above --end {flags.end}: exchange them")
+    if not 0 <= flags.root < size:
+        raise ValueError(f"--root {flags.root}: there are ranks 0 to {size - 1}")
     check_algorithms(flags, size)
     step = flags.stepbytes
     flags.sizes = range(flags.begin, flags.end + 1, step) if step else ladder(flags.begin, flags.end, flags.factor)
@@ -173,16 +178,6 @@ def parse(size: int) -> argparse.Namespace:
     if flags.space_time and (len(flags.workloads), *map(len, flags.names.values())) != (1, 1):
         raise ValueError("--space-time draws one algorithm of one collective: name it by -A")
     return flags
-
-
-def check(flags: argparse.Namespace, size: int) -> None:
-    """Refuse incompatible flags."""
-    if flags.space_time:
-        flags.end = flags.begin
-    if flags.begin > flags.end:
-        raise ValueError(f"--begin {flags.begin} is above --end {flags.end}: exchange them")
-    if not 0 <= flags.root < size:
-        raise ValueError(f"--root {flags.root}: there are ranks 0 to {size - 1}")
 
 
 def check_algorithms(flags: argparse.Namespace, size: int) -> None:

@@ -8,12 +8,13 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import log
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives.bench.crossovers import Crossover, crossovers, medians
 from collectives.bench.report import SCHEMA, Document, Row, bus_factor, describe
 from collectives.bench.trial import PEERS
 from collectives.charts.page import Chart, Column, Section, Table, page, pairs, write
@@ -35,7 +36,16 @@ LEGEND = (
     "the cost model's predictions; the limit is the time of copying, or sending between nodes, as many bytes. The "
     "bar on top has the fastest."
 )
+Times = dict[str, dict[int, float]]  # by contestant and size
 INK = 7  # the limit's color; contestants have the preceding ones
+
+
+class Crossover(NamedTuple):
+    """The sizes from one to another for which a contestant is the fastest."""
+
+    name: str
+    begin: float
+    end: float
 
 
 class Measured(NamedTuple):
@@ -170,9 +180,17 @@ def charts_of(
     times = medians([row for run, _, row in rows if run == runs[0]])
     ours = {name: of_name for name, of_name in times.items() if name not in PEERS}
     predicted = ["auto"] if "auto" in names else list(dict.fromkeys(each.name for each in crossovers(ours)))
-    lines = [{**each, "rate": rates[run]} for run in rates for each in lines_of(run, runs, names, looks)]
-    of_model = predictions(predicted, names[0], looks, where(runs, runs[0]))
-    lines += [{**each, "rate": rates.get(runs[0])} for each in of_model]
+    lines: list[dict[str, Any]] = []
+    for run, rate in rates.items():
+        suffix, of_run = (f" ({run})", {"run": run}) if len(runs) > 1 else ("", {})
+        of_all = {"column": "median, µs", "bands": BANDS, "dash": runs.index(run), "rate": rate}
+        lines += [{"name": name + suffix, "where": {**of_run, "name": name}, **of_all, **looks[name]} for name in names]
+    of_first = {"run": runs[0]} if len(runs) > 1 else {}
+    thin_lines = [(name, f"model of {name}", "model, µs", looks[name]["color"], 2) for name in predicted]
+    thin_lines.append((names[0], "limit", "limit, µs", INK, 1))
+    for name, words, column, color, dash in thin_lines:
+        look = {"color": color, "dash": dash, "thin": True, "rate": rates.get(runs[0])}
+        lines.append({"name": words, "where": {**of_first, "name": name}, "column": column, **look})
     strip = [
         {"name": each.name, "from": each.begin, "to": each.end, "color": looks[each.name]["color"]} for each in ranges
     ]
@@ -181,31 +199,6 @@ def charts_of(
     if all(rates.values()):
         yield {**both, "title": "Bus bandwidth", "y": {"log": True, "unit": "GB/s", "rate": True}}
     yield {**both, "title": "Time", "y": {"log": True, "unit": "µs"}}
-
-
-def lines_of(
-    run: str, runs: Sequence[str], names: Sequence[str], looks: dict[str, dict[str, int]]
-) -> Iterator[dict[str, Any]]:
-    """Describe the lines of a run's measurements."""
-    suffix = f" ({run})" if len(runs) > 1 else ""
-    for name in names:
-        rows = {"where": {**where(runs, run), "name": name}, "column": "median, µs", "bands": BANDS}
-        yield {"name": name + suffix, **rows, "dash": runs.index(run), **looks[name]}
-
-
-def predictions(
-    names: Sequence[str], any_name: str, looks: dict[str, dict[str, int]], of_run: dict[str, str]
-) -> Iterator[dict[str, Any]]:
-    """Describe the lines of the model's predictions for some algorithms, and of the limit."""
-    for name in names:
-        rows = {"where": {**of_run, "name": name}, "column": "model, µs"}
-        yield {"name": f"model of {name}", **rows, "color": looks[name]["color"], "dash": 2, "thin": True}
-    rows = {"where": {**of_run, "name": any_name}, "column": "limit, µs"}
-    yield {"name": "limit", **rows, "color": INK, "dash": 1, "thin": True}
-
-
-def where(runs: Sequence[str], run: str) -> dict[str, str]:
-    return {"run": run} if len(runs) > 1 else {}
 
 
 def comparison(number: int, rows: Sequence[Measured], runs: Sequence[str]) -> Table:
@@ -217,6 +210,43 @@ def comparison(number: int, rows: Sequence[Measured], runs: Sequence[str]) -> Ta
         lines.append((size, name, first, second, second / first if first and second else None))
     columns = Column("size", "bytes"), Column("name"), *(Column(f"{run}, µs") for run in runs), Column("ratio")
     return Table(f"c{number}", f"Medians side by side; ratio: {runs[1]} over {runs[0]}", columns, lines)
+
+
+# --- the fastest by size ---
+
+
+def medians(rows: Sequence[Row]) -> Times:
+    """Sort medians by contestant and size: without `auto`, which is one of the others, if these were measured."""
+    ours = {row["name"] for row in rows if row["name"] not in ("auto", *PEERS)}
+    contestants = [row for row in rows if not (ours and row["name"] == "auto")]
+    names = dict.fromkeys(row["name"] for row in contestants)
+    return {name: {row["bytes"]: row["median_us"] for row in contestants if row["name"] == name} for name in names}
+
+
+def crossovers(times: Times) -> list[Crossover]:
+    """List the fastest contestant by ranges of sizes; between two measured sizes, lines cross as in a log-log chart.
+
+    >>> crossovers({"tree": {1: 1.0, 4: 2.0, 16: 8.0}, "ring": {1: 2.0, 4: 4.0, 16: 4.0}})
+    [Crossover(name='tree', begin=1.0, end=8.0), Crossover(name='ring', begin=8.0, end=16.0)]
+    """
+    sizes = sorted({size for of_name in times.values() for size in of_name})
+    best = [min((of_name[size], name) for name, of_name in times.items() if size in of_name)[1] for size in sizes]
+    winners: list[Crossover] = []
+    begin = float(min(sizes, default=0))
+    for (size, name), (following, other) in pairwise(zip(sizes, best, strict=True)):
+        if name != other:
+            end = crossing(times[name], times[other], size, following)
+            winners.append(Crossover(name, begin, end))
+            begin = end
+    return [*winners, Crossover(best[-1], begin, float(sizes[-1]))] if sizes else []
+
+
+def crossing(before: dict[int, float], after: dict[int, float], size: int, following: int) -> float:
+    """Compute where two lines cross between two sizes; half-way where one of them lacks a size."""
+    if not {size, following} <= before.keys() & after.keys():
+        return (size * following) ** 0.5
+    first, second = (log(after[at] / before[at]) for at in (size, following))
+    return size * (following / size) ** (first / (first - second)) if first > second else float(following)
 
 
 if __name__ == "__main__":

@@ -114,23 +114,18 @@ def start(comm: Communicator, flags: Namespace) -> dict[str, str]:
     for name in [peer for peer in flags.peers if peer != "mpi"]:
         try:
             with comm.agreed(name):
-                refuse_absent(name, flags.device)
+                if (name == "gloo") != (flags.device == "cpu"):
+                    raise ValueError(f"it is not for --device {flags.device}")
+                from torch import cuda, distributed
+
+                if not getattr(distributed, f"is_{name}_available")():
+                    raise ValueError(f"this torch has no {name}")
+                if name == "nccl":  # torch's barrier works there, too
+                    cuda.set_device(views.device(flags.device).xp.cuda.runtime.getDevice())
             start_torch(comm.mpi, name, alone=len(comm.topology.nodes) == 1)
         except InputError as error:
             missing[name] = f"--peers {name}: left out: {error}"
     return missing
-
-
-def refuse_absent(name: str, device: str) -> None:
-    """Raise ValueError for a peer that can't run."""
-    if (name == "gloo") != (device == "cpu"):
-        raise ValueError(f"it is not for --device {device}")
-    from torch import cuda, distributed
-
-    if not getattr(distributed, f"is_{name}_available")():
-        raise ValueError(f"this torch has no {name}")
-    if name == "nccl":
-        cuda.set_device(views.device(device).xp.cuda.runtime.getDevice())  # where torch's barrier works, too
 
 
 def start_torch(mpi: MPI.Comm, backend: str, alone: bool) -> None:
@@ -138,16 +133,13 @@ def start_torch(mpi: MPI.Comm, backend: str, alone: bool) -> None:
     from torch import distributed
 
     mine = "127.0.0.1" if alone else socket.gethostname()
-    address = mpi.bcast(f"tcp://{mine}:{free_port()}" if mpi.rank == 0 else None)
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]  # a free one
+    address = mpi.bcast(f"tcp://{mine}:{port}")
     if alone:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     end_job = sys.excepthook
     distributed.init_process_group(backend, init_method=address, rank=mpi.rank, world_size=mpi.size, timeout=TIMEOUT)
     atexit.register(distributed.destroy_process_group)
     sys.excepthook = end_job  # torch's delays this one's output until after the end of the job
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]

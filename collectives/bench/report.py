@@ -87,7 +87,6 @@ def fastest(rows: Sequence[Row]) -> str:
 
 
 def describe(network: Network, nodes: Sequence[Sequence[int]]) -> str:
-    """Describe the measured speeds."""
     links = {"in a node": network.within} if max(map(len, nodes)) > 1 else {}
     links |= {"between nodes": network.between} if len(nodes) > 1 else {}
     speeds = [

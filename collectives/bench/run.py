@@ -39,14 +39,6 @@ CHECKED_ARRAYS = 6  # in and out of place, and to fill and compare them
 DIRECT = -1  # instead of a round's number: a program of several rounds, in shared memory
 
 
-class Measurement(NamedTuple):
-    """A unit of measurement, in which all contestants take part."""
-
-    workload: Workload
-    in_place: bool
-    num_elements: int
-
-
 class Contestant(NamedTuple):
     """A call to be timed; peers have no algorithm of ours."""
 
@@ -91,7 +83,12 @@ def measured(comm: Communicator, flags: Namespace, network: Network, missing: An
     """Measure and print, and write the files after each size, as an interrupt leaves no time.  Collective."""
     sizes: list[list[Row]] = []
     document["results"] = []
-    planned = list(measurements(comm, flags))
+    planned = [
+        (workload, in_place, count)
+        for workload in flags.workloads
+        for in_place in ((COLLECTIVES[workload.collective].in_place,) if flags.tune else places(workload.collective))
+        for count in element_counts(workload, comm.size, flags.sizes)
+    ]
     measuring = results(comm, flags, planned, network, missing)
     for rows in progress_bar(measuring, "size", comm.rank, len(planned)):
         if not rows:
@@ -117,22 +114,13 @@ def refuse_too_large(comm: Communicator, flags: Namespace) -> None:
             raise ValueError(f"--end {size_in_words(flags.end)}: {words}: use --end {free >> 10}K at most")
 
 
-def measurements(comm: Communicator, flags: Namespace) -> Iterator[Measurement]:
-    """List the workloads, places and lengths to be measured, in order."""
-    for workload in flags.workloads:
-        both = (COLLECTIVES[workload.collective].in_place,) if flags.tune else places(workload.collective)
-        for in_place in both:
-            for count in element_counts(workload, comm.size, flags.sizes):
-                yield Measurement(workload, in_place, count)
-
-
 def results(
-    comm: Communicator, flags: Namespace, planned: Sequence[Measurement], network: Network, missing: Any
+    comm: Communicator, flags: Namespace, planned: Sequence[tuple[Workload, bool, int]], network: Network, missing: Any
 ) -> Iterator[list[Row]]:
     """Make one measurement after the other, and name the peers that can't take part.  Collective."""
     say = cache(show)  # prints each line once
-    for each in planned:
-        trial = Trial(comm, each.workload, each.num_elements, each.in_place)
+    for workload, in_place, count in planned:
+        trial = Trial(comm, workload, count, in_place)
         names = [name for name in flags.names[trial.collective] if name not in missing]
         contestants = [one for name in names if (one := able(comm, trial, name, flags, say))]
         yield measure(comm, contestants, flags, network) if contestants else []
@@ -144,12 +132,15 @@ def measure(comm: Communicator, contestants: Sequence[Contestant], flags: Namesp
     wrong = num_wrong(comm, contestants, flags.check)
     for one in contestants:
         one.free()
-    rows = []
+    rows, nodes = [], comm.topology.nodes
     for i, one in enumerate(contestants):
-        workload, nbytes, bound_s = one.trial.workload, one.trial.nbytes, None
-        if workload.device == "cpu":  # the host's rates do not apply to devices
-            bound_s = constants.bound_s(workload.collective, nbytes, comm.topology.nodes, network)
-        rows.append(row_of(one, times[:, i], model_s(comm, one, network), bound_s, wrong[i] if flags.check else None))
+        (collective, memory, device, *_), nbytes, model_s, bound_s = one.trial.workload, one.trial.nbytes, None, None
+        if device == "cpu":  # the host's rates do not apply to devices
+            bound_s = constants.bound_s(collective, nbytes, nodes, network)
+            if one.name not in PEERS:
+                row = algorithms.find(collective, one.algorithm)
+                model_s = auto.ranking(nbytes, (row,), nodes, network, memory)[0][1]
+        rows.append(row_of(one, times[:, i], model_s, bound_s, wrong[i] if flags.check else None))
     return rows
 
 
@@ -278,15 +269,6 @@ def num_wrong(comm: Communicator, contestants: Sequence[Contestant], times: int)
             one.run()
             wrong[i] += one.trial.num_wrong()
     return comm.all_reduce(wrong).tolist()
-
-
-def model_s(comm: Communicator, one: Contestant, network: Network) -> float | None:
-    """Predict by the cost model; None for peers and devices."""
-    workload = one.trial.workload
-    if one.algorithm in PEERS or workload.device != "cpu":
-        return None
-    row = algorithms.find(workload.collective, one.algorithm)
-    return auto.ranking(one.trial.nbytes, (row,), comm.topology.nodes, network, workload.memory)[0][1]
 
 
 def write(comm: Communicator, flags: Namespace, document: Document, network: Network, sizes: list[list[Row]]) -> None:

@@ -99,15 +99,11 @@ class Trial:
             return x, x if out is None or not self.gets else out
         if self.in_place:
             whole = empty(self.count)
-            return (whole, whole[self.own]) if self.spec.gets is Chunks.OWN else (whole[self.own], whole)
+            own = whole[self.place(range(self.rank, self.rank + 1))]
+            return (whole, own) if self.spec.gets is Chunks.OWN else (own, whole)
         share = self.count // self.size
         x, out = (empty(len(chunks) * share) for chunks in (self.gives, self.gets))  # on all ranks
         return x if self.gives else None, out if self.gets else None
-
-    @property
-    def own(self) -> slice:
-        """This rank's chunk."""
-        return self.place(range(self.rank, self.rank + 1))
 
     def place(self, chunks: range) -> slice:
         """Return the slice of consecutive chunks in a vector."""
@@ -155,7 +151,6 @@ class Trial:
         self.device.synchronize()
 
     def num_wrong(self) -> int:
-        """Count the wrong elements of the result."""
         if self.out is None:
             return 0
         result = np.empty(len(self.out), self.dtype)

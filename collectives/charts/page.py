@@ -11,8 +11,6 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from collectives.charts.units import shown
-
 HERE = Path(__file__).parent
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 Chart = Mapping[str, Any]
@@ -56,7 +54,6 @@ class Section(NamedTuple):
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
-    """Write a page."""
     style, script = ((HERE / name).read_text() for name in ("page.css", "page.js"))
     links = "".join(f'<li><a href="#s{i}">{escape(each.heading)}</a>' for i, each in enumerate(sections))
     return "\n".join(
@@ -109,6 +106,18 @@ def cell(value: Any, column: Column) -> str:
     if isinstance(value, str):
         return f"<td class=text>{escape(value)}"
     return f"<td data-v={value}>{shown(value)}" if column.unit == "bytes" else f"<td>{value:.6g}"
+
+
+def shown(nbytes: float) -> str:
+    """Format bytes by the largest binary unit that leaves at least 1.
+
+    >>> [shown(nbytes) for nbytes in (8, 65536, 3 << 19, 1 << 40)]
+    ['8 B', '64 KiB', '1.5 MiB', '1024 GiB']
+    """
+    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if nbytes >= 1 << shift:
+            return f"{nbytes / (1 << shift):.4g} {unit}"
+    return f"{nbytes:.4g} B"
 
 
 def pairs(key: str, caption: str, values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Table:

@@ -5,22 +5,17 @@ those that every rank has, in the order of the lowest rank.  So an asynchronous 
 call or polls one, this one or another; `reducer.py` reduces gradients during the backward pass.
 """
 
-from __future__ import annotations
-
 import hashlib
-import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from collectives.communicator import Communicator
 from collectives.job.errors import InputError, LoneInputError
-
-if TYPE_CHECKING:
-    from collectives.communicator import Communicator
 
 NONAME = "noname."
 DEFAULTS = ("None", "1.0")  # of arguments in which ranks agree
@@ -41,7 +36,7 @@ class TensorFacts(NamedTuple):
     name: str = ""
 
     @classmethod
-    def of(cls, x: Tensor, num_free: int = 0, name: str = "") -> TensorFacts:
+    def of(cls, x: Tensor, num_free: int = 0, name: str = "") -> Self:
         return cls(str(x.dtype).removeprefix("torch."), tuple(x.shape[num_free:]), x.device.type, name)
 
     def zeros(self) -> Tensor:
@@ -73,7 +68,7 @@ class Description(NamedTuple):
         agree = "".join(f", {name}={value}" for name, value in self.agree if repr(value) not in DEFAULTS)
         return f"{self.kind} {self.name!r}{tensors and f' of {tensors}'}{agree}"
 
-    def beside(self, other: Description) -> str:
+    def beside(self, other: Self) -> str:
         """Describe the call, of several tensors the first that differs from another's."""
         pairs = zip(self.tensors, other.tensors, strict=False)
         differing = next((own for own, theirs in pairs if own != theirs), None)
@@ -83,12 +78,11 @@ class Description(NamedTuple):
 class NamedCall:
     """A call, which is its own handle: `run` executes it once every rank has made it."""
 
-    def __init__(self, description: Description, run: Callable[[], Any]):
-        self.description, self.run = description, run
+    def __init__(self, calls: "MatchedCalls", description: Description, run: Callable[[], Any]):
+        self.calls, self.description, self.run = calls, description, run
         self.result: Any = None
         self.error: Exception | None = None
         self.is_over = False
-        self.calls: MatchedCalls | None = None
 
     def end(self, failure: str, is_lone: bool) -> None:
         """Run it, unless there is a failure; `is_lone`: not all ranks of the job know of the failure."""
@@ -115,7 +109,7 @@ class MatchedCalls:
     `join_in` contributes a joined rank's zeros to a call of others; `is_part`: the job has more ranks.
     """
 
-    def __init__(self, comm: Communicator, join_in: Callable[[MatchedCalls, Description], Any], is_part: bool):
+    def __init__(self, comm: Communicator, join_in: Callable[["MatchedCalls", Description], Any], is_part: bool):
         self.comm, self.join_in, self.is_part = comm, join_in, is_part
         self.waiting: dict[str, NamedCall] = {}
         self.reducers: dict[str, Any] = {}  # of gradients, by the names of their steps
@@ -138,14 +132,12 @@ class MatchedCalls:
         self._numbers[kind] += 1
         return f"{NONAME}{self._numbers[kind]}"
 
-    def add(self, call: NamedCall) -> NamedCall:
+    def add(self, description: Description, run: Callable[[], Any] = lambda: None) -> NamedCall:
         """Add a pending call, to be matched with the others' of its name."""
-        key = call.description.key
-        if key in self.waiting:
-            kind, name = call.description[:2]
+        if description.key in self.waiting:
+            kind, name = description[:2]
             raise ValueError(f"{kind} {name!r} has been called before, and not synchronized: give it another name")
-        call.calls = self
-        self.waiting[key] = call
+        call = self.waiting[description.key] = NamedCall(self, description, run)
         return call
 
     def wait(self, call: NamedCall) -> Any:
@@ -210,7 +202,7 @@ class MatchedCalls:
         if highest == -lowest and not is_joined:
             return [Position(waiting, awaited, False)]
         own = Position({key: call.description for key, call in self.waiting.items()}, awaited, self.is_joined)
-        return [pickle.loads(part) for part in gather_bytes(self.comm, pickle.dumps(own))]
+        return self.comm.all_gather_object(own)
 
     def describe(self) -> dict[str, Description]:
         """Return the pending calls, and set their digest as the numbers to be compared."""
@@ -241,10 +233,3 @@ def stall(positions: dict[int, Position]) -> str:
     (rank, own), *others = ((rank, each.awaited) for rank, each in positions.items())
     other_rank, other = next(other for other in others if other[1] != own)
     return f"ranks disagree: rank {rank} waits for {own}, rank {other_rank} for {other}; make both calls on all ranks"
-
-
-def gather_bytes(comm: Communicator, own: bytes) -> list[bytes]:
-    """Return every rank's bytes.  Collective."""
-    lengths = comm.all_gather(np.array([len(own)])).tolist()
-    every = comm.all_gather(np.frombuffer(own, np.uint8), counts=lengths)
-    return [part.tobytes() for part in np.split(every, np.cumsum(lengths)[:-1])]

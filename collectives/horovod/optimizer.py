@@ -1,7 +1,5 @@
 """Optimizers whose steps use all ranks' gradients."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,10 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from collectives.horovod.compression import Compression
-from collectives.horovod.functions import Adasum, Average, grouped_allreduce_async_, refusal_of
-from collectives.horovod.handles import synchronize
-from collectives.horovod.matching import Description, MatchedCalls, NamedCall, TensorFacts
+from collectives.horovod.functions import Adasum, Average, Compression, grouped_allreduce_, refusal_of
+from collectives.horovod.matching import Description, MatchedCalls, TensorFacts
 from collectives.horovod.process_sets import ProcessSet, global_process_set
 from collectives.horovod.reducer import GradientBucket, GradientReducer, Groups, cut
 
@@ -46,7 +42,13 @@ class ReducingOptimizer(Base):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters, once all gradients are reduced; those of a closure after each time it is called."""
         if closure is not None:
-            return super().step(lambda: self.with_gradients(closure))
+
+            def with_gradients() -> Any:
+                loss = closure()
+                self.synchronize()
+                return loss
+
+            return super().step(with_gradients)
         if self.synchronizes:
             if self.is_synchronized:
                 warnings.warn(
@@ -55,11 +57,6 @@ class ReducingOptimizer(Base):
             self.synchronize()
         self.is_synchronized = False
         return super().step()
-
-    def with_gradients(self, closure: Callable[[], Any]) -> Any:
-        loss = closure()
-        self.synchronize()
-        return loss
 
     def zero_grad(self, *arguments: Any, **named: Any) -> None:
         if self.reducer is not None and self.reducer.is_under_way:
@@ -89,7 +86,7 @@ class AdasumOptimizer(Base):
         with torch.no_grad():
             changes = [param - old for param, old in zip(self.trained, before, strict=True)]
             sent, contexts = zip(*map(self.compression.compress, changes), strict=True)
-            combined = synchronize(grouped_allreduce_async_(sent, op=Adasum))
+            combined = grouped_allreduce_(sent, op=Adasum)
             for param, old, change, context in zip(self.trained, before, combined, contexts, strict=True):
                 param.copy_(old + self.compression.decompress(change, context))
         return loss
@@ -157,7 +154,7 @@ def agree(
     facts = tuple(TensorFacts.of(param, name=name) for name, param in named)
     number = groups if groups is None or isinstance(groups, int) else len(groups)
     description = Description(kind, calls.name(kind), facts, (("op", op), ("groups", number)), failure)
-    calls.wait(calls.add(NamedCall(description, lambda: None)))
+    calls.wait(calls.add(description))
     return calls, description
 
 
@@ -170,7 +167,6 @@ def refusal(
     groups: Any,
     process_set: ProcessSet,
 ) -> str:
-    """Return why the arguments are refused, or nothing."""
     if not all(isinstance(each, tuple) and len(each) == 2 for each in named):
         return "named_parameters must contain pairs of a name and a parameter: pass model.named_parameters()"
     names = [name for name, _ in named]

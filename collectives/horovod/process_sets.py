@@ -1,7 +1,5 @@
 """The ranks that take part in calls.  Horovod has one job per process, stored here: `global_process_set`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import count
 from operator import index
@@ -94,17 +92,13 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     """
     if is_initialized():
         return
-    every = world() if comm is None else Communicator(checked_comm(comm))
+    if comm is not None and not isinstance(comm, start_mpi().Comm):
+        raise ValueError(f"comm={comm!r}: pass a communicator of mpi4py, and process_sets=[...] for some of the ranks")
+    every = world() if comm is None else Communicator(comm)
     global_process_set.ranks = list(range(every.size))
     global_process_set._open(0, every)
     for process_set in () if process_sets in (None, "dynamic") else process_sets:
         add_process_set(process_set)
-
-
-def checked_comm(comm: Any) -> Any:
-    if not isinstance(comm, start_mpi().Comm):
-        raise ValueError(f"comm={comm!r}: pass a communicator of mpi4py, and process_sets=[...] for some of the ranks")
-    return comm
 
 
 def shutdown() -> None:
@@ -128,7 +122,6 @@ def add_process_set(process_set: Any) -> ProcessSet:
 
 
 def refusal(process_set: ProcessSet, size: int) -> str:
-    """Return why a process set cannot be added, or nothing."""
     ranks = process_set.ranks or []
     if process_set.process_set_id is not None or any(
         each.ranks == ranks for each in (global_process_set, *process_sets)

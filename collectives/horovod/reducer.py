@@ -4,20 +4,16 @@ Buckets start in the same order on all ranks, each once all its gradients are re
 Before the first one of a step the ranks match calls, so that joined ranks take part.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from collectives.arrays.views import to_torch
-from collectives.horovod.matching import Description, MatchedCalls, NamedCall
-
-if TYPE_CHECKING:
-    from collectives.communicator import Communicator
+from collectives.communicator import Communicator
+from collectives.horovod.matching import Description, MatchedCalls
 
 BUCKET_BYTES = 4 << 20
 Groups = int | Sequence[Sequence[Tensor]] | None
@@ -109,7 +105,7 @@ class GradientReducer:
 
     def start_next(self) -> None:
         if self.num_started == 0:
-            self.calls.wait(self.calls.add(NamedCall(self.step, lambda: None)))
+            self.calls.wait(self.calls.add(self.step))
         self.buckets[self.num_started].start()
         self.num_started += 1
 

@@ -1,24 +1,17 @@
 """Execution of each kind of call on tensors, once all ranks of a communicator have made it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from collectives.horovod.adasum import adasum_
-
-if TYPE_CHECKING:
-    from collectives.communicator import Communicator
-    from collectives.horovod.matching import Description, MatchedCalls
+from collectives.communicator import Communicator
+from collectives.horovod.matching import Description, MatchedCalls
 
 Tensors = Sequence[Tensor]
-
-
 DENSE = torch.contiguous_format
 
 
@@ -61,6 +54,33 @@ def allreduce(
     for x in results:
         scale_(x, postscale)
     return write_back(results, tensors, in_place)
+
+
+def adasum_(comm: Communicator, x: Tensor) -> Tensor:
+    """Combine every rank's `x` in place; all ranks get the same bits.  The number of ranks is a power of two.
+
+    Parallel gradients are averaged, and orthogonal ones are added: pairwise, in a balanced tree of ranks.
+
+    Cost: log2(p) (alpha + n beta).
+    Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020, equation 2 and section 4.2.
+    """
+    theirs = torch.empty_like(x)
+    distance = 1
+    while distance < comm.size:
+        peer = comm.rank ^ distance
+        sent = comm.send(x, peer, blocking=False)
+        comm.recv(theirs, peer)
+        sent.wait()
+        x.copy_(adaptive_sum(x, theirs) if comm.rank < peer else adaptive_sum(theirs, x))
+        distance *= 2
+    return x
+
+
+def adaptive_sum(a: Tensor, b: Tensor) -> Tensor:
+    """Return (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, computed in float64."""
+    wide = a.double(), b.double()
+    dot = torch.mul(*wide).sum()
+    return sum(((1 - dot / (2 * square)) * x if (square := x.square().sum()) else x for x in wide), torch.zeros(()))
 
 
 @torch.no_grad()
@@ -110,6 +130,14 @@ def reducescatter(comm: Communicator, tensors: Tensors, op: str, prescale: float
         scale_(out, postscale)
         results.append(out)
     return results
+
+
+def broadcast_object(comm: Communicator, tensors: Tensors, root: int, obj: Any) -> Any:
+    return comm.broadcast_object(obj, root)
+
+
+def allgather_object(comm: Communicator, tensors: Tensors, obj: Any) -> list[Any]:
+    return comm.all_gather_object(obj)
 
 
 def barrier(comm: Communicator, tensors: Tensors) -> None:

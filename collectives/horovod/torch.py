@@ -1,23 +1,23 @@
 """Horovod 0.28's interface for PyTorch: `import collectives.horovod.torch as hvd`."""
 # ruff: noqa: F401  as these names are for programs
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from collectives.horovod.batch_norm import SyncBatchNorm
-from collectives.horovod.compression import Compression
 from collectives.horovod.functions import (
     Adasum,
     Average,
+    Compression,
     Max,
     Min,
     Product,
     Sum,
     allgather,
     allgather_async,
+    allgather_object,
     allreduce,
     allreduce_,
     allreduce_async,
@@ -29,6 +29,9 @@ from collectives.horovod.functions import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
     grouped_allgather,
     grouped_allgather_async,
     grouped_allreduce,
@@ -38,17 +41,12 @@ from collectives.horovod.functions import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     join,
+    poll,
     reducescatter,
     reducescatter_async,
+    synchronize,
 )
-from collectives.horovod.handles import poll, synchronize
 from collectives.horovod.matching import HorovodInternalError
-from collectives.horovod.objects import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
 from collectives.horovod.optimizer import DistributedOptimizer
 from collectives.horovod.process_sets import (
     ProcessSet,
@@ -68,6 +66,50 @@ from collectives.horovod.process_sets import (
 )
 from collectives.job.errors import InputError
 from collectives.job.launch import start_mpi
+
+
+class SyncBatchNorm(_BatchNorm):
+    """Normalize `(batch, channels, ...)` by the mean and variance of all ranks' batches, whose sizes may differ.
+
+    On one rank, and in evaluation by running statistics, it is `torch.nn.BatchNorm`.  Otherwise all ranks call the
+    layer, forwards and backwards.
+
+    Cost: two all-reduces of `channels` numbers forwards, two backwards: deviations are taken from the mean of all
+    ranks, because a variance from sums of squares loses precision where the mean is large.
+    Source: Ioffe and Szegedy, "Batch Normalization", 2015, section 3, over a batch that the ranks hold together.
+    """
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002  torch's name
+        if input.dim() < 2:
+            raise ValueError(f"SyncBatchNorm of a tensor of {input.dim()} dims: pass (batch, channels, ...)")
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+        self._check_input_dim(input)
+        if size() == 1 or not (self.training or self.running_mean is None):
+            return super().forward(input)
+        batch_and_space = [0, *range(2, input.dim())]
+        shape = [1, -1, *[1] * (input.dim() - 2)]
+        x = input if input.dtype == torch.float64 else input.float()
+        local = x.new_full((1,), x.numel() / x.shape[1])
+        sums = allreduce(torch.cat([x.sum(batch_and_space), local]), op=Sum)
+        count = sums[-1].detach()
+        mean = sums[:-1] / count
+        deviations = x - mean.view(shape)
+        variance = allreduce((deviations * deviations).sum(batch_and_space), op=Sum) / count
+        if self.training and self.running_mean is not None:
+            assert self.running_var is not None
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
+            # Move the running statistics towards the batch's, or average them all where `momentum` is None.
+            weight = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+            unbiased = variance.detach() * (count / (count - 1))
+            self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), weight)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), weight)
+        normalized = deviations * torch.rsqrt(variance + self.eps).view(shape)
+        if self.affine:
+            normalized = normalized * self.weight.view(shape) + self.bias.view(shape)
+        return normalized.to(input.dtype)
+
 
 TRACE = "use torch.profiler, or python -m collectives.bench --space-time"
 MISSING = {
@@ -102,11 +144,6 @@ def false() -> bool:
     return False
 
 
-def nccl_built() -> int:
-    """Return the version of NCCL: 0, as it is not used."""
-    return 0
-
-
 mpi_built = mpi_enabled = true
-gloo_built = gloo_enabled = ddl_built = ccl_built = rocm_built = false
+gloo_built = gloo_enabled = nccl_built = ddl_built = ccl_built = rocm_built = false
 cuda_built = torch.cuda.is_available

@@ -50,22 +50,6 @@ def foreign_library() -> str | None:
     return "Open MPI" if "MPI_LOCALNRANKS" in os.environ else None
 
 
-def cores() -> int:
-    """Count this machine's cores for the job: COLLECTIVES_CORES, where it shares them with other hosts."""
-    try:
-        return stated_cores() or os.cpu_count() or 1
-    except ValueError:
-        return os.cpu_count() or 1
-
-
-def stated_cores() -> int | None:
-    """Read COLLECTIVES_CORES, if it is set.
-
-    Raises: ValueError for a value that `cores` passes over.
-    """
-    return whole("COLLECTIVES_CORES", CORES, "write a number of cores, or unset it")
-
-
 def whole(name: str, numbers: Range, remedy: str, is_list: bool = False) -> int | None:
     """Read a whole number, if it is set; of a list the first.
 
@@ -89,6 +73,30 @@ def choice(name: str, values: Mapping[str, T], remedy: str) -> T:
     if text not in values:
         raise ValueError(f"{name}={text!r}: {remedy}")
     return values[text]
+
+
+def number_or(read: Callable[[], T | None], default: T) -> T:
+    """Return a setting; the default where it is not set, or invalid, which `refusal` reports."""
+    try:
+        return read() or default
+    except ValueError:
+        return default
+
+
+# COLLECTIVES_CORES: this machine's cores for the job, where it shares them with other hosts.
+stated_cores = partial(whole, "COLLECTIVES_CORES", CORES, "write a number of cores, or unset it")
+# OMP_NUM_THREADS: threads of a rank; OpenMP has lists for nested ones.
+stated_threads = partial(whole, "OMP_NUM_THREADS", THREADS, "write threads a rank, as in 1, or unset it", is_list=True)
+
+
+def cores() -> int:
+    """Count this machine's cores for the job."""
+    return number_or(stated_cores, os.cpu_count() or 1)
+
+
+def threads_per_rank() -> int:
+    """Compute threads a rank may use: one by default, since a node usually has a rank for each core."""
+    return number_or(stated_threads, 1)
 
 
 def oversubscribed(local_ranks: int = 1) -> bool:
@@ -118,22 +126,6 @@ def on_terminal() -> bool:
         return False
 
 
-def threads_per_rank() -> int:
-    """Compute threads a rank may use: OMP_NUM_THREADS, else 1, since a node usually has a rank for each core."""
-    try:
-        return stated_threads() or 1
-    except ValueError:
-        return 1
-
-
-def stated_threads() -> int | None:
-    """Read OMP_NUM_THREADS, if it is set; OpenMP has lists for nested threads.
-
-    Raises: ValueError for a value that `threads_per_rank` passes over.
-    """
-    return whole("OMP_NUM_THREADS", THREADS, "write threads a rank, as in 1, or unset it", is_list=True)
-
-
 def fake_nodes() -> tuple[int, int] | None:
     """Read COLLECTIVES_FAKE_NODES=2x4: let ranks 0-3 and 4-7 of one machine play two nodes; the last may have fewer.
 
@@ -159,11 +151,9 @@ def links_folder() -> Path | None:
 
     `no_file` refuses a path that is not a folder.
     """
-    text = os.environ.get("COLLECTIVES_LINKS")
-    if text == "0":
-        return None
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(text or os.path.join(cache, "handwritten-collectives"))
+    text = os.environ.get("COLLECTIVES_LINKS") or os.path.join(cache, "handwritten-collectives")
+    return None if text == "0" else Path(text)
 
 
 def kept_file(kind: str, subject: Any) -> Path | None:
@@ -220,9 +210,8 @@ def no_file(name: str, read: Callable[[], Path | None]) -> Path | None:
     return folder
 
 
-def check() -> bool:
-    """Read COLLECTIVES_CHECK=1: ranks compare their calls; 0: they do not."""
-    return choice("COLLECTIVES_CHECK", {"1": True, "0": False}, "write 1, or 0 to compare nothing")
+# COLLECTIVES_CHECK=1: ranks compare their calls; 0: they do not.
+check = partial(choice, "COLLECTIVES_CHECK", {"1": True, "0": False}, "write 1, or 0 to compare nothing")
 
 
 def timeout_s() -> float:
@@ -241,34 +230,19 @@ def timeout_s() -> float:
     return seconds
 
 
-def mpi_reads_device_memory() -> bool | None:
-    """Read COLLECTIVES_CUDA_AWARE: 1, MPI is given device memory; 0, never; auto, None: `job.cuda_aware` decides."""
-    values = {"auto": None, "1": True, "0": False}
-    return choice("COLLECTIVES_CUDA_AWARE", values, "write 1 to give MPI device memory, 0 never to, or auto")
-
-
-def device_barriers() -> bool | None:
-    """Read COLLECTIVES_DEVICE_BARRIERS: 1, devices wait for each other in kernels; 0, hosts order their streams.
-
-    None where it is not set: they wait where each rank of a node has a device of its own.
-    """
-    values = {"": None, "1": True, "0": False}
-    return choice("COLLECTIVES_DEVICE_BARRIERS", values, "write 1 where ranks that share a device use MPS, or 0")
-
-
-def device_blocks() -> int | None:
-    """Read COLLECTIVES_DEVICE_BLOCKS=16: the most blocks, of 256 threads, that a reduction takes on a device.
-
-    None where it is not set.
-    """
-    return whole("COLLECTIVES_DEVICE_BLOCKS", BLOCKS, "write a number of blocks, or unset it")
-
-
-def mpi4py_mode() -> str:
-    """Read COLLECTIVES_MPI4PY=report, of `python -m collectives.mpi4py`: print at exit which calls were ours."""
-    modes = ("", "report", "ours", "report,ours")
-    return choice("COLLECTIVES_MPI4PY", dict(zip(modes, modes, strict=True)), "write report, or unset it")
-
+YES_OR_NO: dict[str, bool | None] = {"1": True, "0": False}
+# COLLECTIVES_CUDA_AWARE: 1, MPI is given device memory; 0, never; auto, None: `job.cuda_aware` decides.
+CUDA_AWARE = "write 1 to give MPI device memory, 0 never to, or auto"
+mpi_reads_device_memory = partial(choice, "COLLECTIVES_CUDA_AWARE", {"auto": None} | YES_OR_NO, CUDA_AWARE)
+# COLLECTIVES_DEVICE_BARRIERS: 1, devices wait for each other in kernels; 0, hosts order their streams; not set, None:
+# they wait where each rank of a node has a device of its own.
+BARRIERS = "write 1 where ranks that share a device use MPS, or 0"
+device_barriers = partial(choice, "COLLECTIVES_DEVICE_BARRIERS", {"": None} | YES_OR_NO, BARRIERS)
+# COLLECTIVES_DEVICE_BLOCKS=16: the most blocks, of 256 threads, that a reduction takes on a device; None: not set.
+device_blocks = partial(whole, "COLLECTIVES_DEVICE_BLOCKS", BLOCKS, "write a number of blocks, or unset it")
+# COLLECTIVES_MPI4PY=report, of `python -m collectives.mpi4py`: print at exit which calls were ours.
+MODES = {mode: mode for mode in ("", "report", "ours", "report,ours")}
+mpi4py_mode = partial(choice, "COLLECTIVES_MPI4PY", MODES, "write report, or unset it")
 
 # All of our variables, each with the function that reads it and refuses wrong values.
 SETTINGS: dict[str, Callable[[], Any]] = {
@@ -288,8 +262,9 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 
 def refusal() -> str:
     """Return the fault of the first variable with an invalid value; empty for none."""
+    readers: list[Callable[[], Any]] = [*SETTINGS.values(), stated_threads]
     try:
-        for read in (*SETTINGS.values(), stated_threads):
+        for read in readers:
             read()
     except ValueError as error:
         return str(error)

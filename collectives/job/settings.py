@@ -3,8 +3,6 @@
 A setting is a field of a dataclass: its type gives the kind of value, its metadata the `choices` or the `range`.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import re

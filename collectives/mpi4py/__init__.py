@@ -26,6 +26,8 @@ def wrap(comm: Any) -> Any:
 
     Raises: LoneInputError on the ranks that call it if others do not.
     """
-    from collectives.mpi4py import start
+    from collectives.mpi4py.methods import communicators
+    from collectives.mpi4py.policy import agree
 
-    return start.wrap(comm)
+    communicators().add(comm, agree(comm))
+    return comm

@@ -18,9 +18,10 @@ USAGE = "usage: python -m collectives.mpi4py [-m module | -c code | program.py] 
 
 def main() -> None:
     words = sys.argv[1:]
-    if not words or (words[0] in ("-m", "-c") and len(words) < 2) or words[0] in ("-h", "--help"):
-        print(USAGE, file=sys.stdout if words and words[0] in ("-h", "--help") else sys.stderr)
-        sys.exit(0 if words and words[0] in ("-h", "--help") else 2)
+    is_help = words[:1] in (["-h"], ["--help"])
+    if is_help or not words or (words[0] in ("-m", "-c") and len(words) < 2):
+        print(USAGE, file=sys.stdout if is_help else sys.stderr)
+        sys.exit(0 if is_help else 2)
     if words[0] == "--version":
         print(f"handwritten-collectives {__version__}")
         sys.exit(0)
@@ -30,10 +31,11 @@ def main() -> None:
         sys.exit(2)
     sys.excepthook = end_job
     mpi = start_mpi()
-    from collectives.mpi4py.start import install
+    from collectives.mpi4py.methods import communicators
+    from collectives.mpi4py.policy import agree
 
     try:
-        install()
+        communicators().add_all(agree(mpi.COMM_WORLD))
     except LoneInputError as error:  # the other ranks do not wait for these
         print(f"error: {error}", file=sys.stderr, flush=True)
         mpi.COMM_WORLD.Abort(2)

@@ -1,7 +1,5 @@
 """The buffers of mpi4py's calls, as `[data, count, type]`, as flat arrays, for any datatype."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from functools import cache
@@ -13,6 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays.views import is_a
+from collectives.arrays.views import writable as is_writable
 
 BYTES = np.dtype(np.uint8)
 DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
@@ -67,7 +66,7 @@ class BufferSpec:
 
     def elements(self, writable: bool) -> Any:
         """Return the data as numbers to reduce."""
-        dtype = numbers_of(self.datatype.handle)
+        dtype = numbers().get(self.datatype.handle)
         if dtype is None or not self.is_plain:
             raise NotOurs
         window = self.window(self.displ or 0, self.num_elements())
@@ -145,13 +144,8 @@ KINDS += "DOUBLE_PRECISION COMPLEX DOUBLE_COMPLEX INTEGER1 INTEGER2 INTEGER4 INT
 
 
 @cache
-def numbers_of(handle: int) -> np.dtype | None:
-    """Return the dtype of MPI's datatype of that handle, if it is of numbers that both MPI and we reduce."""
-    return numbers().get(handle)
-
-
-@cache
 def numbers() -> dict[int, np.dtype]:
+    """Return the dtypes of those of MPI's datatypes, by handle, whose numbers both MPI and we reduce."""
     datatypes = [getattr(MPI, name) for name in KINDS.split()]
     return {each.handle: np.dtype(each.typestr) for each in datatypes if each != MPI.DATATYPE_NULL}
 
@@ -159,10 +153,6 @@ def numbers() -> dict[int, np.dtype]:
 @cache
 def reducible() -> frozenset[np.dtype]:
     return frozenset(numbers().values())
-
-
-def is_writable(view: Any) -> bool:
-    return getattr(view.flags, "writeable", True)
 
 
 class Area:

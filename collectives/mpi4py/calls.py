@@ -4,17 +4,17 @@ Each describes the call on one rank, and the fact that all ranks know: `nbytes`,
 Numbers are reduced as they are; other data are moved as bytes, since ranks may name the same data differently.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from operator import index
+from functools import partial
+from operator import index, setitem
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
+from collectives.arrays.views import pointer
 from collectives.mpi4py.buffers import Area, BufferSpec, NotOurs, blocks_of, numbers_in, vector_of
-from collectives.schedule.spec import OPS, spec_of
+from collectives.schedule.spec import COLLECTIVES, OPS
 
 OP_NAMES = {getattr(MPI, op.mpi).handle: op.name for op in reversed(OPS.values())}  # a sum is "sum", not "avg"
 
@@ -27,22 +27,8 @@ class CollectiveCall(NamedTuple):
     out: Any
     options: tuple
     nbytes: int  # of its vector: the same on all ranks
-    to_load: Sequence[Area] = ()  # to be loaded before
-    to_store: Sequence[Area] = ()  # to be stored after
-    before: tuple[Any, Any] | None = None  # a copy's target and source
-    after: tuple[Any, Any] | None = None
-
-    def begin(self) -> None:
-        for area in self.to_load:
-            area.load()
-        if self.before is not None:
-            self.before[0][:] = self.before[1]
-
-    def end(self) -> None:
-        if self.after is not None:
-            self.after[0][:] = self.after[1]
-        for area in self.to_store:
-            area.store()
+    before: Sequence[Callable[[], None]] = ()  # what is done before and after
+    after: Sequence[Callable[[], None]] = ()
 
 
 class Ranks(NamedTuple):
@@ -77,13 +63,9 @@ def vector_to_reduce(sendbuf: Any, recvbuf: Any) -> tuple[Any, Any]:
     if is_in_place(sendbuf):
         return out, None
     x = numbers_in(sendbuf, writable=False)
-    if x.dtype != out.dtype or x.size != out.size or address(x) == address(out):
+    if x.dtype != out.dtype or x.size != out.size or pointer(x) == pointer(out):
         raise NotOurs
     return x, out
-
-
-def address(array: Any) -> int:
-    return MPI.Get_address(array) if isinstance(array, np.ndarray) else array.data.ptr
 
 
 def barrier(ranks: Ranks) -> CollectiveCall:
@@ -93,23 +75,11 @@ def barrier(ranks: Ranks) -> CollectiveCall:
 def bcast(ranks: Ranks, buf: Any, root: int = 0) -> CollectiveCall:
     root = checked_root(root, ranks)
     area = blocks_of(buf, 1, writable=ranks.rank != root)
-    areas = ((), [area]) if ranks.rank != root else ([area], ())
-    return CollectiveCall("broadcast", area.bytes, None, (root, "auto"), len(area.bytes), *areas)
+    around = ((), [area.store]) if ranks.rank != root else ([area.load], ())
+    return CollectiveCall("broadcast", area.bytes, None, (root, "auto"), len(area.bytes), *around)
 
 
-def allreduce(ranks: Ranks, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> CollectiveCall:
-    return reduction("all_reduce", sendbuf, recvbuf, op)
-
-
-def scan(ranks: Ranks, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> CollectiveCall:
-    return reduction("scan", sendbuf, recvbuf, op)
-
-
-def exscan(ranks: Ranks, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> CollectiveCall:
-    return reduction("exscan", sendbuf, recvbuf, op)
-
-
-def reduction(collective: str, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> CollectiveCall:
+def reduction(collective: str, ranks: Ranks, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> CollectiveCall:
     x, out = vector_to_reduce(sendbuf, recvbuf)
     return CollectiveCall(collective, x, out, (op_name(op, x.dtype), None, False, "auto"), x.nbytes)
 
@@ -155,7 +125,7 @@ def scattered(sendbuf: Any, recv: Any, counts: tuple[int, ...], own: int, op: MP
     out = recv[:own].copy() if in_place else recv
     if len(x) != sum(counts) or len(out) != own or x.dtype != out.dtype:
         raise NotOurs
-    after = (recv[:own], out) if in_place else None
+    after = [partial(setitem, recv, slice(own), out)] if in_place else ()
     uneven = None if len(set(counts)) == 1 else counts
     options = (op_name(op, x.dtype), uneven, None, False, "auto")
     return CollectiveCall("reduce_scatter", x, out, options, x.nbytes, after=after)
@@ -180,7 +150,7 @@ def gather(ranks: Ranks, sendbuf: Any, recvbuf: Any, root: int = 0) -> Collectiv
         length = len(recv.bytes) // ranks.size
         return gathered("gather", ranks, sendbuf, recv, (length,) * ranks.size, (root, None, "auto"))
     send = blocks_of(sendbuf, 1)
-    return CollectiveCall("gather", send.bytes, None, (root, None, "auto"), len(send.bytes) * ranks.size, [send])
+    return CollectiveCall("gather", send.bytes, None, (root, None, "auto"), len(send.bytes) * ranks.size, [send.load])
 
 
 def gathered(
@@ -189,11 +159,11 @@ def gathered(
     """Describe a gather on a rank that gets it; in place its own block is in its place already."""
     begin, length = sum(lengths[: ranks.rank]), lengths[ranks.rank]
     own = recv.bytes[begin : begin + length]
-    to_load = recv if is_in_place(sendbuf) else blocks_of(sendbuf, 1)
-    x = own if is_in_place(sendbuf) else to_load.bytes
+    send = recv if is_in_place(sendbuf) else blocks_of(sendbuf, 1)
+    x = own if is_in_place(sendbuf) else send.bytes
     if len(x) != length:
         raise NotOurs
-    return CollectiveCall(collective, x, recv.bytes, options, len(recv.bytes), [to_load], [recv])
+    return CollectiveCall(collective, x, recv.bytes, options, len(recv.bytes), [send.load], [recv.store])
 
 
 def scatter(ranks: Ranks, sendbuf: Any, recvbuf: Any, root: int = 0) -> CollectiveCall:
@@ -201,50 +171,31 @@ def scatter(ranks: Ranks, sendbuf: Any, recvbuf: Any, root: int = 0) -> Collecti
     options = (root, None, "auto")
     if ranks.rank != root:
         recv = blocks_of(recvbuf, 1, writable=True)
-        return CollectiveCall("scatter", None, recv.bytes, options, len(recv.bytes) * ranks.size, to_store=[recv])
+        return CollectiveCall("scatter", None, recv.bytes, options, len(recv.bytes) * ranks.size, (), [recv.store])
     send = blocks_of(sendbuf, ranks.size)
     length = len(send.bytes) // ranks.size
     own = send.bytes[root * length : (root + 1) * length]
     if is_in_place(recvbuf):
-        return CollectiveCall("scatter", send.bytes, own, options, len(send.bytes), [send])
+        return CollectiveCall("scatter", send.bytes, own, options, len(send.bytes), [send.load])
     recv = blocks_of(recvbuf, 1, writable=True)
     if len(recv.bytes) != length:
         raise NotOurs
-    return CollectiveCall("scatter", send.bytes, recv.bytes, options, len(send.bytes), [send], [recv])
+    return CollectiveCall("scatter", send.bytes, recv.bytes, options, len(send.bytes), [send.load], [recv.store])
 
 
 def alltoall(ranks: Ranks, sendbuf: Any, recvbuf: Any) -> CollectiveCall:
     recv = blocks_of(recvbuf, ranks.size, writable=True)
-    if is_in_place(sendbuf):
-        x = recv.bytes.copy()
-        to_load, before = recv, (x, recv.bytes)
-    else:
-        to_load, before = blocks_of(sendbuf, ranks.size), None
-        x = to_load.bytes
+    in_place = is_in_place(sendbuf)
+    send = recv if in_place else blocks_of(sendbuf, ranks.size)
+    x = recv.bytes.copy() if in_place else send.bytes
     if len(x) != len(recv.bytes):
         raise NotOurs
-    return CollectiveCall("all_to_all", x, recv.bytes, (None, None, "auto"), len(x), [to_load], [recv], before)
+    before: list[Callable[[], None]] = [send.load]
+    if in_place:
+        before.append(partial(setitem, x, slice(None), recv.bytes))
+    return CollectiveCall("all_to_all", x, recv.bytes, (None, None, "auto"), len(x), before, [recv.store])
 
 
-DESCRIBE: dict[str, Callable[..., CollectiveCall]] = {
-    "Barrier": barrier,
-    "Bcast": bcast,
-    "Allreduce": allreduce,
-    "Reduce": reduce,
-    "Reduce_scatter_block": reduce_scatter_block,
-    "Reduce_scatter": reduce_scatter,
-    "Allgather": allgather,
-    "Allgatherv": allgatherv,
-    "Gather": gather,
-    "Scatter": scatter,
-    "Alltoall": alltoall,
-    "Scan": scan,
-    "Exscan": exscan,
-}
-
-
-def arguments(call: CollectiveCall) -> dict[str, Any]:
-    """Return a call's arguments as a plan takes them."""
-    spec = spec_of(call.collective)
-    out = {} if call.out is None else {"out": call.out}
-    return out | dict(zip(spec.options, call.options, strict=True))
+CALLS = barrier, bcast, reduce, reduce_scatter_block, reduce_scatter, allgather, allgatherv, gather, scatter, alltoall
+DESCRIBE: dict[str, Callable[..., CollectiveCall]] = {each.__name__.capitalize(): each for each in CALLS}
+DESCRIBE |= {COLLECTIVES[name].mpi: partial(reduction, name) for name in ("all_reduce", "scan", "exscan")}

@@ -4,8 +4,6 @@ They are replaced in the library's own classes: so communicators of any origin k
 The state of a communicator is dropped when MPI frees it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import gc
@@ -16,8 +14,7 @@ from mpi4py import MPI
 from numpy import ndarray
 
 from collectives.mpi4py.calls import DESCRIBE
-from collectives.mpi4py.ours import Ours
-from collectives.mpi4py.policy import NEVER, CallPolicy
+from collectives.mpi4py.policy import NEVER, CallPolicy, Ours
 from collectives.mpi4py.requests import library_wait_all, start_all, wait_all
 
 Method = Callable[..., Any]
@@ -139,6 +136,12 @@ class Communicators:
     def note(self, name: str, ours: Ours | None, call: Any) -> None:
         if ours:
             ours.policy.note(name, ours.saving_s(call) if call else None)
+
+
+@functools.cache
+def communicators() -> Communicators:
+    """Return the state of this process's communicators, initially of none."""
+    return Communicators()
 
 
 def most_bytes(data: Any) -> int:

@@ -1,17 +1,30 @@
-"""The choice between the library and us, by facts that all ranks know; and a report of it."""
-
-from __future__ import annotations
+"""The choice between the library and us, by facts that all ranks know; a report of it; and our collectives."""
 
 import sys
+import time
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
 
 from collectives.algorithms import Access, find
+from collectives.communicator import Communicator
+from collectives.job import environment
+from collectives.job.errors import InputError, LoneInputError
+from collectives.job.launch import at_exit
+from collectives.mpi4py.buffers import NotOurs
+from collectives.mpi4py.calls import DESCRIBE, CollectiveCall, Ranks
+from collectives.mpi4py.requests import PersistentRequest, Run, StartedRequest
 from collectives.runtime.choose import auto
+from collectives.runtime.resolve import Request
 from collectives.schedule.spec import COLLECTIVES
 
-if TYPE_CHECKING:
-    from collectives.communicator import Communicator
+# Errors of arguments that are invalid, or not for us.  Any other error is of an array's own code: it might not recur,
+# and the library would then run the call here that we run on the other ranks.
+REFUSALS = NotOurs, TypeError, ValueError, LookupError, AttributeError, BufferError, ImportError, OverflowError
+REFUSALS += (MPI.Exception,)  # type: ignore[assignment]
 
 # The bytes of a vector from which a call is worth our Python, where ranks share memory: benchmarks/mpi4py_face.py.
 KIB = 1 << 10
@@ -26,6 +39,8 @@ WORTH_BYTES = {
 }
 STARTED_WORTH_BYTES = 512 * KIB  # at least, for a call that a thread advances
 NEVER = 1 << 62
+LONGEST_START_S = 30.0  # from MPI's start until a program's on all ranks
+NAP_S = 1e-3
 NAMES = {mpi: spec.name for spec in COLLECTIVES.values() for mpi in spec.mpi.split()}  # of MPI's methods
 
 
@@ -77,3 +92,121 @@ def seconds_saved(comm: Communicator, collective: str, nbytes: int, policy: Call
     if find(collective, name).access == Access.MESSAGES and "ours" not in policy.mode:
         return None
     return theirs.ranking()[0][1] - dict(ours.ranking())[name]
+
+
+class Ours:
+    """Our collectives on one of mpi4py's communicators, set up by the first call of ours, and the choice for each."""
+
+    def __init__(self, mpi: MPI.Comm, policy: CallPolicy):
+        self.mpi, self.policy = mpi, policy
+        self.ranks = Ranks(0, 1) if mpi.Is_inter() else Ranks(mpi.Get_rank(), mpi.Get_size())
+        self.comm: Communicator | None = None
+        self.saved_s: dict[tuple[str, int], float | None] = {}
+
+    def described(self, name: str, args: tuple, kwargs: dict[str, Any], may_wait: bool = True) -> CollectiveCall | None:
+        """Describe a call that will be ours; None for one that is the library's.
+
+        The first one sets up our communicator, which waits for the other ranks; if waiting is not allowed, it is the
+        library's.
+        """
+        call = None
+        if self.ranks.size > 1:
+            with suppress(*REFUSALS):  # the library reports any fault of the arguments
+                call = DESCRIBE[name](self.ranks, *args, **kwargs)
+        if call and self.policy.is_worth_it(call.collective, call.nbytes, is_started=not may_wait):
+            if self.comm is None and may_wait:  # with the parts that its calls would else make on first use
+                self.comm = Communicator(self.mpi)
+                self.comm._resolver.gate()
+                self.comm._resolver.binder.reads_processes  # noqa: B018
+            return call if self.saving_s(call) is not None else None
+        return None
+
+    def saving_s(self, call: CollectiveCall) -> float | None:
+        """Return the seconds that a call saves, None if it will be the library's."""
+        if self.comm is None:
+            return None
+        key = call.collective, call.nbytes
+        if key not in self.saved_s:
+            self.saved_s[key] = seconds_saved(self.comm, *key, self.policy)
+        return self.saved_s[key]
+
+    def run(self, call: CollectiveCall) -> None:
+        assert self.comm is not None
+        for act in call.before:
+            act()
+        self.comm._resolver.run(*call[:4])
+        for act in call.after:
+            act()
+
+    def start(self, call: CollectiveCall) -> MPI.Request:
+        assert self.comm is not None
+        return StartedRequest(Run(call, self.comm._resolver.plan_later(Request(*call[:4]))))
+
+    def bind(self, call: CollectiveCall) -> MPI.Prequest:
+        assert self.comm is not None
+        return PersistentRequest(call, self.comm._resolver.plan(call.collective, call.x, Request(*call[:4]).arguments))
+
+    def free(self) -> None:
+        if self.comm is not None:
+            self.comm.free()
+            self.comm = None
+
+
+# --- agreement on a policy: all ranks use the wrapper, and take rank 0's settings ---
+
+
+def agree(comm: MPI.Comm) -> CallPolicy:
+    """Return the policy of all ranks, once each of them has requested it.  Collective.
+
+    By messages on the communicator itself: on a rank that has no part in it, nothing is called that would wait.
+
+    Raises: LoneInputError on the ranks that have called it where another has not in time; InputError on all where
+    rank 0's setting can't be.
+    """
+    tag, deadline_s = int(comm.Get_attr(MPI.TAG_UB) or 32767), time.monotonic()
+    deadline_s += min(environment.number_or(environment.timeout_s, LONGEST_START_S), LONGEST_START_S)
+    has_threads = np.array([MPI.Query_thread() == MPI.THREAD_MULTIPLE], np.uint8)
+    answer = bytearray(1024)
+    if comm.Get_rank():
+        comm.Isend([has_threads, MPI.BYTE], 0, tag)
+        receive(comm, answer, 0, tag, deadline_s)
+    else:
+        answer = answer_of_first(comm, tag, has_threads, deadline_s)
+    threads, mode, refusal = bytes(answer).rstrip(b"\0").decode().split("\n")
+    if refusal:
+        raise InputError(refusal)
+    policy = CallPolicy(mode, threads == "True")
+    if "report" in mode and comm.Get_rank() == 0:
+        at_exit(policy.print_report)
+    return policy
+
+
+def answer_of_first(comm: MPI.Comm, tag: int, has_threads: Any, deadline_s: float) -> bytearray:
+    """Collect the answers of all other ranks, and send them the result."""
+    for source in range(1, comm.Get_size()):
+        theirs = bytearray(1)
+        receive(comm, theirs, source, tag, deadline_s)
+        has_threads &= theirs[0]
+    mode = refusal = ""
+    try:
+        mode = environment.mpi4py_mode()
+    except ValueError as error:
+        refusal = str(error)
+    answer = bytearray(f"{bool(has_threads[0])}\n{mode}\n{refusal}".encode())
+    MPI.Request.Waitall([comm.Isend([answer, MPI.BYTE], dest, tag) for dest in range(1, comm.Get_size())])
+    return answer
+
+
+def receive(comm: MPI.Comm, buffer: bytearray, source: int, tag: int, deadline_s: float) -> None:
+    """Receive a message of another rank that uses the wrapper.
+
+    Raises: LoneInputError if nothing arrives in time.
+    """
+    while not comm.Iprobe(source, tag):
+        if time.monotonic() > deadline_s:
+            raise LoneInputError(
+                f"rank {source} does not use the wrapper as rank {comm.Get_rank()} does: start every rank by "
+                "python -m collectives.mpi4py, and call collectives.mpi4py.wrap on all ranks of a communicator"
+            )
+        time.sleep(NAP_S)
+    comm.Recv([buffer, MPI.BYTE], source, tag)

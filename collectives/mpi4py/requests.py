@@ -4,11 +4,9 @@ So `Wait`, `Test`, `Waitall`, `Testany` and the like work on lists that mix ours
 itself.  Runs go on in a thread, which needs MPI_THREAD_MULTIPLE: without it, these calls are the library's.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from mpi4py import MPI
 
@@ -27,14 +25,16 @@ class Run:
         self.call: CollectiveCall | None = call
         self.plan = plan
         self.request = MPI.Grequest.Start(self.query)
-        call.begin()
+        for act in call.before:
+            act()
         plan.at_end = self.end
         plan.start()
 
     def end(self) -> None:
         """Complete the request, once no thread of ours refers to the arrays any more, which are the caller's again."""
         assert self.call is not None
-        self.call.end()
+        for act in self.call.after:
+            act()
         self.call = None
         if isinstance(self.plan, StartedCall):
             self.plan.release()
@@ -73,8 +73,8 @@ class OurRequest:
 class StartedRequest(OurRequest, MPI.Grequest):
     """The request of a started call, as an `I...` method returns it."""
 
-    def __new__(cls, run: Run) -> StartedRequest:
-        self: StartedRequest = super().__new__(cls, run.request)
+    def __new__(cls, run: Run) -> Self:
+        self: Self = super().__new__(cls, run.request)
         self.run = run
         return self
 
@@ -85,8 +85,8 @@ class PersistentRequest(OurRequest, MPI.Prequest):
     plan: Plan | None
     call: CollectiveCall
 
-    def __new__(cls, call: CollectiveCall, plan: Plan) -> PersistentRequest:
-        self: PersistentRequest = super().__new__(cls)
+    def __new__(cls, call: CollectiveCall, plan: Plan) -> Self:
+        self: Self = super().__new__(cls)
         self.call, self.plan = call, plan
         return self
 

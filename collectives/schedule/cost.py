@@ -152,14 +152,7 @@ class Load(NamedTuple):
 Profile = tuple[tuple[frozenset[Load], int], ...]  # a schedule's different rounds, and how often each occurs
 
 
-def predict(
-    row: Algorithm,
-    nbytes: int,
-    size: int,
-    nodes: Nodes,
-    root: int = 0,
-    network: Network = NETWORK,
-) -> float:
+def predict(row: Algorithm, nbytes: int, size: int, nodes: Nodes, root: int = 0, network: Network = NETWORK) -> float:
     """Predict the seconds that an algorithm takes on a vector of `nbytes`, in chunks of nbytes/size.
 
     >>> from collectives.algorithms import find

@@ -191,11 +191,10 @@ class Simulation:
     def end_round(self, rank: int, end: float, over: float | None = None) -> None:
         """End a rank's round, whose messages, if any, were over at `over`."""
         begin = self.clock[rank]
-        self.bars += [Bar(rank, begin, end, "work")] if over is None else messages_then_reduce(rank, begin, over, end)
+        if over is None:
+            self.bars.append(Bar(rank, begin, end, "work"))
+        else:
+            self.bars += [Bar(rank, begin, over, "wait"), Bar(rank, over, end, "reduce")]
         self.clock[rank] = end
         self.number[rank] += 1
         self.ready.append(rank)
-
-
-def messages_then_reduce(rank: int, begin: float, over: float, end: float) -> list[Bar]:
-    return [Bar(rank, begin, over, "wait"), Bar(rank, over, end, "reduce")]

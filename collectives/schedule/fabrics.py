@@ -134,14 +134,10 @@ def with_flags(network: Network, flags: argparse.Namespace) -> Network:
     changes: dict[str, Any] = {}
     for name in ("within", "between", "nic"):
         if pair := getattr(flags, name):
-            changes[name] = parse_link(f"--{name}", *pair)
+            for value, values in zip(pair, (TIME, SPEED), strict=True):
+                if value not in values:
+                    raise ValueError(f"--{name} {pair[0]:g} {pair[1]:g}: {value:g} must be {values}")
+            changes[name] = Link(pair[0] * 1e-6, 1e-9 / pair[1])
     if flags.between and not flags.nic:
         changes["nic"] = changes["between"]._replace(alpha_s=0.0)
     return network._replace(**changes)
-
-
-def parse_link(flag: str, latency_us: float, gbps: float) -> Link:
-    for value, values in ((latency_us, TIME), (gbps, SPEED)):
-        if value not in values:
-            raise ValueError(f"{flag} {latency_us:g} {gbps:g}: {value:g} must be {values}")
-    return Link(latency_us * 1e-6, 1e-9 / gbps)

@@ -108,8 +108,9 @@ def check(
     world.run()
     for rank in range(size) if not world.shared else ():  # else checked before each rerun
         world.check_result(rank)
-    if spec.gives is Chunks.NONE:
-        check_everyone_heard(world.heard, size)
+    for rank, mask in enumerate(world.heard if spec.gives is Chunks.NONE else ()):
+        if missing := [r for r in range(size) if not mask >> r & 1]:
+            raise ContractError(f"barrier on {size} ranks: rank {rank} ends without word of ranks {missing}")
 
 
 class Rerun(NamedTuple):
@@ -128,12 +129,6 @@ def repeated(rounds: list[Round], width: int, num_scratch: int) -> list[Round]:
         turned = [tuple(replaced(m, int, other) for m in moves) for moves in rounds] if index % 2 else rounds
         programs += [*turned, (Rerun(),)]
     return programs
-
-
-def check_everyone_heard(heard: list[int], size: int) -> None:
-    for rank, mask in enumerate(heard):
-        if missing := [r for r in range(size) if not mask >> r & 1]:
-            raise ContractError(f"barrier on {size} ranks: rank {rank} ends without word of ranks {missing}")
 
 
 class Message(NamedTuple):
@@ -226,27 +221,23 @@ class World:
             case Put(to, run, theirs):
                 self.bring(rank, rank, run, to, theirs, move)
             case GetReduce(sources, theirs, run):
-                self.reduce_all(rank, sources, theirs, run, move)
+                for here, there in zip(run, theirs, strict=True):
+                    values = [self.value(rank, source, there, move) for source in sources]
+                    if len({value.chunk for value in values}) > 1:
+                        raise ContractError(f"{self.at(rank)} reduces {' and '.join(map(str, values))} in [{there}]")
+                    self.landings[rank].append(Landing(rank, here, reduce(partial(self.reduced, rank), values)))
             case Rerun():
                 self.rerun(rank)
         return []
-
-    def bring(self, rank: int, source: int, run: range, to: int, target: range, move: Move) -> None:
-        values = [self.value(rank, source, c, move) for c in run]
-        self.landings[rank] += [Landing(to, c, v) for c, v in zip(target, values, strict=True)]
-
-    def reduce_all(self, rank: int, sources: tuple[int, ...], theirs: range, run: range, move: Move) -> None:
-        for here, there in zip(run, theirs, strict=True):
-            values = [self.value(rank, source, there, move) for source in sources]
-            if len({value.chunk for value in values}) > 1:
-                raise ContractError(f"{self.at(rank)} reduces {' and '.join(map(str, values))} in [{there}]")
-            total = reduce(partial(self.reduced, rank), values)
-            self.landings[rank].append(Landing(rank, here, total))
 
     def rerun(self, rank: int) -> None:
         """Take the result, and overwrite the caller's memory: a race if another rank still reads it."""
         self.check_result(rank)
         self.landings[rank] += [Landing(rank, c, v) for c, v in self.before[rank].items()]
+
+    def bring(self, rank: int, source: int, run: range, to: int, target: range, move: Move) -> None:
+        values = [self.value(rank, source, c, move) for c in run]
+        self.landings[rank] += [Landing(to, c, v) for c, v in zip(target, values, strict=True)]
 
     def post_message(self, rank: int, move, mine, theirs, key: tuple[int, int]) -> list[int]:
         if not theirs[key]:
@@ -321,7 +312,6 @@ class World:
         self.rounds[rank] += 1
 
     def reduced(self, rank: int, left: Value, right: Value) -> Value:
-        """Add two values."""
         if self.in_order:
             last = right.ranks.bit_length() // BITS
             if (left.ranks, right.ranks) != (contributions(range(last)), contributions((last,))):

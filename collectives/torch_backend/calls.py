@@ -1,22 +1,18 @@
 """A collective as torch requests it, run as a communicator's call on one array, or as several."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from collectives.communicator import Communicator
 from collectives.runtime.checks.call_log import Place
 from collectives.runtime.plan import Plan, run_now
 from collectives.runtime.resolve import OPTIONS, Request, Runs
-
-if TYPE_CHECKING:
-    from collectives.communicator import Communicator
 
 IN_PLACE = ("all_reduce", "broadcast", "reduce")
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")

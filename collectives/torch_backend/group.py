@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, Work
 
 from collectives.job.launch import start_mpi
-from collectives.torch_backend.calls import Tensors, TorchCall, caller, options_of, sum_sparse
+from collectives.torch_backend.calls import Tensors, caller, sum_sparse
 from collectives.torch_backend.rendezvous import communicator, part
 from collectives.torch_backend.runner import Runner, untraced
 from collectives.torch_backend.work import MessageWork
@@ -49,10 +49,10 @@ class Group(Runner):
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
         inputs, outputs = (tensors, []) if self.comm.rank == opts.rootRank else ([], tensors)
-        return self.run(TorchCall("broadcast", inputs, outputs, options_of("broadcast", root=opts.rootRank)), opts)
+        return self.run("broadcast", inputs, outputs, opts, root=opts.rootRank)
 
     def barrier(self, opts: Any = None) -> Work:
-        return self.run(TorchCall("barrier", [], [], options_of("barrier")), opts)
+        return self.run("barrier", [], [], opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks through the store; rank 0 names missing ones.
@@ -70,15 +70,12 @@ class Group(Runner):
             raise dist.DistBackendError(failure)
 
     def all_gather_single(self, output: torch.Tensor, x: torch.Tensor, opts: Any = None) -> Work:
-        return self.run(TorchCall("all_gather", [x], [output], options_of("all_gather")), opts)
+        return self.run("all_gather", [x], [output], opts)
 
     _allgather_base = all_gather_single
 
     def allgather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> Work:
-        counts = uneven([t.numel() for t in outputs[0]])
-        return self.run(
-            TorchCall("all_gather", inputs, list(outputs[0]), options_of("all_gather", counts=counts)), opts
-        )
+        return self.run("all_gather", inputs, list(outputs[0]), opts, counts=uneven(outputs[0]))
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         return self.last([self.all_gather_single(out, x, opts) for out, x in zip(outputs, inputs, strict=True)])
@@ -96,8 +93,7 @@ class Group(Runner):
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any = None) -> Work:
-        counts = uneven([t.numel() for t in inputs[0]])
-        return self.reduction("reduce_scatter", list(inputs[0]), outputs, opts, counts=counts)
+        return self.reduction("reduce_scatter", list(inputs[0]), outputs, opts, counts=uneven(inputs[0]))
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         return self.last([self.reduce_scatter_single(out, x, opts) for out, x in zip(outputs, inputs, strict=True)])
@@ -113,27 +109,29 @@ class Group(Runner):
         opts: Any = None,
     ) -> Work:
         """Exchange even parts, or uneven ones by splits of rows."""
-        counts = {}
-        if output_splits or input_splits:
-            size = self.comm.size
-            counts["send_counts"] = row_counts(x, input_splits, size)
-            counts["recv_counts"] = row_counts(output, output_splits, size)
-        return self.run(TorchCall("all_to_all", [x], [output], options_of("all_to_all", **counts)), opts)
+        if not (output_splits or input_splits):
+            return self.run("all_to_all", [x], [output], opts)
+        sends, receives = self.row_counts(x, input_splits), self.row_counts(output, output_splits)
+        return self.run("all_to_all", [x], [output], opts, send_counts=sends, recv_counts=receives)
 
     alltoall_base = all_to_all_single
 
+    def row_counts(self, tensor: torch.Tensor, splits: Sequence[int] | None) -> tuple[int, ...]:
+        """Return the number of elements in the rows of each split, or of equal splits if there are none."""
+        rows, size = len(tensor), self.comm.size
+        return tuple(n * tensor[:1].numel() for n in splits or [rows // size] * size)
+
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
         sends, receives = (tuple(t.numel() for t in tensors) for tensors in (inputs, outputs))
-        counts = options_of("all_to_all", send_counts=sends, recv_counts=receives)
-        return self.run(TorchCall("all_to_all", inputs, outputs, counts), opts)
+        return self.run("all_to_all", inputs, outputs, opts, send_counts=sends, recv_counts=receives)
 
     def gather(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Work:
         targets = list(outputs[0]) if self.comm.rank == opts.rootRank else []
-        return self.run(TorchCall("gather", inputs, targets, options_of("gather", root=opts.rootRank)), opts)
+        return self.run("gather", inputs, targets, opts, root=opts.rootRank)
 
     def scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> Work:
         sources = list(inputs[0]) if self.comm.rank == opts.rootRank else []
-        return self.run(TorchCall("scatter", sources, outputs, options_of("scatter", root=opts.rootRank)), opts)
+        return self.run("scatter", sources, outputs, opts, root=opts.rootRank)
 
     def _start_coalescing(self, device: torch.device) -> None:
         self.coalesced = []
@@ -190,15 +188,10 @@ class Group(Runner):
         return MessageWork(self.comm.recv, tensors[0], None, tag, self.limit_s)
 
 
-def uneven(counts: list[int]) -> tuple[int, ...] | None:
-    return tuple(counts) if len(set(counts)) > 1 else None
-
-
-def row_counts(tensor: torch.Tensor, splits: Sequence[int] | None, size: int) -> tuple[int, ...]:
-    """Return the number of elements in the rows of each split, or of equal splits if there are none."""
-    rows = len(tensor)
-    row = tensor.numel() // rows if rows else 0
-    return tuple(n * row for n in splits or [rows // size] * size)
+def uneven(tensors: Tensors) -> tuple[int, ...] | None:
+    """Return the lengths of tensors, None if all are equal."""
+    counts = tuple(t.numel() for t in tensors)
+    return counts if len(set(counts)) > 1 else None
 
 
 # --- a barrier that names missing ranks, in gloo's words, which programs may look for ---

@@ -45,7 +45,10 @@ def numbered(url: str) -> bool:
     set_here = [name in os.environ for name in SET_BY_HAND]
     if environment.launched_size() == 1:
         return any(set_here)
-    every = gathered_numbers([int(os.environ[name]) for name in SET_BY_HAND[:2]] if all(set_here) else NOTHING)
+    numbers = [int(os.environ[name]) for name in SET_BY_HAND[:2]] if all(set_here) else NOTHING
+    comm = Communicator(started_world())
+    every = comm.all_gather(np.array(numbers)).reshape(-1, len(numbers)).tolist()
+    comm.free()
     if all(numbers == NOTHING for numbers in every):
         return False
     if odd := misfits(every):
@@ -67,14 +70,6 @@ def misfits(every: list[list[int]]) -> list[int]:
             odd.append(rank)
         free.discard(number)
     return odd
-
-
-def gathered_numbers(numbers: list[int]) -> list[list[int]]:
-    """Return the numbers set for each rank.  Collective."""
-    comm = Communicator(started_world())
-    every = comm.all_gather(np.array(numbers))
-    comm.free()
-    return every.reshape(-1, len(numbers)).tolist()
 
 
 def rendezvous(url: str, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:

@@ -47,12 +47,6 @@ class Runner(Base):
 
     # --- torch's interface of a group itself ---
 
-    def rank(self) -> int:
-        return self.comm.rank
-
-    def size(self) -> int:
-        return self.comm.size
-
     def name(self) -> str:
         return "collectives"
 
@@ -126,8 +120,9 @@ class Runner(Base):
 
     # --- running calls ---
 
-    def run(self, call: TorchCall, opts: Any = None) -> Work:
-        """Run a call, begin it, or have it run."""
+    def run(self, collective: str, inputs: Tensors, outputs: Tensors, opts: Any, **values: Any) -> Work:
+        """Run a call, begin it, or have it run; `values` are of options."""
+        call = TorchCall(collective, inputs, outputs, options_of(collective, **values))
         call.place = caller(sys._getframe(1))
         if getattr(opts, "asyncOp", True) and (work := self.begin(call, opts)):
             return work
@@ -154,10 +149,10 @@ class Runner(Base):
     def reduction(self, collective: str, inputs: Tensors, outputs: Tensors, opts: Any, **values: Any) -> Work:
         op, dtype = int(opts.reduceOp.op), inputs[0].dtype
         name = (OP_NAMES_OF_BOOL if dtype is torch.bool else OP_NAMES)[op]
-        call = TorchCall(collective, inputs, outputs, options_of(collective, op=name, **values))
         if op != PREMUL_SUM:
-            return self.run(call, opts)
-        call.place, call.note = caller(sys._getframe(1)), "PREMUL_SUM"
+            return self.run(collective, inputs, outputs, opts, op=name, **values)
+        call = TorchCall(collective, inputs, outputs, options_of(collective, op=name, **values), "PREMUL_SUM")
+        call.place = caller(sys._getframe(1))
         factor = opts.reduceOp.__getstate__()[1]  # older torch has no attribute for it
         return self.submit(partial(sum_products, call, factor), outputs or inputs, opts)
 
@@ -185,7 +180,6 @@ class Runner(Base):
             plan.wait(max(0, begin_s + self.limit_of(opts) - time.monotonic()))
 
     def limit_of(self, opts: Any) -> float:
-        """Return the time limit of a call in seconds."""
         limit_s = seconds(getattr(opts, "timeout", None))
         return self.limit_s if limit_s == math.inf else limit_s
 

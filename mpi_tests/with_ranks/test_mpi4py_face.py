@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives.mpi4py.methods import SIZED_BY
+from collectives.mpi4py.methods import SIZED_BY, communicators
 from collectives.mpi4py.policy import CallPolicy, seconds_saved
-from collectives.mpi4py.start import communicators
 
 LENGTHS = (1, 7, 5000)  # elements per block
 

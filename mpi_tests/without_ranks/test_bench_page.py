@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from collectives.bench import html, run
-from collectives.bench.crossovers import crossing, crossovers
+from collectives.bench.html import crossing, crossovers
 from collectives.bench.trial import PEERS
 from collectives.runtime.choose.auto import network_to_json
 from collectives.schedule.cost import NETWORK
