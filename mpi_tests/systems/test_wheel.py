@@ -13,16 +13,14 @@ import training.main
 from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, watched
 
 pytestmark = pytest.mark.shares_cores
-PACKAGES = ("collectives", "models", "parallelism", "training")
+PACKAGES = ("collectives", "models", "parallelism", "teaching", "training")
 FILES = {  # files that programs read
     "collectives/arrays": "*.cu",
     "collectives/charts": "*.[cj]s*",
-    "collectives/page": "*.[chj][st]*",
     "models/configs": "*.toml",
     "collectives/job/hostfiles": "*",
-    "parallelism/pipeline": "*.js",
-    "parallelism/sequence": "*.js",
-    "parallelism/zero": "*.js",
+    "teaching/page": "*.[chj][st]*",
+    "teaching/page/scenes": "*.js",
 }
 HELP = [line for line in training.main.__doc__.splitlines() if line.startswith("mpirun")]
 SMALL = "--max_iters 2 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"

@@ -7,13 +7,13 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from collectives.exercise import student
-from collectives.exercise.__main__ import main
-from collectives.exercise.catalogue import GROUP, ON_COLLECTIVES
 from mpi_tests.helpers.algorithm_costs import COSTS
 from mpi_tests.helpers.launch import ROOT, environment
-from parallelism.pipeline import exercise as pipeline
-from parallelism.zero import exercise as zero
+from teaching.exercise import pipeline_exercise as pipeline
+from teaching.exercise import student
+from teaching.exercise import zero_exercise as zero
+from teaching.exercise.__main__ import main
+from teaching.exercise.catalogue import GROUP, ON_COLLECTIVES
 
 EXERCISES = {exercise.name: exercise for exercise in (*ON_COLLECTIVES, pipeline.EXERCISE, zero.EXERCISE)}
 MOVES = "from collectives.schedule.moves import Copy, Recv, RecvReduce, Send, chunk\n"
@@ -44,7 +44,7 @@ def one_f_one_b(stage, num_stages, num_micro_batches):
     ),
     "zero3": (
         """
-from parallelism.zero.exercise import textbook_steps
+from teaching.exercise.zero_exercise import textbook_steps
 
 def zero3(rank, size, num_blocks):
     return textbook_steps(num_blocks)
@@ -336,7 +336,7 @@ def test_code_is_judged_apart(code, why, tmp_path):
     (tmp_path / "my.py").write_text(code)
     call_s, judge_s = (10, 1) if code == SLOW else (0.1, 30)
     limits = f"student.LIMIT_S, student.END_S, apart.JUDGE_S = {call_s}, 0.3, {judge_s}"
-    program = f"import sys; from collectives.exercise import __main__, apart, student; {limits}"
+    program = f"import sys; from teaching.exercise import __main__, apart, student; {limits}"
     program += "; sys.exit(__main__.main(['ring', 'my.py']))"
     words = [sys.executable, "-c", program]
     result = subprocess.run(words, cwd=tmp_path, env=environment(), timeout=60, text=True, capture_output=True)

@@ -7,14 +7,14 @@ from contextlib import nullcontext
 
 import pytest
 
-from collectives.exercise.__main__ import main
-from collectives.exercise.catalogue import ON_COLLECTIVES
-from collectives.exercise.exercise import MistakeError
-from collectives.exercise.message_exercise import of_ranks
 from collectives.schedule.moves import Copy, Recv, RecvReduce, Send
 from collectives.schedule.proof import ContractError, check
-from parallelism.pipeline import exercise as pipeline
-from parallelism.zero import exercise as zero
+from teaching.exercise import pipeline_exercise as pipeline
+from teaching.exercise import zero_exercise as zero
+from teaching.exercise.__main__ import main
+from teaching.exercise.catalogue import ON_COLLECTIVES
+from teaching.exercise.exercise import MistakeError
+from teaching.exercise.message_exercise import of_ranks
 
 EXERCISES = {exercise.name: exercise for exercise in (*ON_COLLECTIVES, pipeline.EXERCISE, zero.EXERCISE)}
 MOVES = "from collectives.schedule.moves import Copy, Recv, RecvReduce, Send, chunk"

@@ -1,6 +1,6 @@
 """Write a page that steps through every schedule, of collectives and of installed packages.  No MPI is needed.
 
-python -m collectives.page --out page.html
+python -m teaching.page --out page.html
 """
 
 import importlib
@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 
 from collectives.job.settings import Parser
-from collectives.page import schedules
-from collectives.page.assemble import Scene, page
+from teaching.page.assemble import Scene, page
+from teaching.page.scenes import collectives
 
-GROUP = "collectives.page"  # of entry points
+GROUP = "teaching.page"  # of entry points
 Source = Callable[[], Scene]
 
 
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    text = page([schedules.scene(), *(source() for source in sources)])
+    text = page([collectives.scene(), *(source() for source in sources)])
     with open(f"{flags.out}.part", "w", encoding="utf-8") as file:
         file.write(text)
     os.replace(f"{flags.out}.part", flags.out)
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> Parser:
-    parser = Parser("python -m collectives.page", __doc__)
+    parser = Parser("python -m teaching.page", __doc__)
     parser.add_argument("--out", required=True, metavar="FILE", help="the page, one file")
     words = f"instead of those that are installed, as entry points {GROUP}, beside the collectives"
     parser.add_argument("--scenes", nargs="*", metavar="MODULE:FUNCTION", help=words)

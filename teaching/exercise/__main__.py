@@ -1,9 +1,9 @@
 """Learn the algorithms by writing them: exercises, from the ring to ZeRO 3, and a judge.  No MPI is needed.
 
-python -m collectives.exercise                           # lists the exercises
-python -m collectives.exercise ring                      # says what to do
-python -m collectives.exercise ring my_ring.py --stub    # writes a file to begin with
-python -m collectives.exercise ring my_ring.py           # judges it
+python -m teaching.exercise                           # lists the exercises
+python -m teaching.exercise ring                      # says what to do
+python -m teaching.exercise ring my_ring.py --stub    # writes a file to begin with
+python -m teaching.exercise ring my_ring.py           # judges it
 
 Exit status: 0 if the file is right, 1 if it is wrong, 2 if it can't be judged.
 """
@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from collectives.exercise.apart import judge_apart
-from collectives.exercise.catalogue import catalogue
-from collectives.exercise.exercise import COMMAND, Exercise
-from collectives.exercise.student import FileError
 from collectives.job.settings import Parser
+from teaching.exercise.apart import judge_apart
+from teaching.exercise.catalogue import catalogue
+from teaching.exercise.exercise import COMMAND, Exercise
+from teaching.exercise.student import FileError
 
 
 def main(arguments: Sequence[str] | None = None, exercises: Sequence[Exercise] | None = None) -> int:

@@ -3,10 +3,10 @@
 from importlib.metadata import entry_points
 
 from collectives.algorithms import bruck, hierarchical, pairwise, recursive, ring, tree
-from collectives.exercise.exercise import Exercise
-from collectives.exercise.message_exercise import MessageExercise
+from teaching.exercise.exercise import Exercise
+from teaching.exercise.message_exercise import MessageExercise
 
-GROUP = "collectives.exercise"  # of the entry points, each of which is an Exercise
+GROUP = "teaching.exercise"  # of the entry points, each of which is an Exercise
 
 ON_COLLECTIVES: tuple[Exercise, ...] = (
     MessageExercise(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
-from collectives.exercise.exercise import Exercise, Instance, Measure, MistakeError, counted, shortened
+from teaching.exercise.exercise import Exercise, Instance, Measure, MistakeError, counted, shortened
 
 VERBS = ("gather", "forward", "backward", "reduce_scatter", "release")
 COLLECTIVES = ("gather", "reduce_scatter")
