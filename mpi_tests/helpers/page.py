@@ -21,8 +21,7 @@ from collectives.schedule.proof import Rerun, World, before, contributions
 from collectives.schedule.spec import COLLECTIVES, Chunks
 from mpi_tests.helpers.launch import ROOT
 from teaching.page.assemble import page
-from teaching.page.scenes import attention, pipelines, zero
-from teaching.page.scenes.collectives import scene
+from teaching.page.scenes import scenes
 
 NOTHING = "-1"
 
@@ -39,7 +38,7 @@ class AnyResult(World):
 
 @lru_cache(maxsize=1)
 def whole_page() -> str:
-    return page([scene(), pipelines.scene(), attention.scene(), zero.scene()])
+    return page(scenes())
 
 
 def nodes(size: int, hosts: int) -> tuple[tuple[int, ...], ...]:

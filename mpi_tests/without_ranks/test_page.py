@@ -1,6 +1,8 @@
 """The page that steps through schedules: its states are the prover's, its lines the generators', and it is small."""
 
 import re
+import subprocess
+import sys
 from importlib.resources import files
 from itertools import pairwise, product
 
@@ -13,6 +15,7 @@ from collectives.schedule.moves import GetReduce, RecvReduce, Send
 from collectives.schedule.proof import ContractError
 from mpi_tests.helpers import page as reference
 from mpi_tests.helpers.algorithm_costs import LARGEST, each_algorithm
+from mpi_tests.helpers.launch import environment
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import parse
 from teaching.page import __main__ as command
@@ -181,9 +184,6 @@ def test_prices_are_the_cost_model_s():
         (["--out", "no/such/folder/page.html"], "no/such/folder/page.html can't be written"),
         (["--out", "."], "can't be written"),
         (["--out", "page.html", "--color", "red"], "unrecognized arguments: --color red"),
-        (["--out", "page.html", "--scenes", "parallelism.zero"], "'parallelism.zero' cannot be imported"),
-        (["--out", "page.html", "--scenes", "no.such:scene"], "'no.such:scene' cannot be imported"),
-        (["--out", "page.html", "--scenes", "json:scene"], "'json:scene' cannot be imported"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, capsys, tmp_path, monkeypatch):
@@ -198,12 +198,28 @@ def test_bad_input_is_one_line(arguments, message, capsys, tmp_path, monkeypatch
 
 
 def test_the_command_writes_the_page(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(command.collectives, "scene", lambda: pipelines.scene())
+    monkeypatch.setattr(command, "scenes", lambda: [zero.scene()])
     out = tmp_path / "page.html"
-    assert command.main(["--out", str(out), "--scenes", "teaching.page.scenes.zero:scene"]) == 0
+    assert command.main(["--out", str(out)]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
     assert 'id="data-zero.3"' in out.read_text()
     assert f"{len(out.read_bytes()) / 1000:.0f} kB" in capsys.readouterr().out
+
+
+def test_without_torch_the_page_has_what_does_without(tmp_path):
+    program = """
+import sys
+sys.modules["torch"] = None
+from teaching.page import __main__, assemble, scenes
+scenes.collectives.scene = lambda: assemble.Scene("collectives", {"catalog": {}})  # the real one takes half a minute
+sys.exit(__main__.main(["--out", sys.argv[1]]))
+"""
+    out = tmp_path / "page.html"
+    result = subprocess.run([sys.executable, "-c", program, out], env=environment(), text=True, capture_output=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == "torch is not installed: the page is without ring attention and ZeRO\n"
+    names = re.findall(r'id="data-(\w+)|^addScene\({\n  name: "(\w+)"', out.read_text(), re.MULTILINE)
+    assert {data or script for data, script in names} == {"collectives", "pipelines"}
 
 
 def test_pipelines_have_every_schedule_and_every_action():

@@ -183,6 +183,3 @@ def check_same_collectives(schedules: list[list[BlockStep]]) -> None:
             others = f"rank 0 in {len(numbered[0])}: deadlock"
             why = f"rank {rank} takes part in {counted(len(own), 'collective')}, {others}"
             raise MistakeError(rank, len(schedules[rank]), why)
-
-
-EXERCISE = ZeroExercise()

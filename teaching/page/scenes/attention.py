@@ -19,7 +19,7 @@ NEVER = "."
 
 def scene() -> Scene:
     data = {order: {size: ring_data(size, order) for size in RANKS} for order in ORDERS}
-    return Scene("attention", "Ring attention", (__package__, ("attention.js",)), data)
+    return Scene("attention", data)
 
 
 def ring_data(size: int, order: str) -> dict[str, Any]:

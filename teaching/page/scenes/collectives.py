@@ -36,9 +36,7 @@ def scene() -> Scene:
     sources = SourceTable()
     data = {f"{row.collective}.{row.name}": algorithm_data(row, sources) for row in REGISTRY}
     data |= {f"prices.{collective}": prices(collective) for collective in COLLECTIVES}
-    return Scene(
-        "collectives", "Collectives", (__package__, ("collectives.js",)), {"catalog": catalog(sources), **data}
-    )
+    return Scene("collectives", {"catalog": catalog(sources), **data})
 
 
 def nodes_of(size: int, hosts: int) -> Groups:

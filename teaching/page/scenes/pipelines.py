@@ -14,7 +14,7 @@ MICRO_BATCHES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 def scene() -> Scene:
     data = {name: orders(name) for name in registry.names()}
     words = {name: first_line(row.schedule.__doc__) for name, row in registry.REGISTRY.items()}
-    return Scene("pipelines", "Pipelines", (__package__, ("pipelines.js",)), {"catalog": words, **data})
+    return Scene("pipelines", {"catalog": words, **data})
 
 
 def orders(name: str) -> dict[str, list[str]]:

@@ -30,7 +30,7 @@ def scene() -> Scene:
         f"{stage}": {f"{size}x{count}": trace(stage, size, count) for size in RANKS for count in MICRO_BATCHES}
         for stage in (0, 1, 2, 3)
     }
-    return Scene("zero", "ZeRO", (__package__, ("zero.js",)), data)
+    return Scene("zero", data)
 
 
 class Held(NamedTuple):
