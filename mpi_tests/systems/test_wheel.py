@@ -94,7 +94,9 @@ def test_a_text_is_continued_as_training_says(site, tmp_path):
     assert outside(site, tmp_path, sys.executable, *command, "--prompt", "def ").startswith("def ")
 
 
-@pytest.mark.parametrize("module", ["training", "training.sample", "collectives.bench", "parallelism.planner"])
+@pytest.mark.parametrize(
+    "module", ["training", "training.sample", "collectives.bench", "parallelism.planner", "teaching.page"]
+)
 def test_help_names_the_program_as_it_was_started(site, tmp_path, module):
     assert f"usage: python -m {module} " in outside(site, tmp_path, sys.executable, "-m", module, "--help")
 
