@@ -10,13 +10,13 @@ from docstrings import markdown
 from collectives import algorithms
 from collectives.algorithms import Access, Algorithm
 from collectives.job.settings import ladder, size_in_words
-from collectives.page.schedules import nodes_of
-from collectives.page.source import registered_function
 from collectives.runtime.choose.auto import ranking
 from collectives.schedule.cost import NETWORK, Network, Nodes, summary
 from collectives.schedule.fabrics import FABRICS
 from collectives.schedule.moves import render
 from collectives.schedule.spec import COLLECTIVES
+from teaching.page.scenes.collectives import nodes_of
+from teaching.page.source import registered_function
 
 COUNTED = (4, 8, 64)  # ranks
 ON_NODES = 2  # nodes of a schedule that is drawn, if it knows nodes

@@ -1,4 +1,4 @@
-"""The expected content of `python -m collectives.page`, from the prover's symbolic runs of the first rounds.
+"""The expected content of `python -m teaching.page`, from the prover's symbolic runs of the first rounds.
 
 python -m mpi_tests.helpers.page
 
@@ -16,15 +16,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from collectives.algorithms import Access, Algorithm
-from collectives.page.assemble import page
-from collectives.page.schedules import scene
 from collectives.schedule.moves import shares
 from collectives.schedule.proof import Rerun, World, before, contributions
 from collectives.schedule.spec import COLLECTIVES, Chunks
 from mpi_tests.helpers.launch import ROOT
-from parallelism.pipeline import scene as pipelines
-from parallelism.sequence import scene as attention
-from parallelism.zero import scene as zero
+from teaching.page.assemble import page
+from teaching.page.scenes import scenes
 
 NOTHING = "-1"
 
@@ -41,7 +38,7 @@ class AnyResult(World):
 
 @lru_cache(maxsize=1)
 def whole_page() -> str:
-    return page([scene(), pipelines.scene(), attention.scene(), zero.scene()])
+    return page(scenes())
 
 
 def nodes(size: int, hosts: int) -> tuple[tuple[int, ...], ...]:

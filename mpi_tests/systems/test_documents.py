@@ -33,9 +33,9 @@ SAYS = {  # patterns of a command's output, besides the output that its page sho
     r"parallelism\.planner": "layouts fit, ",
     r"pipeline\.schedule search": "known:",
     r"pipeline\.schedule check": "holds: 4 ranks, 8 stages",
-    r"collectives\.exercise .*/ring\.py": "right on 1 to 16 ranks",
+    r"teaching\.exercise .*/ring\.py": "right on 1 to 16 ranks",
     r"mpi4py\.bench helloworld": "Hello, World!",
-    r"collectives\.page": "without a network",
+    r"teaching\.page": "without a network",
     r"schedule\.simulate": "65536 ranks of 8192 nodes",
     r"--space-time": ": planned, ",
 }

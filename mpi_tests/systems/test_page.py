@@ -10,7 +10,6 @@ import pytest
 from selenium.webdriver.support.ui import Select
 
 from collectives.algorithms import REGISTRY, find
-from collectives.page.schedules import LENGTHS
 from collectives.schedule.cost import predict
 from collectives.schedule.fabrics import FABRICS
 from collectives.schedule.moves import render
@@ -19,8 +18,8 @@ from mpi_tests.helpers.browser import browser, console, needs_chromium, open_fil
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import num_alive
 from parallelism.pipeline.schedule.price import Costs, price
-from parallelism.sequence import scene as attention
-from parallelism.zero import scene as zero
+from teaching.page.scenes import attention, zero
+from teaching.page.scenes.collectives import LENGTHS
 
 pytestmark = [pytest.mark.shares_cores, needs_chromium]
 

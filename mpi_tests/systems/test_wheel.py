@@ -13,16 +13,14 @@ import training.main
 from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, watched
 
 pytestmark = pytest.mark.shares_cores
-PACKAGES = ("collectives", "models", "parallelism", "training")
+PACKAGES = ("collectives", "models", "parallelism", "teaching", "training")
 FILES = {  # files that programs read
     "collectives/arrays": "*.cu",
     "collectives/charts": "*.[cj]s*",
-    "collectives/page": "*.[chj][st]*",
     "models/configs": "*.toml",
     "collectives/job/hostfiles": "*",
-    "parallelism/pipeline": "*.js",
-    "parallelism/sequence": "*.js",
-    "parallelism/zero": "*.js",
+    "teaching/page": "*.[chj][st]*",
+    "teaching/page/scenes": "*.js",
 }
 HELP = [line for line in training.main.__doc__.splitlines() if line.startswith("mpirun")]
 SMALL = "--max_iters 2 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
@@ -96,7 +94,9 @@ def test_a_text_is_continued_as_training_says(site, tmp_path):
     assert outside(site, tmp_path, sys.executable, *command, "--prompt", "def ").startswith("def ")
 
 
-@pytest.mark.parametrize("module", ["training", "training.sample", "collectives.bench", "parallelism.planner"])
+@pytest.mark.parametrize(
+    "module", ["training", "training.sample", "collectives.bench", "parallelism.planner", "teaching.page"]
+)
 def test_help_names_the_program_as_it_was_started(site, tmp_path, module):
     assert f"usage: python -m {module} " in outside(site, tmp_path, sys.executable, "-m", module, "--help")
 

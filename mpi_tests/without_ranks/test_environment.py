@@ -100,7 +100,7 @@ def run(program, more):
 def test_every_setting_is_known():
     files = [
         path
-        for folder in ("collectives", "models", "parallelism", "training")
+        for folder in ("collectives", "models", "parallelism", "teaching", "training")
         for path in (ROOT / folder).rglob("*.py")
     ]
     text = "".join(path.read_text() for path in files)

@@ -7,16 +7,14 @@ from contextlib import nullcontext
 
 import pytest
 
-from collectives.exercise.__main__ import main
-from collectives.exercise.catalogue import ON_COLLECTIVES
-from collectives.exercise.exercise import MistakeError
-from collectives.exercise.message_exercise import of_ranks
 from collectives.schedule.moves import Copy, Recv, RecvReduce, Send
 from collectives.schedule.proof import ContractError, check
-from parallelism.pipeline import exercise as pipeline
-from parallelism.zero import exercise as zero
+from teaching.exercise import catalogue
+from teaching.exercise.__main__ import main
+from teaching.exercise.exercise import MistakeError
+from teaching.exercise.message_exercise import MessageExercise, of_ranks
 
-EXERCISES = {exercise.name: exercise for exercise in (*ON_COLLECTIVES, pipeline.EXERCISE, zero.EXERCISE)}
+EXERCISES = {exercise.name: exercise for exercise in catalogue.EXERCISES}
 MOVES = "from collectives.schedule.moves import Copy, Recv, RecvReduce, Send, chunk"
 
 # mistake: the exercise, the function, its line named by the judge, and the reported position and error
@@ -631,14 +629,14 @@ def zero3(rank, size, num_blocks):
 def test_the_mistake_is_named(name, code, line, why, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.py").write_text(MOVES + code)  # the code begins with the end of that line
-    assert main([name, "my.py"], list(EXERCISES.values())) == 1
+    assert main([name, "my.py"]) == 1
     assert capsys.readouterr().out.splitlines()[0] == f"my.py:{line + 1}: wrong on {why}"
 
 
 def test_the_picture_follows(tmp_path, capsys):
     name, code, _, _ = MISTAKES["adds when it gathers"]
     (tmp_path / "my.py").write_text(MOVES + code)
-    main([name, str(tmp_path / "my.py")], list(EXERCISES.values()))
+    main([name, str(tmp_path / "my.py")])
     picture = ["round 0:  0->1 [0]+   1->0 [1]+", "round 1:  0->1 [1]+   1->0 [0]+"]
     assert capsys.readouterr().out.splitlines()[1:] == picture
 
@@ -700,7 +698,10 @@ def mistake_in(exercise, instance, schedules):
     return None
 
 
-@pytest.mark.parametrize("name", [exercise.name for exercise in ON_COLLECTIVES if not exercise.nodes])
+ON_RANKS = [each.name for each in catalogue.EXERCISES if isinstance(each, MessageExercise) and not each.nodes]
+
+
+@pytest.mark.parametrize("name", ON_RANKS)
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_what_is_named_is_what_a_simulation_finds(name, size):
     """One random move of a schedule is changed; the judge's report matches the simulation, its verdict the prover's."""

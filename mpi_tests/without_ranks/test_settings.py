@@ -68,4 +68,5 @@ def test_scripts_and_packages_are_there():
     for target in project["scripts"].values():
         module, _, function = target.partition(":")
         assert callable(getattr(__import__(module, fromlist=[function]), function)), target
-    assert all(Path(package, "py.typed").is_file() for package in ("collectives", "parallelism", "models", "training"))
+    packages = ("collectives", "models", "parallelism", "teaching", "training")
+    assert all(Path(package, "py.typed").is_file() for package in packages)

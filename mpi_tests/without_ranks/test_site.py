@@ -17,7 +17,7 @@ from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.launch import environment as without_launcher
 from mpi_tests.helpers.site import DOCS, PLACE, code, is_defined, table, texts_in
 
-PACKAGES = ("collectives", "parallelism", "models", "training")
+PACKAGES = ("collectives", "parallelism", "models", "training", "teaching")
 
 
 def in_order(names):

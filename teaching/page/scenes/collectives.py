@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 from collectives import algorithms
 from collectives.algorithms import REGISTRY, Access, Algorithm
 from collectives.algorithms.algorithm import Groups
-from collectives.page.assemble import Scene
-from collectives.page.source import function, registered_function, yield_lines
-from collectives.page.states import ChunkTransfer, RecordedRun, ranks_of, record
 from collectives.schedule.cost import NETWORK, predict, summary
 from collectives.schedule.fabrics import FABRICS
 from collectives.schedule.moves import shares
 from collectives.schedule.proof import Value, Vector
 from collectives.schedule.spec import COLLECTIVES
+from teaching.page.assemble import Scene
+from teaching.page.source import function, registered_function, yield_lines
+from teaching.page.states import ChunkTransfer, RecordedRun, ranks_of, record
 
 SIZES = range(1, 17)
 HOSTS = (1, 2, 4, 8)
@@ -36,9 +36,7 @@ def scene() -> Scene:
     sources = SourceTable()
     data = {f"{row.collective}.{row.name}": algorithm_data(row, sources) for row in REGISTRY}
     data |= {f"prices.{collective}": prices(collective) for collective in COLLECTIVES}
-    return Scene(
-        "collectives", "Collectives", (__package__, ("collectives.js",)), {"catalog": catalog(sources), **data}
-    )
+    return Scene("collectives", {"catalog": catalog(sources), **data})
 
 
 def nodes_of(size: int, hosts: int) -> Groups:

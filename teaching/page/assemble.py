@@ -11,35 +11,32 @@ CORE = ("pack.js", "elements.js", "steps.js")
 
 
 class Scene(NamedTuple):
-    """A scene to step through: JavaScript that calls `addScene`, and its data by name, of JSON's types."""
+    """A scene to step through: data by name, of JSON's types, which the script scenes/`name`.js shows."""
 
     name: str
-    title: str
-    scripts: tuple[str, Sequence[str]]  # a package, and names of files in it
     data: dict[str, Any]
 
 
 def page(scenes: Sequence[Scene]) -> str:
     """Return the page of some scenes, in their order."""
-    core = [read(__package__, name) for name in CORE]
-    own = [f"{{\n{read(scene.scripts[0], name)}}}" for scene in scenes for name in scene.scripts[1]]
+    own = [f"{{\n{read(f'scenes/{scene.name}.js')}}}" for scene in scenes]
     parts = {
-        "style": read(__package__, "style.css"),
-        "script": "\n".join([*core, *own, "openPage();\n"]),
+        "style": read("style.css"),
+        "script": "\n".join([*map(read, CORE), *own, "openPage();\n"]),
         "data": "\n".join(
             f'<script type="text/plain" id="data-{scene.name}.{name}">{packed(value)}</script>'
             for scene in scenes
             for name, value in scene.data.items()
         ),
     }
-    text = read(__package__, "page.html")
+    text = read("page.html")
     for name, part in parts.items():
         text = text.replace(f"<!-- {name} -->", part)
     return text
 
 
-def read(package: str, name: str) -> str:
-    return files(package).joinpath(name).read_text(encoding="utf-8")
+def read(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def packed(value: Any) -> str:

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from collectives.exercise.exercise import MistakeError
 from collectives.schedule.moves import Copy, Recv, RecvReduce, Send, show
 from collectives.schedule.proof import ContractError, Value, World
+from teaching.exercise.exercise import MistakeError
 
 
 class Change(NamedTuple):

@@ -1,14 +1,12 @@
-"""The exercises: those on collectives, and those that other packages bring by entry points."""
-
-from importlib.metadata import entry_points
+"""All exercises, in their order."""
 
 from collectives.algorithms import bruck, hierarchical, pairwise, recursive, ring, tree
-from collectives.exercise.exercise import Exercise
-from collectives.exercise.message_exercise import MessageExercise
+from teaching.exercise.exercise import Exercise
+from teaching.exercise.message_exercise import MessageExercise
+from teaching.exercise.pipeline_exercise import PipelineExercise
+from teaching.exercise.zero_exercise import ZeroExercise
 
-GROUP = "collectives.exercise"  # of the entry points, each of which is an Exercise
-
-ON_COLLECTIVES: tuple[Exercise, ...] = (
+EXERCISES: tuple[Exercise, ...] = (
     MessageExercise(
         "ring",
         "all-gather round a ring",
@@ -100,9 +98,6 @@ ON_COLLECTIVES: tuple[Exercise, ...] = (
         "the hierarchy",
         nodes=True,
     ),
+    PipelineExercise(),
+    ZeroExercise(),
 )
-
-
-def catalogue() -> list[Exercise]:
-    """Return all exercises, those of other packages last."""
-    return [*ON_COLLECTIVES, *(entry.load() for entry in entry_points(group=GROUP))]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from collectives.exercise.exercise import MistakeError, shortened
 from collectives.schedule.moves import Copy, Move, Recv, RecvReduce, Round, Send, runs_of, show, show_run
+from teaching.exercise.exercise import MistakeError, shortened
 
 MOVES = Send, Recv, RecvReduce, Copy
 ROUND = "a round is a tuple of moves, as in yield (Send(to, run),)"

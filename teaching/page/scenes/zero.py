@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from collectives.page.assemble import Scene
 from parallelism.numerics.clipping import BLOCK
 from parallelism.zero.sharded import Sharded
 from parallelism.zero.units import ShardGroups
+from teaching.page.assemble import Scene
 
 LAYERS = 4
 RANKS = (2, 3, 4, 8)
@@ -30,7 +30,7 @@ def scene() -> Scene:
         f"{stage}": {f"{size}x{count}": trace(stage, size, count) for size in RANKS for count in MICRO_BATCHES}
         for stage in (0, 1, 2, 3)
     }
-    return Scene("zero", "ZeRO", (__package__, ("scene.js",)), data)
+    return Scene("zero", data)
 
 
 class Held(NamedTuple):

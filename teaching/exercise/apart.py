@@ -6,8 +6,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from collectives.exercise.exercise import Exercise, Judgement
-from collectives.exercise.student import FileError
+from teaching.exercise.exercise import Exercise, Judgement
+from teaching.exercise.student import FileError
 
 JUDGE_S = 60.0  # for all calls of the student's code
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from collectives.exercise.exercise import Exercise, Instance, Measure, MistakeError, counted
 from parallelism.pipeline.schedule.actions import Action, Schedule, count_peaks, parse
 from parallelism.pipeline.schedule.basic import one_f_one_b
 from parallelism.pipeline.schedule.failure import ProofError
 from parallelism.pipeline.schedule.price import price
 from parallelism.pipeline.schedule.proof import prove
+from teaching.exercise.exercise import Exercise, Instance, Measure, MistakeError, counted
 
 MOST_STAGES, MOST_MICRO_BATCHES = 6, 8
 
@@ -87,6 +87,3 @@ class PipelineExercise(Exercise):
 
 def with_peaks(orders: list[list[Action]]) -> Schedule:
     return Schedule("yours", tuple(map(tuple, orders)), count_peaks(orders))
-
-
-EXERCISE = PipelineExercise()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
-from collectives.exercise.exercise import Exercise, Instance, Measure, MistakeError, counted, shortened
+from teaching.exercise.exercise import Exercise, Instance, Measure, MistakeError, counted, shortened
 
 VERBS = ("gather", "forward", "backward", "reduce_scatter", "release")
 COLLECTIVES = ("gather", "reduce_scatter")
@@ -183,6 +183,3 @@ def check_same_collectives(schedules: list[list[BlockStep]]) -> None:
             others = f"rank 0 in {len(numbered[0])}: deadlock"
             why = f"rank {rank} takes part in {counted(len(own), 'collective')}, {others}"
             raise MistakeError(rank, len(schedules[rank]), why)
-
-
-EXERCISE = ZeroExercise()

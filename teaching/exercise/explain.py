@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from collectives.exercise.exercise import MistakeError
-from collectives.exercise.history import Change
 from collectives.schedule.moves import Copy, Recv, Send
 from collectives.schedule.proof import Value, World
 from collectives.schedule.spec import Collective
+from teaching.exercise.exercise import MistakeError
+from teaching.exercise.history import Change
 
 Place = tuple[int, int]  # a rank, and a chunk of its vector
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from collectives.page.assemble import Scene
 from parallelism.sequence.ring_attention import Ring
 from parallelism.sequence.token_shards import ORDERS, TokenShards
+from teaching.page.assemble import Scene
 
 RANKS = range(1, 17)
 TOKENS = 4  # per rank
@@ -19,7 +19,7 @@ NEVER = "."
 
 def scene() -> Scene:
     data = {order: {size: ring_data(size, order) for size in RANKS} for order in ORDERS}
-    return Scene("attention", "Ring attention", (__package__, ("scene.js",)), data)
+    return Scene("attention", data)
 
 
 def ring_data(size: int, order: str) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
 
-from collectives.exercise.student import Student
+from teaching.exercise.student import Student
 
-COMMAND = "python -m collectives.exercise"
+COMMAND = "python -m teaching.exercise"
 WIDTH = 100
 
 

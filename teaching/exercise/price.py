@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from collectives.exercise.exercise import Measure
 from collectives.schedule.cost import Nodes, summary
 from collectives.schedule.moves import Round
+from teaching.exercise.exercise import Measure
 
 Programs = Sequence[Sequence[Round]]
 

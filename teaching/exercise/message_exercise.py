@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from collectives.algorithms.algorithm import Groups
-from collectives.exercise.exercise import Exercise, Instance, MistakeError, counted
-from collectives.exercise.explain import check_results
-from collectives.exercise.history import follow
-from collectives.exercise.messages import as_round, check_messages, check_moves
-from collectives.exercise.price import BETWEEN, MEASURES, prices
 from collectives.schedule.moves import Round, Schedule, render
 from collectives.schedule.proof import Value, Vector, World, after, before
 from collectives.schedule.spec import spec_of
+from teaching.exercise.exercise import Exercise, Instance, MistakeError, counted
+from teaching.exercise.explain import check_results
+from teaching.exercise.history import follow
+from teaching.exercise.messages import as_round, check_messages, check_moves
+from teaching.exercise.price import BETWEEN, MEASURES, prices
 
 LARGEST, PRICED, DRAWN = 16, 8, 8  # ranks
 NODES: tuple[Groups, ...] = tuple(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collectives.page.assemble import Scene
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import Order
 from parallelism.pipeline.schedule.proof import prove
+from teaching.page.assemble import Scene
 
 RANKS = range(1, 9)
 MICRO_BATCHES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
@@ -14,7 +14,7 @@ MICRO_BATCHES = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 def scene() -> Scene:
     data = {name: orders(name) for name in registry.names()}
     words = {name: first_line(row.schedule.__doc__) for name, row in registry.REGISTRY.items()}
-    return Scene("pipelines", "Pipelines", (__package__, ("scene.js",)), {"catalog": words, **data})
+    return Scene("pipelines", {"catalog": words, **data})
 
 
 def orders(name: str) -> dict[str, list[str]]:

@@ -1,9 +1,9 @@
 """Learn the algorithms by writing them: exercises, from the ring to ZeRO 3, and a judge.  No MPI is needed.
 
-python -m collectives.exercise                           # lists the exercises
-python -m collectives.exercise ring                      # says what to do
-python -m collectives.exercise ring my_ring.py --stub    # writes a file to begin with
-python -m collectives.exercise ring my_ring.py           # judges it
+python -m teaching.exercise                           # lists the exercises
+python -m teaching.exercise ring                      # says what to do
+python -m teaching.exercise ring my_ring.py --stub    # writes a file to begin with
+python -m teaching.exercise ring my_ring.py           # judges it
 
 Exit status: 0 if the file is right, 1 if it is wrong, 2 if it can't be judged.
 """
@@ -12,19 +12,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from collectives.exercise.apart import judge_apart
-from collectives.exercise.catalogue import catalogue
-from collectives.exercise.exercise import COMMAND, Exercise
-from collectives.exercise.student import FileError
 from collectives.job.settings import Parser
+from teaching.exercise.apart import judge_apart
+from teaching.exercise.catalogue import EXERCISES
+from teaching.exercise.exercise import COMMAND, Exercise
+from teaching.exercise.student import FileError
 
 
-def main(arguments: Sequence[str] | None = None, exercises: Sequence[Exercise] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     try:
         flags = parser().parse_intermixed_args(arguments)
-        rows = {exercise.name: exercise for exercise in (catalogue() if exercises is None else exercises)}
+        rows = {exercise.name: exercise for exercise in EXERCISES}
         if flags.exercise is None:
-            print(listing(rows.values()))
+            print(listing())
             return 0
         if flags.exercise not in rows:
             raise ValueError(f"no exercise is called {flags.exercise!r}: use {', '.join(rows)}")
@@ -42,9 +42,9 @@ def parser() -> Parser:
     return parser
 
 
-def listing(exercises) -> str:
-    width = max(len(exercise.name) for exercise in exercises)
-    lines = [f"{exercise.name:{width}}  {exercise.title}" for exercise in exercises]
+def listing() -> str:
+    width = max(len(exercise.name) for exercise in EXERCISES)
+    lines = [f"{exercise.name:{width}}  {exercise.title}" for exercise in EXERCISES]
     return "\n".join([*lines, "", f"{COMMAND} NAME says what to do."])
 
 

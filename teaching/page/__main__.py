@@ -1,0 +1,47 @@
+"""Write a page that steps through every schedule, of collectives and of parallel training.  No MPI is needed.
+
+python -m teaching.page --out page.html
+
+Without torch, ring attention and ZeRO are left out.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from collectives.job.settings import Parser
+from teaching.page.assemble import page
+from teaching.page.scenes import has_torch, scenes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    try:
+        flags = parser().parse_args(arguments)
+        refuse(flags.out)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if not has_torch():
+        print("torch is not installed: the page is without ring attention and ZeRO", file=sys.stderr)
+    text = page(scenes())
+    with open(f"{flags.out}.part", "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(f"{flags.out}.part", flags.out)
+    print(f"{flags.out}: {len(text.encode()) / 1000:.0f} kB, opens in any browser without a network")
+    return 0
+
+
+def parser() -> Parser:
+    parser = Parser("python -m teaching.page", __doc__)
+    parser.add_argument("--out", required=True, metavar="FILE", help="the page, one file")
+    return parser
+
+
+def refuse(path: str) -> None:
+    """Refuse a path where no page can be put, by a ValueError."""
+    if not os.access(os.path.dirname(path) or ".", os.W_OK) or os.path.isdir(path):
+        raise ValueError(f"--out {path} can't be written: pass a file in an existing, writable folder")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
