@@ -51,7 +51,9 @@ class Arena:
         self.gradients, self.flat_gradients = allocate(comm, count if gradients else 0, grad_dtype or dtype, device)
         for name, param in params.items():
             place = self.slices[name]
-            move(param, self.flat_parameters[place].view(param.shape))
+            home = self.flat_parameters[place].view(param.shape)
+            home.copy_(param.data)
+            param.data = home
             owns = gradients and param.requires_grad
             own_gradient(param, self.flat_gradients[place].view(param.shape) if owns else None)
         self._gradients = {name: param.grad for name, param in params.items() if param.grad is not None}
@@ -112,8 +114,3 @@ def allocate(comm: Communicator, count: int, dtype: torch.dtype, device: str) ->
     tensor = to_torch(array)
     tensor.zero_()
     return array, tensor
-
-
-def move(param: nn.Parameter, home: torch.Tensor) -> None:
-    home.copy_(param.data)
-    param.data = home

@@ -32,14 +32,10 @@ class TiedSums:
         """Return the parameter to whose gradient `tensor` contributes, or `tensor` itself."""
         return self._owner.get(tensor, tensor)
 
+    @torch.no_grad()
     def complete(self, param: Tensor) -> None:
         """Add the sums of a parameter's other uses to its gradient, and reset them."""
-        if uses := self.uses.get(param):  # type: ignore[call-overload]
-            self._complete(param, uses)
-
-    @torch.no_grad()
-    def _complete(self, param: Tensor, uses: Sequence[Tensor]) -> None:
-        for use in uses:
+        for use in self.uses.get(param, ()):  # type: ignore[call-overload]
             total, summand = gradient_of(param), gradient_of(use)
             assert total is not None
             assert summand is not None
