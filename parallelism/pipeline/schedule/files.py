@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from parallelism.pipeline.schedule.actions import Action, Schedule, num_alive, parse
+from parallelism.pipeline.schedule.actions import Action, Schedule, count_peaks, parse
 from parallelism.pipeline.schedule.failure import ProofError
 from parallelism.pipeline.schedule.proof import prove
 
@@ -32,8 +32,7 @@ def read(path: str | PathLike[str]) -> Schedule:
     """
     lines = cells_of(Path(path))
     orders = tuple(tuple(cell.action for cell in line) for line in lines)
-    peaks = tuple(max(num_alive(order), default=0) for order in orders)
-    schedule = Schedule(Path(path).stem, orders, peaks)
+    schedule = Schedule(Path(path).stem, orders, count_peaks(orders))
     try:
         prove(schedule)
     except ProofError as error:
