@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+import collectives
 from collectives.arrays.views import to_torch
 from parallelism.buffers.gradients import own_gradient
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 ALIGNMENT_BYTES = 64  # of each parameter, so that kernels use whole cache lines and vectors
 
@@ -35,7 +33,7 @@ class Arena:
     def __init__(
         self,
         module: nn.Module,
-        comm: Communicator,
+        comm: collectives.Communicator,
         device: str = "cpu",
         gradients: bool = True,
         dtype: torch.dtype | None = None,
@@ -59,7 +57,7 @@ class Arena:
         self._gradients = {name: param.grad for name, param in params.items() if param.grad is not None}
         self._params = params
 
-    def broadcast(self, comm: Communicator) -> None:
+    def broadcast(self, comm: collectives.Communicator) -> None:
         """Broadcast the parameters of rank 0, and their `originals`, to all ranks.  Collective."""
         comm.broadcast(self.parameters, root=0)
         for original in self.originals.values():
@@ -108,7 +106,7 @@ def lay_out(params: Mapping[str, nn.Parameter], line: int) -> tuple[dict[str, sl
     return slices, end
 
 
-def allocate(comm: Communicator, count: int, dtype: torch.dtype, device: str) -> tuple[Any, Any]:
+def allocate(comm: collectives.Communicator, count: int, dtype: torch.dtype, device: str) -> tuple[Any, Any]:
     """Allocate a flat array of zeros; return it and a torch tensor of the same memory.  Collective."""
     array = comm.empty(count, str(dtype).removeprefix("torch."), device)
     tensor = to_torch(array)

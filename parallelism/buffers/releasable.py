@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import mmap
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from collectives.arrays import views
 from collectives.arrays.views import to_torch
-
-if TYPE_CHECKING:
-    import torch
 
 
 class ReleasableBuffer:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+import collectives
 from collectives.arrays.views import to_torch
 from parallelism.buffers.exposed_time import ExposedTime
-
-if TYPE_CHECKING:
-    from collectives import Communicator, Plan
 
 
 class BoundCollective(NamedTuple):
     """A plan, and torch's views of its input and output memory."""
 
-    plan: Plan
+    plan: collectives.Plan
     source: Tensor
     result: Tensor
 
@@ -46,7 +44,7 @@ class TensorCollectives(ExposedTime):
     the n parts of the first dim.
     """
 
-    def __init__(self, comm: Communicator):
+    def __init__(self, comm: collectives.Communicator):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self._free_plans: dict[tuple, list[BoundCollective]] = defaultdict(list)
 

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+import collectives
 from collectives.job.errors import InputError
 from parallelism.checkpoint.folders import (
     UNFINISHED,
@@ -26,9 +27,6 @@ from parallelism.checkpoint.loader import CheckpointLoader
 from parallelism.checkpoint.lock import Lock
 from parallelism.checkpoint.part import TensorShard
 from parallelism.checkpoint.shards import ShardEntry, write_shard
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 
 class PendingCheckpoint(NamedTuple):
@@ -50,7 +48,9 @@ class Checkpoints(CheckpointLoader):
     Raises: InputError if another run writes to the directory, or it is not shared by all ranks.
     """
 
-    def __init__(self, directory: str | Path, comm: Communicator, keep: int = 3, say: Callable[[str], None] = print):
+    def __init__(
+        self, directory: str | Path, comm: collectives.Communicator, keep: int = 3, say: Callable[[str], None] = print
+    ):
         super().__init__(directory, comm, say)
         self.keep = keep
         self._pending: PendingCheckpoint | None = None
@@ -165,7 +165,7 @@ def as_json(values: Any) -> str:
         raise ValueError(f"a checkpoint's metadata must be JSON-serializable: {error}") from None
 
 
-def shared_out(comm: Communicator, parts: Iterable[TensorShard]) -> list[TensorShard]:
+def shared_out(comm: collectives.Communicator, parts: Iterable[TensorShard]) -> list[TensorShard]:
     """Return the parts that this rank writes; of several holders of a part, one is chosen.  Collective."""
     offers = {identity(part): part for part in parts}
     rows = np.array([[key, part.extent.length * part.tensor.element_size()] for key, part in offers.items()], np.int64)

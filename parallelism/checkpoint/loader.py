@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
 
+import collectives
 from collectives.job.errors import InputError
 from parallelism.checkpoint.folders import complete_checkpoints, newest
 from parallelism.checkpoint.part import TensorShard
 from parallelism.checkpoint.reading import Checkpoint
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 BLOCK, MOST_BLOCKS = 1 << 22, 64  # tokens per block, and blocks, that a fingerprint samples
 ANYTHING: Mapping[str, Any] = MappingProxyType({})
@@ -33,7 +31,7 @@ class LoadedState(NamedTuple):
 class CheckpointLoader:
     """Finds and loads checkpoints in `directory`, which all ranks of `comm` share.  All methods are collective."""
 
-    def __init__(self, directory: str | Path, comm: Communicator, say: Callable[[str], None] = print):
+    def __init__(self, directory: str | Path, comm: collectives.Communicator, say: Callable[[str], None] = print):
         self.directory, self.comm, self.say = Path(directory), comm, say
         self._broken: set[Path] = set()  # skipped because they are damaged
 

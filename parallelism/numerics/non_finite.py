@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+import collectives
 from collectives import InputError
 from parallelism.buffers.exposed_time import ExposedTime
 from parallelism.buffers.gradients import gradient_of
 from parallelism.numerics.loss_scale import LossScale
 from parallelism.pipeline.events import Listener
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 POLICIES = ("stop", "skip", "ignore")
 LOSS, GRADIENT, NORM, NOTHING = range(4)  # the non-finite quantity; the first on any rank is reported
@@ -67,7 +65,7 @@ class StepGuard(ExposedTime):
 
     def __init__(
         self,
-        comm: Communicator,
+        comm: collectives.Communicator,
         policy: str = "stop",
         scale: LossScale | None = None,
         monitor: GradientMonitor | None = None,

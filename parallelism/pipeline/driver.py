@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import mul
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+import collectives
 from parallelism.pipeline.events import Listeners
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action, Schedule
 from parallelism.pipeline.schedule.messages import PostRecv, StageMessage, StartSend, WaitRecv, program
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 
 class Passes(Protocol):
@@ -61,7 +59,7 @@ class Pipeline:
         self,
         stages: Mapping[int, Passes],
         schedule: Schedule,
-        comm: Communicator,
+        comm: collectives.Communicator,
         device: str = "cpu",
         listeners: Listeners | None = None,
         first_micro_batch: int = 0,
@@ -217,7 +215,7 @@ class Pass:
             self.held[True, stage, micro_batch] = (torch.ones_like(y) * self.weights[micro_batch]).to(y.dtype)
 
 
-def check_home(stages: Mapping[int, Any], schedule: Schedule, comm: Communicator) -> None:
+def check_home(stages: Mapping[int, Any], schedule: Schedule, comm: collectives.Communicator) -> None:
     if schedule.num_ranks != comm.size:
         raise ValueError(
             f"schedule {schedule.name} is for {schedule.num_ranks} ranks, but there are {comm.size}: make one for those"

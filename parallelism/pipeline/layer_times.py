@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+import collectives
 from parallelism.pipeline.schedule.price import Costs
 from parallelism.pipeline.stage import Batch, Layer, Stage, nothing
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 
 class LayerTimes(NamedTuple):
@@ -50,13 +48,13 @@ def measure(
     return times
 
 
-def agreed(times: Sequence[LayerTimes], comm: Communicator) -> list[LayerTimes]:
+def agreed(times: Sequence[LayerTimes], comm: collectives.Communicator) -> list[LayerTimes]:
     """Return the mean times over all ranks, identical on each.  Collective."""
     means = comm.broadcast(comm.all_reduce(np.array(times), op="avg"))
     return [LayerTimes(*row) for row in means.tolist()]
 
 
-def message_s(x: Tensor, comm: Communicator, repeats: int = 5) -> float:
+def message_s(x: Tensor, comm: collectives.Communicator, repeats: int = 5) -> float:
     """Return the seconds that such a tensor takes from rank 0 to rank 1, the same on all ranks.  Collective."""
     x, shortest = x.detach().contiguous(), np.full(1, np.inf)
     for _ in range(repeats if comm.rank < 2 else 0):

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+import collectives
 from parallelism.pipeline.events import SHARED
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, Action, Order
 from parallelism.pipeline.tied import TiedGradients, separate
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 ALONE = Action(0, FORWARD, 0), Action(0, BACKWARD, 0)  # one stage, one micro-batch
 
@@ -30,7 +27,7 @@ class LocalParameters:
         self,
         model: nn.Module,
         modules: Mapping[int, Sequence[str]],
-        comm: Communicator,
+        comm: collectives.Communicator,
         stages: Mapping[int, range] | None = None,
         order: Order = ALONE,
         tied: TiedGradients | None = None,

@@ -5,26 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from parallelism.buffers.gradients import remove_hooks
-from parallelism.mesh import replica_axes
+from parallelism.mesh import Mesh, replica_axes
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.driver import Pipeline
 from parallelism.pipeline.events import Listeners
 from parallelism.pipeline.local_parameters import LocalParameters
-from parallelism.pipeline.schedule.actions import WEIGHTS
+from parallelism.pipeline.schedule.actions import WEIGHTS, Schedule
 from parallelism.pipeline.stage import Batch, Layer, cut
 from parallelism.pipeline.step_times import StepTimes
 from parallelism.pipeline.tied import TiedGradients, tied_names
 from parallelism.zero.sharded import REPLICAS
 from parallelism.zero.units import ShardGroups
-
-if TYPE_CHECKING:
-    from parallelism.mesh import Mesh
-    from parallelism.pipeline.schedule.actions import Schedule
 
 
 class PipelineParallel:

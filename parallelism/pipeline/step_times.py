@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+import collectives
 from parallelism.pipeline.events import Listener
 from parallelism.pipeline.schedule.actions import Action
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 
 class StepTimes(Listener):
@@ -39,7 +36,7 @@ class StepTimes(Listener):
         """Time between actions, spent waiting for other ranks, in seconds."""
         return self.span_s - self.busy_s
 
-    def bubble(self, comm: Communicator) -> float | None:
+    def bubble(self, comm: collectives.Communicator) -> float | None:
         """Return the idle fraction of the last step, 0 to 1, over the ranks of `comm`; None for one rank.
 
         Collective.

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
+import collectives
 from parallelism.buffers.exposed_time import ExposedTime
 from parallelism.buffers.gradients import with_gradients_apart
-
-if TYPE_CHECKING:
-    from collectives import Communicator, Plan
 
 Tied = list[tuple[str, ...]]
 
@@ -31,10 +29,10 @@ class TiedGradients(ExposedTime):
     `names` are the tied parameters' names in the whole model; `model` is this rank's part.  Collective.
     """
 
-    def __init__(self, names: Tied, model: nn.Module, pp: Communicator):
+    def __init__(self, names: Tied, model: nn.Module, pp: collectives.Communicator):
         self.names = names
-        self.plans: list[Plan] = []
-        self._groups: list[tuple[str, Communicator]] = []  # the local name, and the ranks that hold the parameter
+        self.plans: list[collectives.Plan] = []
+        self._groups: list[tuple[str, collectives.Communicator]] = []  # local name, and ranks with the parameter
         params = dict(model.named_parameters())
         for group in names if pp.size > 1 else ():
             own = [name for name in group if name in params]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import nn
 
+import collectives
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.experts.exchange import ExpertExchange
 from parallelism.experts.expert_parallel import ParallelMixture
@@ -31,9 +32,6 @@ from parallelism.tensor.layers import (
     VocabularyEmbedding,
     VocabularyHead,
 )
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 
 class Axes(NamedTuple):
@@ -184,7 +182,7 @@ class SequenceRegion:
 def parallelize(
     model: nn.Module,
     plan: ShardingPlan,
-    tp: Communicator,
+    tp: collectives.Communicator,
     sp: SequenceParallel | None = None,
     sequence: bool = False,
     place: BatchPosition | None = None,

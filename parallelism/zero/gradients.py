@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+import collectives
 from parallelism.buffers.arena import Arena, allocate, one_dtype
 from parallelism.buffers.releasable import ReleasableBuffer
 from parallelism.data import summation
@@ -27,10 +27,6 @@ from parallelism.pipeline.events import SHARED
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action
 from parallelism.zero.states import gather_in_place, masters_in
 from parallelism.zero.units import FlatParam, ShardGroups, offsets
-
-if TYPE_CHECKING:
-    from collectives import Plan
-
 
 WaitTimer = Callable[[], AbstractContextManager]
 
@@ -173,7 +169,7 @@ class ReduceBucket(Bucket):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: collectives.Plan,
         homes: Mapping[nn.Parameter, Tensor],
         mine: tuple[Tensor, Tensor],
         users: list[ReduceBucket],

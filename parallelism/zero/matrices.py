@@ -8,22 +8,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+import collectives
 from parallelism.buffers.arena import allocate
-from parallelism.mesh import replica_axes
+from parallelism.data.replica import Replica
+from parallelism.mesh import Mesh, replica_axes
+from parallelism.numerics.master_weights import MasterWeights
 from parallelism.placement import Shard, shard_of
 from parallelism.zero.units import offsets
-
-if TYPE_CHECKING:
-    from collectives import Communicator
-    from parallelism.data.replica import Replica
-    from parallelism.mesh import Mesh
-    from parallelism.numerics.master_weights import MasterWeights
 
 
 class HeldPart(NamedTuple):
@@ -75,7 +72,7 @@ class ElementRoute(NamedTuple):
 class Exchange:
     """Sends along all routes by one all-to-all, on preallocated memory.  Construction and calls are collective."""
 
-    def __init__(self, comm: Communicator, routes: Sequence[ElementRoute], dtype: torch.dtype, device: str):
+    def __init__(self, comm: collectives.Communicator, routes: Sequence[ElementRoute], dtype: torch.dtype, device: str):
         outgoing = sorted((route for route in routes if route.source == comm.rank), key=lambda route: route.dest)
         incoming = sorted((route for route in routes if route.dest == comm.rank), key=lambda route: route.source)
         array, self.sent = allocate(comm, sum(route.length for route in outgoing), dtype, device)
@@ -136,7 +133,7 @@ class MatrixOwners:
 
 
 def split_matrices(
-    params: Mapping[str, Tensor], masters: MasterWeights, mesh: Mesh, comm: Communicator
+    params: Mapping[str, Tensor], masters: MasterWeights, mesh: Mesh, comm: collectives.Communicator
 ) -> dict[str, SplitMatrix]:
     """Return how the ranks of `comm` hold parameters, given this rank's parts.  Collective."""
     shards = {name: shard_of(param, "tp") for name, param in params.items()}
@@ -154,7 +151,7 @@ def own_span(masters: MasterWeights, name: str) -> tuple[int, int]:
     return (masters.spans[name].start, masters.spans[name].stop) if name in masters.pieces else (0, 0)
 
 
-def all_parts(comm: Communicator, own: Sequence[HeldPart]) -> list[dict[int, HeldPart]]:
+def all_parts(comm: collectives.Communicator, own: Sequence[HeldPart]) -> list[dict[int, HeldPart]]:
     """Return which ranks hold which part of each matrix, given this rank's parts.  Collective."""
     rows = comm.all_gather(np.array(own, np.int64).reshape(-1))
     by_rank = rows.reshape(comm.size, len(own), 3).tolist()

@@ -15,18 +15,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+import collectives
 from parallelism.buffers.arena import allocate, lay_out, line_length, one_dtype
 from parallelism.pipeline.events import SHARED
 from parallelism.pipeline.schedule.actions import FORWARD, WEIGHTS, Action
 from parallelism.zero.gradients import ReducedGradients
 from parallelism.zero.units import FlatParam, ShardGroups, masters_of, offsets, pieces
-
-if TYPE_CHECKING:
-    from collectives import Plan
 
 Params = Mapping[str, nn.Parameter]
 New = Callable[[int], tuple[Any, Tensor]]  # a flat array, and torch's view of it
@@ -154,7 +152,7 @@ class GatheredLayer:
     def __init__(self, parts: Sequence[FlatParamShard], params: Params, slot: GatherBuffer, ranks: ShardGroups):
         self.slot, self.here = slot, False
         self.views: dict[nn.Parameter, Tensor] = {}
-        self.plans: list[Plan] = []
+        self.plans: list[collectives.Plan] = []
         for unit, array, weights in parts:
             for name, (span, place) in unit.cut(ranks.shard.rank).items():
                 weights[place] = params[name].data.reshape(-1)[span]

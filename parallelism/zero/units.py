@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
 
+import collectives
 from collectives.schedule.moves import shares
 from parallelism.buffers.gradients import own_gradient
 from parallelism.numerics.clipping import BLOCK
 from parallelism.numerics.master_weights import MasterWeights, like
 from parallelism.placement import shard_of
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 
 class ShardGroups(NamedTuple):
@@ -26,13 +24,15 @@ class ShardGroups(NamedTuple):
     parameters, if ep divides experts, have groups of their own, `undivided`, in which more ranks own the same chunks.
     """
 
-    every: Communicator
-    shard: Communicator
-    replicate: Communicator | None = None
+    every: collectives.Communicator
+    shard: collectives.Communicator
+    replicate: collectives.Communicator | None = None
     undivided: ShardGroups | None = None
 
     @classmethod
-    def of(cls, comm: Communicator, group: str | int = "all", whole: Communicator | None = None) -> ShardGroups:
+    def of(
+        cls, comm: collectives.Communicator, group: str | int = "all", whole: collectives.Communicator | None = None
+    ) -> ShardGroups:
         """Shard over all ranks of `comm`, within each "node", or within groups of `group` consecutive ranks.
 
         `whole` consists of these ranks and those that differ from them in ep.  Collective.
@@ -41,8 +41,8 @@ class ShardGroups(NamedTuple):
         """
         with comm.agreed("zero_group"):
             groups = groups_of(group, comm.size, comm.topology.nodes)
-        shard: Communicator | None = comm
-        replicate: Communicator | None = None
+        shard: collectives.Communicator | None = comm
+        replicate: collectives.Communicator | None = None
         if len(groups) > 1:
             mine = next(i for i, members in enumerate(groups) if comm.rank in members)
             shard, replicate = comm.split(mine), comm.split(groups[mine].index(comm.rank))
