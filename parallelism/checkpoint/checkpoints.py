@@ -22,10 +22,10 @@ from parallelism.checkpoint.folders import (
     next_number,
     remove_unfinished,
 )
-from parallelism.checkpoint.index import Index
 from parallelism.checkpoint.loader import CheckpointLoader
 from parallelism.checkpoint.lock import Lock
 from parallelism.checkpoint.part import TensorShard
+from parallelism.checkpoint.reading import Index
 from parallelism.checkpoint.shards import ShardEntry, write_shard
 
 

@@ -12,8 +12,7 @@ import shutil
 from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 
-from parallelism.checkpoint.index import INDEX, Index, check_complete
-from parallelism.checkpoint.reading import Checkpoint
+from parallelism.checkpoint.reading import INDEX, Checkpoint, Index, check_complete
 from parallelism.checkpoint.shards import naming, sync
 
 UNFINISHED = ".unfinished"

@@ -13,8 +13,7 @@ from torch import Tensor
 import collectives
 from collectives.arrays.views import to_torch
 from parallelism.buffers.autograd import Conjugate
-from parallelism.buffers.exposed_time import ExposedTime
-from parallelism.buffers.tensor_collectives import TensorCollectives
+from parallelism.buffers.tensor_collectives import ExposedTime, TensorCollectives
 from parallelism.experts.route import Route, make_route
 
 GROWTH = 1.25  # when a buffer is too short, as routing varies from step to step

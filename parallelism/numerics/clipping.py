@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import collectives
-from parallelism.buffers.exposed_time import ExposedTime
+from parallelism.buffers.tensor_collectives import ExposedTime
 from parallelism.mesh import Mesh
 from parallelism.numerics.master_weights import MasterWeights, scale_all
 from parallelism.placement import shards_of

@@ -13,12 +13,10 @@ from parallelism.buffers.gradients import remove_hooks
 from parallelism.mesh import Mesh, replica_axes
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.driver import Pipeline
-from parallelism.pipeline.events import Listeners
-from parallelism.pipeline.local_parameters import LocalParameters
+from parallelism.pipeline.events import Listeners, StepTimes
+from parallelism.pipeline.local_parameters import LocalParameters, TiedGradients, tied_names
 from parallelism.pipeline.schedule.actions import WEIGHTS, Schedule
 from parallelism.pipeline.stage import Batch, Layer, cut
-from parallelism.pipeline.step_times import StepTimes
-from parallelism.pipeline.tied import TiedGradients, tied_names
 from parallelism.zero.sharded import REPLICAS
 from parallelism.zero.units import ShardGroups
 

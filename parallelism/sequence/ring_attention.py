@@ -14,8 +14,7 @@ from torch import Tensor
 
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.numerics.dropout import AttentionDropout
-from parallelism.sequence.fused_attention import ScoreRules
-from parallelism.sequence.partial_attention import attend, attend_backward, mask_of, merge, wide
+from parallelism.sequence.partial_attention import ScoreRules, attend, attend_backward, mask_of, merge, wide
 from parallelism.sequence.token_shards import Pair, TokenShards
 
 

@@ -19,8 +19,7 @@ from parallelism.buffers import autograd
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.buffers.transfer import to_device
 from parallelism.numerics.dropout import AttentionDropout, Dropout
-from parallelism.sequence.fused_attention import ScoreRules
-from parallelism.sequence.partial_attention import attend, attend_backward, mask_of, wide
+from parallelism.sequence.partial_attention import ScoreRules, attend, attend_backward, mask_of, wide
 from parallelism.sequence.ring_attention import GlobalTokens, Ring, RingFunction
 from parallelism.sequence.token_shards import TokenShards, check_heads, shard_tokens
 
