@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,7 +51,7 @@ class PipelineParallel:
         names, order = tied_names(model), schedule.orders[mesh.pp.rank]
         splits = any(action.kind == WEIGHTS for action in order)
         watched = [self._watched(*each) for each in enumerate(layers)]
-        stages = cut(model, watched, self.parts, prepare, splits, self._appeared)
+        stages = cut(model, watched, self.parts, prepare, splits, lambda param: self.pipeline.gradient_ready(param))
         first = mesh.dp.rank * schedule.num_micro_batches
         own = LocalParameters(
             model,
@@ -77,19 +76,16 @@ class PipelineParallel:
         """Return a layer that emits events around its computation."""
 
         def run(x: Tensor | None, batch: Batch) -> Tensor:
-            self.pipeline.parameters_needed(number)
+            needed()
             y = layer.run(x, batch)
             if y.requires_grad:
-                y.register_hook(partial(self._before_backward, number))
+                y.register_hook(needed)
             return y
 
+        def needed(gradient: Tensor | None = None) -> None:
+            self.pipeline.listeners.emit("parameters_needed", number)
+
         return layer._replace(run=run)
-
-    def _before_backward(self, number: int, gradient: Tensor) -> None:
-        self.pipeline.parameters_needed(number)
-
-    def _appeared(self, parameter: Tensor) -> None:
-        self.pipeline.gradient_ready(parameter)
 
     @property
     def exposed_s(self) -> float:

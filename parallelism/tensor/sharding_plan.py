@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -52,19 +52,22 @@ class Axes(NamedTuple):
 Sizes = Mapping[str, int]  # numbers of ranks by axis; "heads" are the sp ranks that exchange heads
 
 
-class Strategy(Protocol):
+class Strategy:
+    """How a module is divided over ranks."""
+
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
         """Raise ValueError if these numbers of ranks cannot divide the module."""
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         """Return the replacement for the model's `number`-th module."""
+        raise NotImplementedError
 
 
 ShardingPlan = Mapping[str, Strategy]
 
 
 @dataclass(frozen=True)
-class ColumnParallel:
+class ColumnParallel(Strategy):
     """Split outputs.  Of several pieces, such as q, k and v, `pieces` are the relative lengths, named by `settings`."""
 
     pieces: tuple[int, ...] = ()
@@ -81,7 +84,7 @@ class ColumnParallel:
 
 
 @dataclass(frozen=True)
-class RowParallel:
+class RowParallel(Strategy):
     """Split inputs, as a column-parallel layer before it outputs them."""
 
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
@@ -92,7 +95,7 @@ class RowParallel:
 
 
 @dataclass(frozen=True)
-class ExpertParallel:
+class ExpertParallel(Strategy):
     """Split a mixture's experts over ep, and the hidden width of each over tp."""
 
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
@@ -103,7 +106,7 @@ class ExpertParallel:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(Strategy):
     """Split an embedding, or the head that may be tied to it, over its `vocab_size` tokens."""
 
     vocab_size: int
@@ -124,13 +127,10 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class Loss:
+class Loss(Strategy):
     """Loss of logits split over `vocab_size` tokens, and over the tokens of each sequence."""
 
     vocab_size: int
-
-    def check(self, name: str, module: Any, sizes: Sizes) -> None:
-        pass
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         loss = module if axes.whole else VocabularyCrossEntropy(module, axes.tp, self.vocab_size)
@@ -138,7 +138,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(Strategy):
     """Attention core, on q, k and v of a shard of the tokens."""
 
     n_head: int
@@ -159,14 +159,11 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class SequenceRegion:
+class SequenceRegion(Strategy):
     """Norms, dropout and position embeddings between split layers.
 
     In sequence-parallel mode they operate on 1/tp of the sequence.
     """
-
-    def check(self, name: str, module: Any, sizes: Sizes) -> None:
-        pass
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         sequence, rank = axes.tp.sequence, axes.tp.ranks.rank

@@ -137,18 +137,14 @@ def split_matrices(
 ) -> dict[str, SplitMatrix]:
     """Return how the ranks of `comm` hold parameters, given this rank's parts.  Collective."""
     shards = {name: shard_of(param, "tp") for name, param in params.items()}
-    own = [HeldPart(mesh.tp.rank if shards[name] else 0, *own_span(masters, name)) for name in params]
+    spans = {name: masters.spans[name] if name in masters.pieces else slice(0, 0) for name in params}  # updated here
+    own = [HeldPart(mesh.tp.rank if shards[name] else 0, span.start, span.stop) for name, span in spans.items()]
     holders, owners = all_parts(comm, own), owners_of([param.shape for param in params.values()], comm.size)
     matrices = {}
     for (name, param), parts, owner in zip(params.items(), holders, owners, strict=True):
         shard, sources = shards[name], nearest(parts, owner)
         matrices[name] = SplitMatrix(param.shape, shard, mesh.tp.size if shard else 1, owner, parts, sources)
     return matrices
-
-
-def own_span(masters: MasterWeights, name: str) -> tuple[int, int]:
-    """Return the first and last element of a parameter that this rank updates; (0, 0) for none."""
-    return (masters.spans[name].start, masters.spans[name].stop) if name in masters.pieces else (0, 0)
 
 
 def all_parts(comm: collectives.Communicator, own: Sequence[HeldPart]) -> list[dict[int, HeldPart]]:

@@ -24,7 +24,7 @@ from parallelism.buffers.arena import allocate, lay_out, line_length, one_dtype
 from parallelism.pipeline.events import SHARED
 from parallelism.pipeline.schedule.actions import FORWARD, WEIGHTS, Action
 from parallelism.zero.gradients import ReducedGradients
-from parallelism.zero.units import FlatParam, ShardGroups, masters_of, offsets, pieces
+from parallelism.zero.units import FlatParam, ShardGroups, masters_of, offsets
 
 Params = Mapping[str, nn.Parameter]
 New = Callable[[int], tuple[Any, Tensor]]  # a flat array, and torch's view of it
@@ -55,12 +55,9 @@ class ShardedParameters(ReducedGradients):
         gathered = [GatheredLayer(parts[i], params[i], slots[slot_of(i)], ranks) for i in range(len(homes))]
         self.layers = dict(zip(homes, gathered, strict=True))
         trained = [part for of_layer in parts[::-1] for part in of_layer if own.trained(part.unit.slices)]
-        self.reduce_units([part.unit for part in trained], self.grad_dtype or dtype)
-        owned = [
-            pieces(part.unit, ranks.shard.rank, self.params, part.weights, gradient)
-            for part, gradient in zip(trained, self.gradients.own, strict=True)
-        ]
-        self.masters = masters_of(owned, originals)
+        of_trained, weights = [part.unit for part in trained], [part.weights for part in trained]
+        self.reduce_units(of_trained, self.grad_dtype or dtype)
+        self.masters = masters_of(of_trained, ranks.shard.rank, self.params, weights, self.gradients.own, originals)
         self.arrays = array, self.gradients.array
         self._path: list[int] = []  # the layers that this action uses, and the next one after it
 

@@ -20,7 +20,7 @@ from parallelism.data.averaging import Averaging
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.pipeline.local_parameters import LocalParameters
 from parallelism.pipeline.schedule.actions import FORWARD, Action
-from parallelism.zero.units import FlatParam, ShardGroups, masters_of, pieces
+from parallelism.zero.units import FlatParam, ShardGroups, masters_of
 
 
 class ShardedStates(Averaging):
@@ -77,11 +77,7 @@ def masters_in(
     arena: Arena, own: LocalParameters, units: Sequence[FlatParam], rank: int, gradients: Sequence[Tensor]
 ) -> MasterWeights:
     """Return the master weights of a rank's chunks of an arena, and drop the arena's originals."""
-    weights = arena.flat_parameters
-    owned = [
-        pieces(unit, rank, own.params, weights[unit.chunks[rank]], gradient)
-        for unit, gradient in zip(units, gradients, strict=True)
-    ]
-    masters = masters_of(owned, arena.originals)
+    weights = [arena.flat_parameters[unit.chunks[rank]] for unit in units]
+    masters = masters_of(units, rank, own.params, weights, gradients, arena.originals)
     arena.originals = {}
     return masters

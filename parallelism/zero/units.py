@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -142,14 +142,23 @@ def shifted(start: int, stop: int, origin: int) -> slice:
     return slice(start - origin, stop - origin)
 
 
-Pieces = dict[str, tuple[slice, nn.Parameter]]  # flat elements of a parameter, and the piece of them
+def masters_of(
+    units: Sequence[FlatParam],
+    rank: int,
+    params: Mapping[str, nn.Parameter],
+    weights: Iterable[Tensor],
+    gradients: Iterable[Tensor],
+    originals: Mapping[str, Tensor],
+) -> MasterWeights:
+    """Return the master weights of a rank's chunks of units: views of the chunks' `weights` and `gradients`.
 
-
-def pieces(unit: FlatParam, rank: int, params: Mapping[str, nn.Parameter], weights: Tensor, grads: Tensor) -> Pieces:
-    """Return a rank's pieces of a unit's parameters, as views of its chunks of weights and gradients."""
-    return {
-        name: (span, part(params[name], weights[place], grads[place])) for name, (span, place) in unit.cut(rank).items()
-    }
+    `originals` are the whole parameters before they were rounded.
+    """
+    pieces, spans = {}, {}
+    for unit, weight, gradient in zip(units, weights, gradients, strict=True):
+        for name, (span, place) in unit.cut(rank).items():
+            pieces[name], spans[name] = part(params[name], weight[place], gradient[place]), span
+    return MasterWeights(pieces, originals, spans)
 
 
 def part(whole: nn.Parameter, weight: Tensor, gradient: Tensor) -> nn.Parameter:
@@ -163,13 +172,6 @@ def part(whole: nn.Parameter, weight: Tensor, gradient: Tensor) -> nn.Parameter:
     own = like(whole, weight.view(shape))
     own_gradient(own, gradient.view(shape))
     return own
-
-
-def masters_of(owned: Iterable[Pieces], originals: Mapping[str, Tensor] | None = None) -> MasterWeights:
-    """Return the master weights of a rank's pieces, given the whole parameters before they were rounded."""
-    every = {name: piece for of_unit in owned for name, piece in of_unit.items()}
-    spans = {name: span for name, (span, _) in every.items()}
-    return MasterWeights({name: own for name, (_, own) in every.items()}, originals, spans)
 
 
 def offsets(lengths: Iterable[int]) -> list[slice]:
