@@ -78,17 +78,18 @@ def stage_costs(times: Sequence[LayerTimes], parts: Sequence[range], message: fl
 
 
 def passes(stage: Stage, x: Tensor | None, batch: Batch) -> LayerTimes:
-    begin = now(batch.tokens)
+    device = batch.tokens.device
+    begin = now(device)
     y = stage.forward(0, x, batch)
-    forward = now(y)
+    forward = now(device)
     stage.backward_inputs(0, torch.ones_like(y))
-    inputs = now(y)
+    inputs = now(device)
     stage.backward_weights(0)
-    return LayerTimes(forward - begin, inputs - forward, now(y) - inputs)
+    return LayerTimes(forward - begin, inputs - forward, now(device) - inputs)
 
 
-def now(x: Tensor) -> float:
-    """Return the time in seconds, after waiting for the work queued on the device of x."""
-    if x.is_cuda:
-        torch.cuda.synchronize(x.device)
+def now(device: torch.device | str) -> float:
+    """Return the time in seconds, after waiting for the work queued on a device."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
     return time.perf_counter()

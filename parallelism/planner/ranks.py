@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +13,7 @@ import collectives
 from collectives.job import system
 from models.config import LlamaConfig, ModelConfig
 from models.model import make
+from parallelism.pipeline.layer_times import now
 from parallelism.planner.layout import TrainingJob
 from parallelism.planner.machine import SPARE, Machine
 from parallelism.planner.search import NOTHING_FIXED, PlannedLayout, best
@@ -74,12 +74,6 @@ def seconds(act: Callable[[], object], device: str) -> float:
         act()
         number += 1
     return elapsed_s / number
-
-
-def now(device: str) -> float:
-    if device != "cpu":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def memory_bytes(device: str = "cpu", ranks: int = 1) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parallelism.numerics.dropout import Drop, has_numba
+from parallelism.numerics.dropout import Drop, kernels
 
 HALVES = (torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256  # largest head size of FlashAttention; head sizes are multiples of 8
@@ -84,26 +84,22 @@ class Dropping:
     @staticmethod
     def takes(q: Tensor, k: Tensor, rules: ScoreRules) -> bool:
         fits = q.dtype != torch.float64 and (not rules.causal or q.shape[2] == k.shape[2])
-        return q.device.type == "cpu" and rules.drop is not None and rules.mask is None and fits and has_numba()
+        return q.device.type == "cpu" and rules.drop is not None and rules.mask is None and fits and bool(kernels())
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, rules: ScoreRules) -> tuple[Tensor, Tensor]:
-        from parallelism.numerics.pointwise_kernels import softmax
-
         q, k, v = map(wide, (q, k, v))
         with torch.autocast("cpu", enabled=False):
             scores, log = q @ k.transpose(-1, -2), q.new_empty(q.shape[:-1])
-            softmax(rows_of(scores), *numbers(q, rules), log.view(-1).numpy())
+            kernels().softmax(rows_of(scores), *numbers(q, rules), log.view(-1).numpy())
             return scores @ v, log
 
     @staticmethod
     def backward(gradient: Tensor, saved: SavedAttention, rules: ScoreRules) -> tuple[Tensor, Tensor, Tensor]:
-        from parallelism.numerics.pointwise_kernels import softmax_backward
-
         q, k, v, out, log = *map(wide, saved[:3]), *saved[3:]
         p, ds, delta = q @ k.transpose(-1, -2), gradient @ v.transpose(-1, -2), (gradient * out).sum(-1)
         logs = (x.reshape(-1).numpy() for x in (log, delta))
-        softmax_backward(rows_of(p), rows_of(ds), *numbers(q, rules), *logs)
+        kernels().softmax_backward(rows_of(p), rows_of(ds), *numbers(q, rules), *logs)
         return ds @ k, ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ gradient
 
 

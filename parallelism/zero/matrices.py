@@ -79,12 +79,8 @@ class Exchange:
         out, self.received = allocate(comm, sum(route.length for route in incoming), dtype, device)
         self.outgoing = dict(zip(outgoing, offsets(route.length for route in outgoing), strict=True))
         self.incoming = dict(zip(incoming, offsets(route.length for route in incoming), strict=True))
-        counts = np.zeros((2, comm.size), np.int64)
-        for route in outgoing:
-            counts[0, route.dest] += route.length
-        for route in incoming:
-            counts[1, route.source] += route.length
-        send, recv = map(tuple, counts.tolist())
+        send = tuple(sum(route.length for route in outgoing if route.dest == rank) for rank in range(comm.size))
+        recv = tuple(sum(route.length for route in incoming if route.source == rank) for rank in range(comm.size))
         self.plan = comm.plan("all_to_all", array, out=out, send_counts=send, recv_counts=recv)
 
     def __call__(self, tensors: Mapping[ElementRoute, Tensor]) -> dict[ElementRoute, Tensor]:
