@@ -15,13 +15,7 @@ import numpy as np
 
 import collectives
 from collectives.job.errors import InputError
-from parallelism.checkpoint.folders import (
-    UNFINISHED,
-    commit,
-    keep_last,
-    next_number,
-    remove_unfinished,
-)
+from parallelism.checkpoint.folders import UNFINISHED, commit, keep_last, next_number, remove_unfinished
 from parallelism.checkpoint.loader import CheckpointLoader
 from parallelism.checkpoint.lock import Lock
 from parallelism.checkpoint.part import TensorShard

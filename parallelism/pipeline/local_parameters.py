@@ -115,7 +115,10 @@ class LocalParameters:
         self.leaves: list[Tensor] = [param for param in self.params.values() if param.requires_grad]  # of the graph
         self.num_micro_batches = len({action.micro_batch for action in order})
         self._names = dict(model.named_parameters(remove_duplicate=False))
-        self._layers = {name: {n for n, owned in modules.items() if is_inside(name, owned)} for name in self._names}
+        self._layers = {  # "" is the whole model
+            name: {number for number, owned in modules.items() if any(not m or name.startswith(f"{m}.") for m in owned)}
+            for name in self._names
+        }
         self._users: dict[Tensor, set[int]] = {}  # layers that use each parameter
         for name, param in self._names.items():
             self._users.setdefault(param, set()).update(self._layers[name])
@@ -170,8 +173,3 @@ class LocalParameters:
                 self.leaves += uses[param]
                 self.names |= dict.fromkeys(uses[param], self.names[param])
         return uses
-
-
-def is_inside(name: str, modules: Sequence[str]) -> bool:
-    """Return whether a parameter belongs to one of the modules; "" is the whole model."""
-    return any(not module or name.startswith(f"{module}.") for module in modules)

@@ -167,12 +167,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         ("hosts", RANKS.whole, None, "number of nodes; by default 1, or the measured ones"),
         ("gpus", RANKS.whole, None, "ranks on each node; by default as many as the fabric's nodes have"),
         ("tflops", ranges.TFLOPS.number, None, f"peak TFLOP/s of a rank in matrix products; {own}"),
-        (
-            "efficiency",
-            EFFICIENCIES.number,
-            EFFICIENCY,
-            f"achieved fraction of the peak (default: {EFFICIENCY})",
-        ),
+        ("efficiency", EFFICIENCIES.number, EFFICIENCY, f"achieved fraction of the peak (default: {EFFICIENCY})"),
         ("least_pass", MICROSECONDS.number, None, f"least time of a block's pass in us (default: {LEAST_PASS_US:g})"),
         ("memory", GIGABYTES.number, None, f"memory of a rank in GB; {own}"),
         ("spare", SPARES.number, SPARE, f"fraction of memory to spare for what is not counted (default: {SPARE})"),

@@ -35,11 +35,7 @@ class SequenceParallel:
     """
 
     def __init__(
-        self,
-        comm: collectives.Communicator,
-        mode: str = "ring",
-        order: str = "zigzag",
-        head_ranks: int | None = None,
+        self, comm: collectives.Communicator, mode: str = "ring", order: str = "zigzag", head_ranks: int | None = None
     ):
         with comm.agreed("SequenceParallel"):
             parts = shard_tokens(0, comm.size, mode, order, head_ranks).parts

@@ -15,12 +15,7 @@ from parallelism.experts.exchange import ExpertExchange
 from parallelism.experts.expert_parallel import ParallelMixture
 from parallelism.numerics.dropout import BatchPosition, Dropout
 from parallelism.placement import Shard
-from parallelism.sequence.sequence_parallel import (
-    DroppingAttention,
-    SequenceAttention,
-    SequenceLoss,
-    SequenceParallel,
-)
+from parallelism.sequence.sequence_parallel import DroppingAttention, SequenceAttention, SequenceLoss, SequenceParallel
 from parallelism.sequence.token_shards import check_heads
 from parallelism.tensor.layers import (
     Axis,
