@@ -767,7 +767,7 @@ ZERO = [
         ("test_zero.py", "sgd and 2-ranks", 2),
     ),
     mutant(
-        "parallelism/data/summation.py",
+        "parallelism/buffers/gradients.py",
         "total.add_(gradient)",
         "total.copy_(gradient)",
         ("test_zero.py", "micro_batches_add_up and 2-ranks", 2),

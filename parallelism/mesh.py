@@ -13,6 +13,16 @@ import collectives
 AXES = ("dp", "pp", "sp", "tp")  # axes of train.py and the planner: tp innermost, so that it stays within a node
 
 
+def divisors(number: int) -> list[int]:
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
+
+
+def listed_divisors(number: int) -> str:
+    """Return the numbers of ranks that divide a number evenly, for messages."""
+    return ", ".join(map(str, divisors(number)))
+
+
 class Within(NamedTuple):
     """An axis nested in another one: groups of `length` neighbouring ranks along `axis`."""
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 import collectives
 from parallelism.buffers.arena import Arena
+from parallelism.buffers.gradients import TiedSums
 from parallelism.data.buckets import Bucket, BucketQueue, cut_buckets
 from parallelism.data.replica import Replica
-from parallelism.data.summation import TiedSums
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.pipeline.schedule.actions import FORWARD, Action
 from parallelism.zero.units import FlatParam

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
-from math import gcd, isqrt
+from math import gcd
 from typing import Any, NamedTuple
 
 from models.config import ModelConfig
-from parallelism.mesh import AXES
+from parallelism.mesh import AXES, divisors
 from parallelism.pipeline.schedule.registry import REGISTRY
 from parallelism.sequence.token_shards import check_between_layers, check_heads, head_ranks_of, shard_tokens
 
@@ -69,11 +69,6 @@ class TrainingJob(NamedTuple):
 
     def head_ranks(self, sp: int) -> int:
         return head_ranks_of(self.sp_mode, sp, self.sp_heads)
-
-
-def divisors(number: int) -> list[int]:
-    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
-    return small + [number // n for n in reversed(small) if n * n != number]
 
 
 def mesh_of(layout: ParallelLayout) -> ParallelLayout:

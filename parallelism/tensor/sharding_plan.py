@@ -13,6 +13,7 @@ import collectives
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.experts.exchange import ExpertExchange
 from parallelism.experts.expert_parallel import ParallelMixture
+from parallelism.mesh import listed_divisors
 from parallelism.numerics.dropout import BatchPosition, Dropout
 from parallelism.placement import Shard
 from parallelism.sequence.sequence_parallel import DroppingAttention, SequenceAttention, SequenceLoss, SequenceParallel
@@ -235,7 +236,7 @@ def check_divisible(what: str, number: int, size: int) -> None:
     Raises: ValueError with the numbers of ranks that divide it, and the nearest number that these ranks divide.
     """
     if number % size:
-        able = ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+        able = listed_divisors(number)
         nearest = max(1, round(number / size)) * size
         other = what.format(nearest).rpartition(": ")[2]
         raise ValueError(f"{what.format(number)} is not divisible by tp={size}: use a tp of {able}, or {other}")

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 import collectives
+from parallelism.buffers import gradients
 from parallelism.buffers.arena import Arena, allocate, one_dtype
 from parallelism.buffers.releasable import ReleasableBuffer
-from parallelism.data import summation
 from parallelism.data.buckets import Bucket, BucketQueue, cut_buckets
 from parallelism.data.replica import Replica
 from parallelism.pipeline.events import SHARED
@@ -203,5 +203,5 @@ class ReduceBucket(Bucket):
         if self.is_under_way:
             self.plan.wait()
             chunk, own = self.mine
-            summation.add(own, chunk, self.micro_batch)
+            gradients.add(own, chunk, self.micro_batch)
             self.is_under_way = False

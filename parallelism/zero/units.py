@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import collectives
 from collectives.schedule.moves import shares
 from parallelism.buffers.gradients import own_gradient
+from parallelism.mesh import listed_divisors
 from parallelism.numerics.clipping import BLOCK
 from parallelism.numerics.master_weights import MasterWeights, like
 from parallelism.placement import shard_of
@@ -79,7 +80,7 @@ def groups_of(group: str | int, size: int, nodes: Iterable[Iterable[int]]) -> li
             raise ValueError(f"zero_group node: nodes have {lengths} ranks: start as many on each, or use all")
         return groups
     if not isinstance(group, int) or group < 1 or size % group:
-        able = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+        able = listed_divisors(size)
         raise ValueError(f"zero_group {group} does not divide {size} ranks: use all, node, or one of {able}")
     return [list(part) for part in shares(size, size // group)]
 
