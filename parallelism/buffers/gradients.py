@@ -7,8 +7,6 @@ end, so that the result does not depend on whether they are on one rank.  The re
 A parameter carries `wide_grad` if its gradients are of another dtype, and torch's own hooks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

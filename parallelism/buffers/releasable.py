@@ -1,7 +1,5 @@
 """Releasable buffers: memory goes back to the operating system while it holds only zeros."""
 
-from __future__ import annotations
-
 import mmap
 from contextlib import suppress
 from typing import Any

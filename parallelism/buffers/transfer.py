@@ -1,7 +1,5 @@
 """Asynchronous copies between host and device: the host starts a copy, and reads the result later."""
 
-from __future__ import annotations
-
 import time
 
 import torch

@@ -4,8 +4,6 @@ A folder is named by a sequence number and the step: `00007-step-300`.  While it
 removed, its name ends in `.unfinished`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Directory lock: only one run at a time writes to a directory."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Expert parallelism: shard a mixture's experts over the ranks of an axis, and replicate its router."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

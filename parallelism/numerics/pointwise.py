@@ -4,8 +4,6 @@ Torch's own take several times as long in float32 on few threads, and save more 
 to torch, which computes them at nearly memory bandwidth.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transfor
 sections 4.1 to 4.3, for fused attention, which saves no scores.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from models.config import ModelConfig

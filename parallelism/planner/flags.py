@@ -1,7 +1,5 @@
 """Command line of the planner: model, batch and layout as train.py's flags, and the machine."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields

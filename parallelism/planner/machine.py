@@ -1,7 +1,5 @@
 """Machine model: nodes, links, and the speed and memory of a rank."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from collectives.schedule.cost import Network, Nodes

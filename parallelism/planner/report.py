@@ -1,7 +1,5 @@
 """Planner report: a table of the best layouts, why each is slower than the first, and which layouts do not fit."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Container, Iterator
 from typing import Any

@@ -10,8 +10,6 @@ Source: Dao et al., "FlashAttention", 2022, sections 3.1 and B; torch, `_scaled_
 torch.distributed.tensor.experimental, which calls the CUDA kernels like this, and native_functions.yaml (signatures).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ Source: Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers for
 2310.01889.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

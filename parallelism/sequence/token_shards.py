@@ -3,8 +3,6 @@
 Training and the planner check here if a number of ranks can divide tokens and heads.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

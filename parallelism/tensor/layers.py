@@ -7,8 +7,6 @@ Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language 
 section 3; Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, section 4.2.2.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

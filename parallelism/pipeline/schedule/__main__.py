@@ -6,8 +6,6 @@ python -m parallelism.pipeline.schedule search --stages 4 --micro_batches 8 --vi
 python -m parallelism.pipeline.schedule check my.csv
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -8,8 +8,6 @@ Sources: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using
 and 2.2.2 (interleaved); Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain

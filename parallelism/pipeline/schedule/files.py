@@ -4,8 +4,6 @@ Empty cells are idle time, and ignored; `#` begins a comment.  The CSV format is
 torch.distributed.pipelining for a schedule's compute actions: F, B, I and W.
 """
 
-from __future__ import annotations
-
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple

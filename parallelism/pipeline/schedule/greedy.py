@@ -4,8 +4,6 @@ Micro-batches are equivalent, so that every stage takes them in order.  Memory c
 pass only if all those of the oldest micro-batch still fit, and backward passes free memory.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterator

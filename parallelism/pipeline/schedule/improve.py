@@ -4,8 +4,6 @@ The path leads back from the action that ends last to the start: each of its act
 ended, on the same rank or with a message.  The end can be earlier only if two of them on one rank change places.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Sequence
 from contextlib import suppress

@@ -5,8 +5,6 @@ and waited for at the end only; a receive is posted some actions before the one 
 with computation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ An action begins when its rank is free and its input has arrived: a message's ti
 or at once from a stage of the same rank.  Messages do not contend for bandwidth.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

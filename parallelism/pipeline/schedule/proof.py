@@ -5,8 +5,6 @@ it is received; a receive is posted without waiting.  A rank waits for messages 
 receiver, so that all interleavings of the ranks have the same outcome.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 

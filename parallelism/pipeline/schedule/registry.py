@@ -1,7 +1,5 @@
 """Registry of pipeline schedules, with the numbers of stages per rank that each supports."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 
