@@ -51,7 +51,7 @@ class Checkpoints(CheckpointLoader):
         with comm.agreed("Checkpoints"):
             if keep < 1:
                 raise ValueError(f"keep={keep} checkpoints must be at least 1")
-            self._lock = self._take_lock() if comm.rank == 0 else None
+            self._lock = Lock(self.directory, say) if comm.rank == 0 else None
         try:
             self._number = self._first_number()
         except BaseException:
@@ -61,21 +61,17 @@ class Checkpoints(CheckpointLoader):
         self._done = np.zeros(1, np.int64)
         self._all_done = comm.plan("all_reduce", self._done, op="min")
 
-    def _take_lock(self) -> Lock:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        return Lock(self.directory, self.say)
-
     def _first_number(self) -> int:
         """Return the next checkpoint's number, which is larger than every existing one."""
-        message = f"{self._lock.text}\n{next_number(self.directory)}" if self._lock else ""
-        text, number = self.comm.broadcast_object(message).splitlines()
+        first = (self._lock.text, next_number(self.directory)) if self._lock else None
+        text, number = self.comm.broadcast_object(first)
         with self.comm.agreed("Checkpoints"):
             path = self.directory / "lock"
             if not path.exists() or path.read_text() != text:
                 raise ValueError(f"{self.directory} is not the first rank's: choose a folder that all hosts share")
             if self._lock:
                 remove_unfinished(self.directory)
-        return int(number)
+        return number
 
     def save(self, step: int, parts: Iterable[TensorShard], whole: Mapping[str, Any]) -> None:
         """Start writing a checkpoint; the tensors may change once this has returned.
@@ -128,13 +124,11 @@ class Checkpoints(CheckpointLoader):
 
     def _finish(self, pending: PendingCheckpoint) -> None:
         with self.comm.agreed("checkpoint"):
-            text = json.dumps(pending.written.result())
-        texts = self.comm.all_gather_object(text)
+            entry = pending.written.result()
+        entries = self.comm.all_gather_object(entry)
         with self.comm.agreed("checkpoint"):
             if self.comm.rank == 0:
-                entries = [ShardEntry.from_json(json.loads(text)) for text in texts]
-                nonempty = [entry for entry in entries if entry.pieces]
-                commit(pending.folder, Index(pending.step, pending.whole, nonempty))
+                commit(pending.folder, Index(pending.step, pending.whole, [each for each in entries if each.pieces]))
                 keep_last(self.directory, self.keep, self._broken)
 
     def close(self) -> None:

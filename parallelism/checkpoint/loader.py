@@ -38,9 +38,9 @@ class CheckpointLoader:
     def newest(self) -> Path | None:
         """Return the newest checkpoint whose shards all verify (each is read by one of the ranks), or None."""
         with self.comm.agreed("newest"):
-            names = "\n".join(path.name for path in complete_checkpoints(self.directory)) if self.comm.rank == 0 else ""
-        names = self.comm.broadcast_object(names)
-        return newest([self.directory / name for name in names.splitlines()], self._check, self.say)
+            paths = complete_checkpoints(self.directory) if self.comm.rank == 0 else []
+        names = self.comm.broadcast_object([path.name for path in paths])
+        return newest([self.directory / name for name in names], self._check, self.say)
 
     def _check(self, path: Path) -> None:
         self._broken.add(path)
