@@ -45,7 +45,7 @@ def search(
     least_s = (1 + LEAST_GAIN) * min(map(bound_s, jobs))
     fitting = [each for each in registered(num_ranks, num_micro_batches, virtual_stages) if keeps(each, limits)]
     homes = [tuple(schedule.home[stage] for stage in range(schedule.num_stages)) for schedule in fitting]
-    baselines = (timed(replace(jobs[0], home=home), known.orders) for home, known in zip(homes, fitting, strict=True))
+    baselines = (timed(replace(jobs[0], home=home), each.orders) for home, each in zip(homes, fitting, strict=True))
     draws = random.Random(seed)
     starts = sorted(until(least_s, chain(baselines, by_policy(jobs, draws, work // 2))), key=span_s)
     shares = [improve(start, draws, work // 2 // NUM_IMPROVED, least_s) for start in starts[:NUM_IMPROVED]]
