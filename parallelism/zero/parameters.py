@@ -117,7 +117,12 @@ class ShardedParameters(ReducedGradients):
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Hold all parameters in the module in this context, for reading, not for computing.  Collective."""
-        copy_out(self.layers.values())
+        for layer in self.layers.values():
+            layer.gather()
+            copies = [(param, param.data.clone()) for param in layer.views]
+            layer.release()
+            for param, copy in copies:
+                param.data = copy
         try:
             yield
         finally:
@@ -190,16 +195,6 @@ class GatheredLayer:
         for param, value in values.items():
             param.data = value
         self.here = values is self.views
-
-
-def copy_out(layers: Iterable[GatheredLayer]) -> None:
-    """Put copies of all parameters into the module, until these layers are released.  Collective."""
-    for layer in layers:
-        layer.gather()
-        copies = [(param, param.data.clone()) for param in layer.views]
-        layer.release()
-        for param, copy in copies:
-            param.data = copy
 
 
 def own_chunks(units: Sequence[Sequence[FlatParam]], rank: int, new: New) -> tuple[Any, list[list[FlatParamShard]]]:
