@@ -629,13 +629,13 @@ DIVIDED = [
         ("test_finite.py", "losses_come_before and 3-ranks", 3),
     ),
     mutant(
-        "parallelism/numerics/loss_scale.py",
+        "parallelism/numerics/non_finite.py",
         "torch.where(finite, self.good_steps + 1, 0.0)",
         "self.good_steps + finite",
         ("test_precision_training.py", "loss_scale_grows"),
     ),
     mutant(
-        "parallelism/numerics/loss_scale.py",
+        "parallelism/numerics/non_finite.py",
         "self.good_steps = torch.where(grows, 0.0, good_steps)",
         "self.good_steps = good_steps",
         ("test_precision_training.py", "loss_scale_grows"),
@@ -692,7 +692,7 @@ DIVIDED = [
 
 PIPELINES = [
     mutant(
-        "parallelism/pipeline/schedule/looped.py",
+        "parallelism/pipeline/schedule/basic.py",
         "num_ahead = 2 * (num_ranks - 1 - rank) + 1",
         "num_ahead = 2 * (num_ranks - rank) + 1",
         ("test_pipeline_schedule.py", "interleaved_is_that_of_torch"),
@@ -779,7 +779,7 @@ ZERO = [
         ("test_zero.py", "sgd and 2-ranks", 2),
     ),
     mutant(
-        "parallelism/data/summation.py",
+        "parallelism/buffers/gradients.py",
         "total.add_(gradient)",
         "total.copy_(gradient)",
         ("test_zero.py", "micro_batches_add_up and 2-ranks", 2),
@@ -812,7 +812,7 @@ CHECKPOINTS = [
         ("test_checkpoint_parts.py", "on_the_disk_before"),
     ),
     mutant(
-        "parallelism/checkpoint/index.py",
+        "parallelism/checkpoint/reading.py",
         "if sealed(values) != text:",
         "if not values:",
         ("test_checkpoint_parts.py", "flipped_byte or index_that_is_none"),

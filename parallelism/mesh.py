@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collectives import Communicator
+import collectives
 
 AXES = ("dp", "pp", "sp", "tp")  # axes of train.py and the planner: tp innermost, so that it stays within a node
+
+
+def divisors(number: int) -> list[int]:
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return small + [number // n for n in reversed(small) if n * n != number]
+
+
+def listed_divisors(number: int) -> str:
+    """Return the numbers of ranks that divide a number evenly, for messages."""
+    return ", ".join(map(str, divisors(number)))
 
 
 class Within(NamedTuple):
@@ -67,15 +76,15 @@ class Mesh:
     Raises: InputError where the axes do not multiply to the number of ranks.
     """
 
-    def __init__(self, comm: Communicator, **axes: int | Within | None):
+    def __init__(self, comm: collectives.Communicator, **axes: int | Within | None):
         with comm.agreed():
             self.layout = mesh_shape(comm.size, **axes)
         self.comm, self.shape, self.coords = comm, self.layout.lengths, self.layout.coords(comm.rank)
-        self._parts: dict[tuple[str, ...], Communicator] = {}
+        self._parts: dict[tuple[str, ...], collectives.Communicator] = {}
         for names in ((), *((axis,) for axis in self.layout.made_of)):
             self.along(*names)
 
-    def along(self, *axes: str) -> Communicator:
+    def along(self, *axes: str) -> collectives.Communicator:
         """Return the communicator of ranks that differ from this one only in some axes.  Collective."""
         key = self.layout.along(*axes)
         if key not in self._parts:
@@ -85,10 +94,10 @@ class Mesh:
             self._parts[key] = part
         return self._parts[key]
 
-    def __getitem__(self, axis: str) -> Communicator:
+    def __getitem__(self, axis: str) -> collectives.Communicator:
         return self._parts[self.layout.along(axis)]
 
-    def __getattr__(self, axis: str) -> Communicator:
+    def __getattr__(self, axis: str) -> collectives.Communicator:
         if axis.startswith("_") or axis == "layout":  # looked up on a mesh that is still being built or copied
             raise AttributeError(axis)
         return self[axis]

@@ -19,8 +19,8 @@ from collectives.job.errors import LoneInputError
 from models.data import TokenWindows
 from models.mixture import balance, routers, scale_losses
 from models.model import Model
-from parallelism.buffers.exposed_time import ExposedTime
-from parallelism.buffers.transfer import read_back, to_device
+from parallelism.buffers.tensor_collectives import ExposedTime
+from parallelism.buffers.transfer import Readback, to_device
 from parallelism.buffers.whole_parameters import fill, wholes
 from parallelism.checkpoint import model_parts
 from parallelism.data.sampler import DistributedSampler
@@ -29,8 +29,8 @@ from parallelism.mesh import Mesh, axes_of
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.non_finite import GradientMonitor, StepGuard, Verdict
+from parallelism.pipeline.local_parameters import tied_names
 from parallelism.pipeline.stage import Batch
-from parallelism.pipeline.tied import tied_names
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from training.checks import check
 from training.config import TRACED, Config, learning_rate_of, make_model
@@ -167,7 +167,7 @@ class TrainingRun:
         comm_s = self.model.exposed_s - waited_s + time.perf_counter() - computed_s
         bubble, used_mib = self.model.times.bubble(self.mesh.pp), memory_mib(config.device)
         metrics = {"iter": iteration, "lr": lr, "bubble": bubble, "memory_mib": used_mib}
-        return PendingStep(self, verdict.names, read_back(numbers), begin_s, comm_s, metrics)
+        return PendingStep(self, verdict.names, Readback(numbers), begin_s, comm_s, metrics)
 
     def add(self, *numbers: Any) -> torch.Tensor:
         """Return the sums of these numbers over the ranks of dp and pp.  Collective."""

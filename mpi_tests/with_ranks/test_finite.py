@@ -10,9 +10,8 @@ from collectives import InputError
 from mpi_tests.helpers.training import MODES, Training
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
-from parallelism.numerics.loss_scale import LossScale
 from parallelism.numerics.master_weights import MasterWeights
-from parallelism.numerics.non_finite import StepGuard
+from parallelism.numerics.non_finite import LossScale, StepGuard
 from parallelism.pipeline.deferred import WeightGradients
 
 NAME = "transformer.h.1.attn.c_proj.weight"

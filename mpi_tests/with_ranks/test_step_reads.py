@@ -99,7 +99,7 @@ class LateReadback:
 def events(monkeypatch):
     """Record the actions of a run's readback on a device in order."""
     events = []
-    monkeypatch.setattr("training.run.read_back", lambda x: LateReadback(x, events))
+    monkeypatch.setattr("training.run.Readback", lambda x: LateReadback(x, events))
     return events
 
 

@@ -35,7 +35,7 @@ from mpi_tests.helpers.trained import (
     on,
     on_first,
 )
-from parallelism.checkpoint.index import sealed
+from parallelism.checkpoint.reading import sealed
 from parallelism.checkpoint.stop import SIGNALS
 from parallelism.pipeline.schedule.search import search
 from training.config import Config

@@ -36,9 +36,9 @@ from parallelism.checkpoint.folders import (
     next_number,
     remove_unfinished,
 )
-from parallelism.checkpoint.index import Index, sealed
 from parallelism.checkpoint.loader import check_same
 from parallelism.checkpoint.lock import Lock
+from parallelism.checkpoint.reading import Index, sealed
 from parallelism.checkpoint.shards import ShardReader, write_shard
 from parallelism.placement import Shard
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parallelism.sequence.fused_attention import Dropping, OnCPU, OnCUDA, ScoreRules, kernel
+from parallelism.sequence.partial_attention import Dropping, OnCPU, OnCUDA, ScoreRules, kernel
 
 MASK = torch.ones(4, 4)
 

@@ -3,8 +3,7 @@
 import pytest
 
 from parallelism.pipeline.schedule.actions import Schedule, parse
-from parallelism.pipeline.schedule.basic import gpipe, naive, one_f_one_b
-from parallelism.pipeline.schedule.looped import breadth_first, interleaved
+from parallelism.pipeline.schedule.basic import breadth_first, gpipe, interleaved, naive, one_f_one_b
 from parallelism.pipeline.schedule.price import Costs, price
 from parallelism.pipeline.schedule.zero_bubble import zb_h1, zb_v
 

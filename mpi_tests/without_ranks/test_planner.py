@@ -41,7 +41,7 @@ from parallelism.planner.__main__ import main
 from parallelism.planner.counts import block_kept, head_kept, precision_of, stage_params
 from parallelism.planner.flags import parse_request
 from parallelism.planner.layout import divisors, families, mesh_of, meshes, refused_heads, refused_sequence
-from parallelism.planner.memory import Memory, alive, memory, model_shards, outline, rank_params, working
+from parallelism.planner.memory import Memory, alive, memory, model_shards, rank_params, working
 from parallelism.planner.passes import PassContext, of_stages
 from parallelism.planner.place import AxisGroup, RankPlacement
 from parallelism.planner.replicas import shown_s
@@ -105,7 +105,8 @@ def parted(model, config, tp):
 def test_bytes_of_each_layout_are_those_of_real_models_and_optimizers(name, config):
     job = TrainingJob(config, 4)
     for pp, tp in product((1, 2), (1, 2)):
-        stages, _ = outline(name, pp, registry.REGISTRY[name].virtual_stages)
+        schedule = registry.make(name, pp, 1)
+        stages = [schedule.stages(rank) for rank in range(pp)]
         layout = ParallelLayout(pp=pp, tp=tp, schedule=name, virtual_stages=len(stages[0]))
         for rank in range(pp):
             model = parted(make(config), config, tp)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from parallelism.numerics.loss_scale import LossScale
+from parallelism.numerics.non_finite import LossScale
 from parallelism.numerics.precision import Precision
 
 

@@ -33,7 +33,7 @@ def test_compiled_or_not_dropout_is_the_same(dtype, monkeypatch):
         torch.arange(5), torch.arange(37)
     )
     compiled = drop(x)
-    monkeypatch.setattr(dropout, "has_numba", lambda: False)
+    monkeypatch.setattr(dropout, "kernels", lambda: None)
     assert torch.equal(compiled, drop(x))
     assert 0 < (compiled == 0).float().mean() < 1
 
@@ -43,8 +43,7 @@ def test_compiled_or_not_dropout_is_the_same(dtype, monkeypatch):
 def test_attention_with_dropout_in_one_pass_is_that_in_several(queries, causal):
     """In float32, both agree up to rounding with torch's autograd of the plain formula in float64."""
     from parallelism.numerics import dropout
-    from parallelism.sequence.fused_attention import ScoreRules
-    from parallelism.sequence.partial_attention import attend, attend_backward
+    from parallelism.sequence.partial_attention import ScoreRules, attend, attend_backward
 
     torch.manual_seed(queries)
     keys = queries if causal else 37
@@ -69,8 +68,7 @@ def test_attention_with_dropout_in_one_pass_is_that_in_several(queries, causal):
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_attention_with_dropout_passes_on_what_is_not_finite(number):
     from parallelism.numerics import dropout
-    from parallelism.sequence.fused_attention import ScoreRules
-    from parallelism.sequence.partial_attention import attend, attend_backward
+    from parallelism.sequence.partial_attention import ScoreRules, attend, attend_backward
 
     q, k, v = (torch.ones(1, 1, 20, 8) for _ in range(3))
     q[0, 0, 11, 0] = number

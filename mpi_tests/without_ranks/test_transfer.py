@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parallelism.buffers.transfer import read_back, to_device
+from parallelism.buffers.transfer import Readback, to_device
 
 GPU = "cuda:1"
 
@@ -35,7 +35,7 @@ def events(monkeypatch):
 
 def test_numbers_of_a_gpu_are_copied_at_once_and_waited_for_when_they_are_read(events):
     x = SimpleNamespace(shape=(2,), dtype=torch.float64, device=GPU, is_cuda=True, value=torch.tensor([1.0, 2.0]))
-    back = read_back(x)
+    back = Readback(x)
     assert back.is_late
     assert events == ["copy, non_blocking=True", "record"]
     assert back.ended_s == 0
@@ -46,7 +46,7 @@ def test_numbers_of_a_gpu_are_copied_at_once_and_waited_for_when_they_are_read(e
 
 def test_numbers_of_the_host_are_there(events):
     x = torch.ones(3)
-    back = read_back(x)
+    back = Readback(x)
     assert back.read() is x
     assert not back.is_late
     assert events == []

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+import collectives
 from collectives.arrays.views import to_torch
 from parallelism.buffers.gradients import own_gradient
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 ALIGNMENT_BYTES = 64  # of each parameter, so that kernels use whole cache lines and vectors
 
@@ -35,7 +33,7 @@ class Arena:
     def __init__(
         self,
         module: nn.Module,
-        comm: Communicator,
+        comm: collectives.Communicator,
         device: str = "cpu",
         gradients: bool = True,
         dtype: torch.dtype | None = None,
@@ -51,13 +49,15 @@ class Arena:
         self.gradients, self.flat_gradients = allocate(comm, count if gradients else 0, grad_dtype or dtype, device)
         for name, param in params.items():
             place = self.slices[name]
-            move(param, self.flat_parameters[place].view(param.shape))
+            home = self.flat_parameters[place].view(param.shape)
+            home.copy_(param.data)
+            param.data = home
             owns = gradients and param.requires_grad
             own_gradient(param, self.flat_gradients[place].view(param.shape) if owns else None)
         self._gradients = {name: param.grad for name, param in params.items() if param.grad is not None}
         self._params = params
 
-    def broadcast(self, comm: Communicator) -> None:
+    def broadcast(self, comm: collectives.Communicator) -> None:
         """Broadcast the parameters of rank 0, and their `originals`, to all ranks.  Collective."""
         comm.broadcast(self.parameters, root=0)
         for original in self.originals.values():
@@ -106,14 +106,9 @@ def lay_out(params: Mapping[str, nn.Parameter], line: int) -> tuple[dict[str, sl
     return slices, end
 
 
-def allocate(comm: Communicator, count: int, dtype: torch.dtype, device: str) -> tuple[Any, Any]:
+def allocate(comm: collectives.Communicator, count: int, dtype: torch.dtype, device: str) -> tuple[Any, Any]:
     """Allocate a flat array of zeros; return it and a torch tensor of the same memory.  Collective."""
     array = comm.empty(count, str(dtype).removeprefix("torch."), device)
     tensor = to_torch(array)
     tensor.zero_()
     return array, tensor
-
-
-def move(param: nn.Parameter, home: torch.Tensor) -> None:
-    home.copy_(param.data)
-    param.data = home

@@ -8,6 +8,7 @@ section 3 (f and g); Korthikanti et al., "Reducing Activation Recomputation in L
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -44,33 +45,32 @@ def reduce(x: Tensor, axis: TensorCollectives) -> Tensor:
 
 def split(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
     """Return this rank's shard of a replicated tensor; the gradient's shards are gathered."""
-    return Conjugate.apply(x, parted(axis, dim), gathered(axis, dim))
+    return Conjugate.apply(x, partial(part_of, axis=axis, dim=dim), along(dim, axis.all_gather))
 
 
 def gather(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
     """Gather the shards of all ranks; the gradient, identical on every rank, is split."""
-    return Conjugate.apply(x, gathered(axis, dim), parted(axis, dim))
+    return Conjugate.apply(x, along(dim, axis.all_gather), partial(part_of, axis=axis, dim=dim))
 
 
 def reduce_scatter(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
     """Return this rank's shard of the sum over the ranks; the gradient's shards are gathered."""
-    return Conjugate.apply(x, summed(axis, dim), gathered(axis, dim))
+    return Conjugate.apply(x, along(dim, axis.reduce_scatter), along(dim, axis.all_gather))
 
 
 def all_to_all(x: Tensor, axis: TensorCollectives, split_dim: int, join_dim: int) -> Tensor:
     """Send shard d along `split_dim` to rank d, and join the received shards along `join_dim` in rank order."""
-    return Conjugate.apply(x, exchanged(axis, split_dim, join_dim), exchanged(axis, join_dim, split_dim))
+
+    def exchange(x: Tensor, split_dim: int, join_dim: int) -> Tensor:
+        parts = torch.stack(x.chunk(axis.size, split_dim))  # (size, ...)
+        return torch.cat(axis.all_to_all(parts).unbind(), join_dim)
+
+    there = partial(exchange, split_dim=split_dim, join_dim=join_dim)
+    return Conjugate.apply(x, there, partial(exchange, split_dim=join_dim, join_dim=split_dim))
 
 
 def same(x: Tensor) -> Tensor:
     return x.view_as(x)
-
-
-def parted(axis: TensorCollectives, dim: int) -> Function:
-    def function(x: Tensor) -> Tensor:
-        return part_of(x, axis, dim).contiguous()
-
-    return function
 
 
 def part_of(x: Tensor, axis: TensorCollectives, dim: int) -> Tensor:
@@ -80,15 +80,7 @@ def part_of(x: Tensor, axis: TensorCollectives, dim: int) -> Tensor:
     """
     if x.shape[dim] % axis.size:
         raise ValueError(f"dim {dim} of {tuple(x.shape)} is not divisible by {axis.size} ranks")
-    return x.chunk(axis.size, dim)[axis.rank]
-
-
-def gathered(axis: TensorCollectives, dim: int) -> Function:
-    return along(dim, axis.all_gather)
-
-
-def summed(axis: TensorCollectives, dim: int) -> Function:
-    return along(dim, axis.reduce_scatter)
+    return x.chunk(axis.size, dim)[axis.rank].contiguous()
 
 
 def along(dim: int, collective: Function) -> Function:
@@ -96,13 +88,5 @@ def along(dim: int, collective: Function) -> Function:
 
     def function(x: Tensor) -> Tensor:
         return collective(x.movedim(dim, 0)).movedim(0, dim)
-
-    return function
-
-
-def exchanged(axis: TensorCollectives, split_dim: int, join_dim: int) -> Function:
-    def function(x: Tensor) -> Tensor:
-        parts = torch.stack(x.chunk(axis.size, split_dim))  # (size, ...)
-        return torch.cat(axis.all_to_all(parts).unbind(), join_dim)
 
     return function

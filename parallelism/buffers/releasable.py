@@ -1,19 +1,15 @@
 """Releasable buffers: memory goes back to the operating system while it holds only zeros."""
 
-from __future__ import annotations
-
 import mmap
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from collectives.arrays import views
 from collectives.arrays.views import to_torch
-
-if TYPE_CHECKING:
-    import torch
 
 
 class ReleasableBuffer:

@@ -1,23 +1,39 @@
-"""Collectives on torch tensors at changing addresses but of few shapes: one plan is bound per shape and reused."""
+"""Collectives on torch tensors at changing addresses but of few shapes: one plan is bound per shape and reused.
+
+The time in which a rank is idle, waiting for others, is exposed communication.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+import collectives
 from collectives.arrays.views import to_torch
-from parallelism.buffers.exposed_time import ExposedTime
 
-if TYPE_CHECKING:
-    from collectives import Communicator, Plan
+
+class ExposedTime:
+    """Accumulates the time spent waiting for the network, in seconds, in `exposed_s`."""
+
+    exposed_s = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Time a wait for the network; nested waits count once."""
+        before, begin = self.exposed_s, time.perf_counter()
+        yield
+        self.exposed_s = before + time.perf_counter() - begin
 
 
 class BoundCollective(NamedTuple):
     """A plan, and torch's views of its input and output memory."""
 
-    plan: Plan
+    plan: collectives.Plan
     source: Tensor
     result: Tensor
 
@@ -46,7 +62,7 @@ class TensorCollectives(ExposedTime):
     the n parts of the first dim.
     """
 
-    def __init__(self, comm: Communicator):
+    def __init__(self, comm: collectives.Communicator):
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self._free_plans: dict[tuple, list[BoundCollective]] = defaultdict(list)
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+import collectives
+from parallelism.mesh import Mesh
 from parallelism.placement import Shard, shards_of
-
-if TYPE_CHECKING:
-    from collectives import Communicator
-    from parallelism.mesh import Mesh
 
 
 @torch.no_grad()
@@ -32,13 +29,13 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def gather(local: Tensor, shard: Shard, comm: Communicator) -> Tensor:
+def gather(local: Tensor, shard: Shard, comm: collectives.Communicator) -> Tensor:
     every = comm.all_gather(local, out=local.new_empty(comm.size * local.numel()))
     return shard.whole([one.view(local.shape) for one in every.chunk(comm.size)])
 
 
 @torch.no_grad()
-def fill(model: nn.Module, weights: Mapping[str, Tensor], pp: Communicator) -> None:
+def fill(model: nn.Module, weights: Mapping[str, Tensor], pp: collectives.Communicator) -> None:
     """Fill a model with its parameters and buffers by name; each rank of `pp` provides some of them.  Collective."""
     params = tensors_of(model)
     owners = pp.all_reduce(np.array([pp.rank if name in weights else -1 for name in params]), op="max")

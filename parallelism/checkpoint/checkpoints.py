@@ -9,26 +9,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+import collectives
 from collectives.job.errors import InputError
-from parallelism.checkpoint.folders import (
-    UNFINISHED,
-    commit,
-    keep_last,
-    next_number,
-    remove_unfinished,
-)
-from parallelism.checkpoint.index import Index
+from parallelism.checkpoint.folders import UNFINISHED, commit, keep_last, next_number, remove_unfinished
 from parallelism.checkpoint.loader import CheckpointLoader
 from parallelism.checkpoint.lock import Lock
 from parallelism.checkpoint.part import TensorShard
+from parallelism.checkpoint.reading import Index
 from parallelism.checkpoint.shards import ShardEntry, write_shard
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 
 class PendingCheckpoint(NamedTuple):
@@ -50,14 +42,16 @@ class Checkpoints(CheckpointLoader):
     Raises: InputError if another run writes to the directory, or it is not shared by all ranks.
     """
 
-    def __init__(self, directory: str | Path, comm: Communicator, keep: int = 3, say: Callable[[str], None] = print):
+    def __init__(
+        self, directory: str | Path, comm: collectives.Communicator, keep: int = 3, say: Callable[[str], None] = print
+    ):
         super().__init__(directory, comm, say)
         self.keep = keep
         self._pending: PendingCheckpoint | None = None
         with comm.agreed("Checkpoints"):
             if keep < 1:
                 raise ValueError(f"keep={keep} checkpoints must be at least 1")
-            self._lock = self._take_lock() if comm.rank == 0 else None
+            self._lock = Lock(self.directory, say) if comm.rank == 0 else None
         try:
             self._number = self._first_number()
         except BaseException:
@@ -67,21 +61,17 @@ class Checkpoints(CheckpointLoader):
         self._done = np.zeros(1, np.int64)
         self._all_done = comm.plan("all_reduce", self._done, op="min")
 
-    def _take_lock(self) -> Lock:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        return Lock(self.directory, self.say)
-
     def _first_number(self) -> int:
         """Return the next checkpoint's number, which is larger than every existing one."""
-        message = f"{self._lock.text}\n{next_number(self.directory)}" if self._lock else ""
-        text, number = self.comm.broadcast_object(message).splitlines()
+        first = (self._lock.text, next_number(self.directory)) if self._lock else None
+        text, number = self.comm.broadcast_object(first)
         with self.comm.agreed("Checkpoints"):
             path = self.directory / "lock"
             if not path.exists() or path.read_text() != text:
                 raise ValueError(f"{self.directory} is not the first rank's: choose a folder that all hosts share")
             if self._lock:
                 remove_unfinished(self.directory)
-        return int(number)
+        return number
 
     def save(self, step: int, parts: Iterable[TensorShard], whole: Mapping[str, Any]) -> None:
         """Start writing a checkpoint; the tensors may change once this has returned.
@@ -134,13 +124,11 @@ class Checkpoints(CheckpointLoader):
 
     def _finish(self, pending: PendingCheckpoint) -> None:
         with self.comm.agreed("checkpoint"):
-            text = json.dumps(pending.written.result())
-        texts = self.comm.all_gather_object(text)
+            entry = pending.written.result()
+        entries = self.comm.all_gather_object(entry)
         with self.comm.agreed("checkpoint"):
             if self.comm.rank == 0:
-                entries = [ShardEntry.from_json(json.loads(text)) for text in texts]
-                nonempty = [entry for entry in entries if entry.pieces]
-                commit(pending.folder, Index(pending.step, pending.whole, nonempty))
+                commit(pending.folder, Index(pending.step, pending.whole, [each for each in entries if each.pieces]))
                 keep_last(self.directory, self.keep, self._broken)
 
     def close(self) -> None:
@@ -165,7 +153,7 @@ def as_json(values: Any) -> str:
         raise ValueError(f"a checkpoint's metadata must be JSON-serializable: {error}") from None
 
 
-def shared_out(comm: Communicator, parts: Iterable[TensorShard]) -> list[TensorShard]:
+def shared_out(comm: collectives.Communicator, parts: Iterable[TensorShard]) -> list[TensorShard]:
     """Return the parts that this rank writes; of several holders of a part, one is chosen.  Collective."""
     offers = {identity(part): part for part in parts}
     rows = np.array([[key, part.extent.length * part.tensor.element_size()] for key, part in offers.items()], np.int64)

@@ -1,7 +1,5 @@
 """Extents: the elements of a whole tensor that a rank holds, and the intersection of two ranks' extents."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -4,16 +4,13 @@ A folder is named by a sequence number and the step: `00007-step-300`.  While it
 removed, its name ends in `.unfinished`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 
-from parallelism.checkpoint.index import INDEX, Index, check_complete
-from parallelism.checkpoint.reading import Checkpoint
+from parallelism.checkpoint.reading import INDEX, Checkpoint, Index, check_complete
 from parallelism.checkpoint.shards import naming, sync
 
 UNFINISHED = ".unfinished"

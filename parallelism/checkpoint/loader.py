@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
 
+import collectives
 from collectives.job.errors import InputError
 from parallelism.checkpoint.folders import complete_checkpoints, newest
 from parallelism.checkpoint.part import TensorShard
 from parallelism.checkpoint.reading import Checkpoint
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 BLOCK, MOST_BLOCKS = 1 << 22, 64  # tokens per block, and blocks, that a fingerprint samples
 ANYTHING: Mapping[str, Any] = MappingProxyType({})
@@ -33,16 +31,16 @@ class LoadedState(NamedTuple):
 class CheckpointLoader:
     """Finds and loads checkpoints in `directory`, which all ranks of `comm` share.  All methods are collective."""
 
-    def __init__(self, directory: str | Path, comm: Communicator, say: Callable[[str], None] = print):
+    def __init__(self, directory: str | Path, comm: collectives.Communicator, say: Callable[[str], None] = print):
         self.directory, self.comm, self.say = Path(directory), comm, say
         self._broken: set[Path] = set()  # skipped because they are damaged
 
     def newest(self) -> Path | None:
         """Return the newest checkpoint whose shards all verify (each is read by one of the ranks), or None."""
         with self.comm.agreed("newest"):
-            names = "\n".join(path.name for path in complete_checkpoints(self.directory)) if self.comm.rank == 0 else ""
-        names = self.comm.broadcast_object(names)
-        return newest([self.directory / name for name in names.splitlines()], self._check, self.say)
+            paths = complete_checkpoints(self.directory) if self.comm.rank == 0 else []
+        names = self.comm.broadcast_object([path.name for path in paths])
+        return newest([self.directory / name for name in names], self._check, self.say)
 
     def _check(self, path: Path) -> None:
         self._broken.add(path)

@@ -1,7 +1,5 @@
 """Directory lock: only one run at a time writes to a directory."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -14,7 +12,7 @@ from parallelism.checkpoint.shards import naming
 
 
 class Lock:
-    """Locks a directory for this process until `release()`, or until the process ends for any reason.
+    """Creates a directory, and locks it for this process until `release()`, or until the process ends for any reason.
 
     The operating system keeps the lock, on the file `lock`, so a dead process holds none; the file names the owner.
 
@@ -22,6 +20,7 @@ class Lock:
     """
 
     def __init__(self, directory: Path, say: Callable[[str], None] = print):
+        directory.mkdir(parents=True, exist_ok=True)
         self.path = directory / "lock"
         self.text = json.dumps(
             {"pid": os.getpid(), "host": platform.node(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from models.optimizer import Optimizer
 from parallelism.checkpoint.extent import Extent, LocalShard
+from parallelism.mesh import Mesh
 from parallelism.placement import shards_of
-
-if TYPE_CHECKING:
-    from models.optimizer import Optimizer
-    from parallelism.mesh import Mesh
 
 
 class TensorShard(NamedTuple):

@@ -7,12 +7,11 @@ SIGTERM itself.
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collectives import Communicator
+import collectives
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -20,7 +19,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 class Stop:
     """Records SIGTERM or SIGUSR1 received by any rank, until `close()`.  Construction and `received` are collective."""
 
-    def __init__(self, comm: Communicator, signals: tuple[signal.Signals, ...] = SIGNALS):
+    def __init__(self, comm: collectives.Communicator, signals: tuple[signal.Signals, ...] = SIGNALS):
         self.noted = 0
         self.highest = np.zeros(1, np.int64)
         self._agree = comm.plan("all_reduce", self.highest, op="max")

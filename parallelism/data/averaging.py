@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+import collectives
 from parallelism.buffers.arena import Arena
+from parallelism.buffers.gradients import TiedSums
 from parallelism.data.buckets import Bucket, BucketQueue, cut_buckets
 from parallelism.data.replica import Replica
-from parallelism.data.summation import TiedSums
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.pipeline.schedule.actions import FORWARD, Action
 from parallelism.zero.units import FlatParam
-
-if TYPE_CHECKING:
-    from collectives import Plan
 
 
 class Averaging(Replica):
@@ -53,7 +50,7 @@ class Averaging(Replica):
         size = self.ranks.shard.size if self.zero_stage else 1
         return [FlatParam.of({name: slices[name] for name in names}, self.arena.line, size) for names in ordered]
 
-    def reduce_by(self, plans: Iterable[tuple[Plan, Plan | None]]) -> None:
+    def reduce_by(self, plans: Iterable[tuple[collectives.Plan, collectives.Plan | None]]) -> None:
         """Reduce each unit by a plan, followed by one across the ranks that own the same chunks, if there are any."""
         self.buckets = [
             Bucket(plan, [self.params[name] for name in unit.slices], across)

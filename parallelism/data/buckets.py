@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from collectives import Plan
-    from parallelism.buffers.arena import Arena
+import collectives
+from parallelism.buffers.arena import Arena
 
 
 class Bucket:
     """Parameters whose gradients are reduced together, then `across` the ranks that own the same chunks, if any."""
 
-    def __init__(self, plan: Plan, params: Iterable[Tensor], across: Plan | None = None):
+    def __init__(self, plan: collectives.Plan, params: Iterable[Tensor], across: collectives.Plan | None = None):
         self.plan, self.params, self.across = plan, tuple(params), across
 
     def start(self, micro_batch: int | None = None) -> None:
@@ -37,7 +35,7 @@ class BucketQueue:
     def __init__(self, buckets: Sequence[Bucket], micro_batch: int | None = None):
         self.micro_batch = micro_batch
         self._waiting, self._started = deque(buckets), deque[Bucket]()
-        self._across: list[Plan] = []
+        self._across: list[collectives.Plan] = []
         self._missing = {bucket: set(bucket.params) for bucket in buckets}
         self._bucket = {param: bucket for bucket in buckets for param in bucket.params}
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import collectives
 from parallelism.data.averaging import Replicated
 from parallelism.data.replica import Replica
 from parallelism.pipeline.events import SHARED
 from parallelism.pipeline.local_parameters import LocalParameters
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, Action
 from parallelism.zero.units import ShardGroups
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 
 class LoopModule(nn.Module):
@@ -112,7 +110,7 @@ class DataParallel(LoopModule):
     Parameters are broadcast from rank 0; `replica.arena` holds them and their gradients.  `options` are a `Replica`'s.
     """
 
-    def __init__(self, module: nn.Module, comm: Communicator, **options: Any):
+    def __init__(self, module: nn.Module, comm: collectives.Communicator, **options: Any):
         own, ranks = LocalParameters(module, {}, comm), ShardGroups(comm, comm)
         super().__init__(module, Replicated(own, ranks, **options))
 

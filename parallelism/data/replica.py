@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
+import collectives
 from models.optimizer import Optimizer
 from parallelism.data.buckets import num_bytes
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.pipeline.events import Listener
 from parallelism.pipeline.local_parameters import LocalParameters
 from parallelism.zero.units import FlatParam, ShardGroups
-
-if TYPE_CHECKING:
-    from collectives import Communicator, Plan
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
@@ -55,8 +53,8 @@ class Replica(Listener):
         self.bucket_bytes = num_bytes(bucket_mb)
         self.own, self.ranks, self.params, self.device = own, ranks, own.params, device
         self.dtype, self.grad_dtype, self.reduction = dtype, grad_dtype, {"op": "avg", **reduction}
-        self.gathering: list[Plan] = []  # plans that gather parameters after an update
-        self.across: list[Plan] = []  # plans that reduce gradients over ranks with the same chunks
+        self.gathering: list[collectives.Plan] = []  # plans that gather parameters after an update
+        self.across: list[collectives.Plan] = []  # plans that reduce gradients over ranks with the same chunks
         for buffer in own.model.buffers():
             ranks.every.broadcast(buffer, root=0)
         self.build()
@@ -72,7 +70,7 @@ class Replica(Listener):
         return self.ranks.averaging(self.params[next(iter(unit.slices))])
 
     @property
-    def shard(self) -> Communicator | None:
+    def shard(self) -> collectives.Communicator | None:
         """Ranks over which the master weights are sharded."""
         return self.ranks.shard if self.zero_stage else None
 
@@ -107,7 +105,7 @@ class Replica(Listener):
         yield
 
 
-def run(plans: Sequence[Plan]) -> None:
+def run(plans: Sequence[collectives.Plan]) -> None:
     """Run all plans concurrently."""
     for plan in plans:
         plan.start()

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+import collectives
 from collectives.arrays.views import to_torch
 from parallelism.buffers.autograd import Conjugate
-from parallelism.buffers.exposed_time import ExposedTime
-from parallelism.buffers.tensor_collectives import TensorCollectives
+from parallelism.buffers.tensor_collectives import ExposedTime, TensorCollectives
 from parallelism.experts.route import Route, Transfer, make_route
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 GROWTH = 1.25  # when a buffer is too short, as routing varies from step to step
 
@@ -25,7 +22,7 @@ GROWTH = 1.25  # when a buffer is too short, as routing varies from step to step
 class HostBuffer:
     """A buffer of each rank of a host, readable by all of them; all grow together."""
 
-    def __init__(self, host: Communicator):
+    def __init__(self, host: collectives.Communicator):
         self.host, self.nbytes = host, 0
 
     def rows(self, count: int, width: int, like: Tensor) -> list[Tensor]:
@@ -46,7 +43,7 @@ class ExpertExchange(ExposedTime):
     reaches the next barrier has read this buffer.
     """
 
-    def __init__(self, comm: Communicator):
+    def __init__(self, comm: collectives.Communicator):
         self.comm, self.ranks = comm, TensorCollectives(comm)
         node = comm.topology.node_of[comm.rank]
         host = comm.split(node)

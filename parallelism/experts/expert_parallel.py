@@ -1,7 +1,6 @@
 """Expert parallelism: shard a mixture's experts over the ranks of an axis, and replicate its router."""
 
-from __future__ import annotations
-
+import math
 from functools import partial
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from models.mixture import ExpertLinear, Mixture
 from parallelism.buffers import autograd
 from parallelism.experts.exchange import ExpertExchange
+from parallelism.mesh import listed_divisors
 from parallelism.placement import Shard, place, placement_of
 from parallelism.tensor.layers import SEQ, Axis
 
@@ -66,9 +66,8 @@ def check_experts(num_experts: int, ep: int, dp: int) -> None:
         return
     if not num_experts:
         raise ValueError(f"ep={ep} divides the experts of a mixture: set num_experts to a multiple of {ep}, or ep=1")
+    able = listed_divisors(math.gcd(num_experts, dp))
     if num_experts % ep:
-        able = ", ".join(str(n) for n in range(1, num_experts + 1) if num_experts % n == 0 == dp % n)
         raise ValueError(f"num_experts={num_experts} is not divisible by ep={ep}: use an ep of {able}")
     if dp % ep:
-        able = ", ".join(str(n) for n in range(1, dp + 1) if dp % n == 0 == num_experts % n)
         raise ValueError(f"ep={ep} must divide dp={dp}, within which it lies: use an ep of {able}")

@@ -8,8 +8,6 @@ Source: Zhao et al., "DeepEP: an efficient expert-parallel communication library
 github.com/deepseek-ai/DeepEP (a token is sent once to each host, and distributed there).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

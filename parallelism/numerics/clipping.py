@@ -9,19 +9,16 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from parallelism.buffers.exposed_time import ExposedTime
+import collectives
+from parallelism.buffers.tensor_collectives import ExposedTime
+from parallelism.mesh import Mesh
+from parallelism.numerics.master_weights import MasterWeights, scale_all
 from parallelism.placement import shards_of
-
-if TYPE_CHECKING:
-    from collectives import Communicator
-    from parallelism.mesh import Mesh
-    from parallelism.numerics.master_weights import MasterWeights
 
 BLOCK = 128  # elements of a parameter whose squares are summed together; ZeRO's shard boundaries do not cut a block
 
@@ -41,7 +38,7 @@ class GradientClip(ExposedTime):
         masters: MasterWeights,
         mesh: Mesh,
         tied: Iterable[Sequence[str]] = (),
-        shard: Communicator | None = None,
+        shard: collectives.Communicator | None = None,
         device: str = "cpu",
     ):
         self.limit, self.masters = limit, masters
@@ -108,7 +105,7 @@ def keys(params: Mapping[str, nn.Parameter], mesh: Mesh, tied: Iterable[Sequence
     return np.array([int.from_bytes(digest, "big", signed=True) for digest in digests], np.int64)
 
 
-def counted_once(comm: Communicator, keys: np.ndarray) -> tuple[list[int], list[int], int]:
+def counted_once(comm: collectives.Communicator, keys: np.ndarray) -> tuple[list[int], list[int], int]:
     """Return the indices of the keys that no earlier rank or parameter has, their slots, and the number of all slots.
 
     Parameters with equal keys are the same.  Collective.
@@ -130,8 +127,3 @@ def square_root(x: Tensor) -> Tensor:
         return x.sqrt_()
     np.sqrt(x.numpy(), out=x.numpy())
     return x
-
-
-def scale_all(tensors: list[Tensor], factor: Tensor) -> None:
-    """Multiply tensors of one dtype in place; on a GPU, in few kernels if the factor has the same dtype."""
-    torch._foreach_mul_(tensors, factor.to(torch.promote_types(tensors[0].dtype, torch.float32)))

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib import import_module
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -116,12 +117,10 @@ class Drop(NamedTuple):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Set each element of x (..., width) to 0 with probability `p`, and divide the others by 1 - p."""
-        if x.device.type == "cpu" and x.dtype in COMPILED and has_numba():
-            from parallelism.numerics import pointwise_kernels
-
+        if x.device.type == "cpu" and x.dtype in COMPILED and kernels():
             out = torch.empty(x.shape, dtype=x.dtype)
             flat = [tensor.detach().reshape(-1, x.shape[-1]).numpy() for tensor in (x, out)]
-            pointwise_kernels.drop(flat[0], *self.numbers(flat[0].dtype.type), flat[1])
+            kernels().drop(flat[0], *self.numbers(flat[0].dtype.type), flat[1])
             return out
         mask = short_hash(self.rows, self.columns) ^ -(1 << 31) >= self.least - (1 << 31)  # unsigned comparison
         wide = torch.promote_types(x.dtype, torch.float32)
@@ -138,8 +137,9 @@ class Drop(NamedTuple):
 
 
 @cache
-def has_numba() -> bool:
-    return find_spec("numba") is not None
+def kernels() -> Any:
+    """Return the module of compiled kernels, or None without Numba."""
+    return import_module("parallelism.numerics.pointwise_kernels") if find_spec("numba") else None
 
 
 def mix(key: Tensor, number: Tensor) -> Tensor:

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+import collectives
 from parallelism.buffers.arena import Arena, lay_out, line_length
 from parallelism.buffers.gradients import gradient_of
-from parallelism.numerics.clipping import scale_all
 from parallelism.placement import place, placement_of
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 
 class MasterWeights:
@@ -89,7 +85,7 @@ class MasterWeights:
                 piece.grad = None
 
     @contextmanager
-    def exact(self, model: nn.Module, shard: Communicator | None = None) -> Iterator[None]:
+    def exact(self, model: nn.Module, shard: collectives.Communicator | None = None) -> Iterator[None]:
         """Put the unrounded master weights into the model in this context, for reading, not for computing.
 
         The ranks of `shard` hold pieces of them.  Collective.
@@ -104,7 +100,7 @@ class MasterWeights:
             for param, data in before.items():
                 param.data = data
 
-    def _gathered(self, name: str, param: nn.Parameter, shard: Communicator) -> Tensor:
+    def _gathered(self, name: str, param: nn.Parameter, shard: collectives.Communicator) -> Tensor:
         whole = torch.zeros(param.numel(), dtype=torch.float32, device=param.device)
         if name in self.pieces:
             whole[self.spans[name]] = self.pieces[name].data.view(-1)
@@ -121,3 +117,8 @@ def like(param: nn.Parameter, value: Tensor) -> nn.Parameter:
     piece = nn.Parameter(value)
     place(piece, **placement_of(param))
     return piece
+
+
+def scale_all(tensors: list[Tensor], factor: Tensor) -> None:
+    """Multiply tensors of one dtype in place; on a GPU, in few kernels if the factor has the same dtype."""
+    torch._foreach_mul_(tensors, factor.to(torch.promote_types(tensors[0].dtype, torch.float32)))

@@ -1,21 +1,74 @@
-"""Non-finite losses and gradients: all ranks agree on the first one, and on skipping the step or stopping the run."""
+"""Non-finite losses and gradients: all ranks agree on the first one, and on skipping the step or stopping the run.
+
+A loss scale keeps small gradients from underflowing in float16.
+
+Source: Micikevicius et al., "Mixed Precision Training", 2018, arXiv 1710.03740, section 3.2; the defaults of the loss
+scale are those of torch.amp.GradScaler.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from collectives import InputError
-from parallelism.buffers.exposed_time import ExposedTime
+import collectives
 from parallelism.buffers.gradients import gradient_of
-from parallelism.numerics.loss_scale import LossScale
+from parallelism.buffers.tensor_collectives import ExposedTime
 from parallelism.pipeline.events import Listener
 
-if TYPE_CHECKING:
-    from collectives import Communicator
+
+class LossScale:
+    """Factor by which the loss is multiplied, kept on the device, as the gradients are.
+
+    Halved after a step with non-finite gradients, which is skipped; doubled after `growth_interval` good steps in a
+    row; constant if that is None.  All ranks must make the same updates.  `good_steps` counts since the last change.
+    """
+
+    def __init__(
+        self,
+        value: float = 2.0**16,
+        growth_interval: int | None = 2000,
+        lowest: float = 1.0,
+        highest: float = 2.0**24,
+        device: str = "cpu",
+    ):
+        self.growth_interval, self.lowest, self.highest = growth_interval, lowest, highest
+        self.value = torch.tensor(value, dtype=torch.float64, device=device)
+        self.good_steps = torch.zeros_like(self.value)
+
+    def update(self, finite: Tensor) -> None:
+        if self.growth_interval is None:
+            return
+        good_steps = torch.where(finite, self.good_steps + 1, 0.0)
+        grows = good_steps == self.growth_interval
+        grown = torch.where(grows, (self.value * 2).clamp(max=self.highest), self.value)
+        self.value = torch.where(finite, grown, (self.value / 2).clamp(min=self.lowest))
+        self.good_steps = torch.where(grows, 0.0, good_steps)
+
+    @property
+    def inverse(self) -> Tensor | None:
+        """Factor that unscales gradients, or None if they are not scaled."""
+        return None if self.growth_interval is None else self.value.reciprocal()
+
+    @property
+    def can_fall(self) -> Tensor:
+        """Whether the scale can be reduced further, which may make non-finite gradients finite."""
+        return self.value > (math.inf if self.growth_interval is None else self.lowest)
+
+    def state(self) -> tuple[float, int]:
+        """Read the scale and the number of good steps from the device."""
+        return float(self.value), int(self.good_steps)
+
+    def load(self, value: float, good_steps: int) -> None:
+        """Restore a state, unless the scale is constant."""
+        if self.growth_interval is not None:
+            self.value.fill_(value)
+            self.good_steps.fill_(good_steps)
+
 
 POLICIES = ("stop", "skip", "ignore")
 LOSS, GRADIENT, NORM, NOTHING = range(4)  # the non-finite quantity; the first on any rank is reported
@@ -67,7 +120,7 @@ class StepGuard(ExposedTime):
 
     def __init__(
         self,
-        comm: Communicator,
+        comm: collectives.Communicator,
         policy: str = "stop",
         scale: LossScale | None = None,
         monitor: GradientMonitor | None = None,
@@ -120,7 +173,7 @@ class StepGuard(ExposedTime):
         )
         line = f"step {step}: {self.comm.broadcast_object(words[kind], rank)}"
         if self.policy == "stop" and not by_scale:
-            raise InputError(f"{line}: lower the learning rate, or let such steps be skipped")
+            raise collectives.InputError(f"{line}: lower the learning rate, or let such steps be skipped")
         self.say(f"{line}; skipped" + (f", the loss scale is {scale:g} now" if by_scale else ""))
 
 

@@ -4,8 +4,6 @@ Torch's own take several times as long in float32 on few threads, and save more 
 to torch, which computes them at nearly memory bandwidth.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -13,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from parallelism.numerics.dropout import has_numba
+from parallelism.numerics.dropout import kernels
 
 MOST_THREADS = 4  # with more, torch's own multithreaded kernels are faster
 
@@ -21,27 +19,23 @@ MOST_THREADS = 4  # with more, torch's own multithreaded kernels are faster
 def takes(x: Tensor) -> bool:
     """Return whether the compiled code supports a tensor."""
     fits = x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() > 0
-    return fits and has_numba() and torch.get_num_threads() <= MOST_THREADS
+    return fits and torch.get_num_threads() <= MOST_THREADS and bool(kernels())
 
 
 class GELUFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:  # type: ignore[override]
-        from parallelism.numerics.pointwise_kernels import gelu
-
         ctx.save_for_backward(x)
         out = torch.empty(x.shape)
-        gelu(flat(x), flat(out))
+        kernels().gelu(flat(x), flat(out))
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        from parallelism.numerics.pointwise_kernels import gelu_backward
-
         (x,) = ctx.saved_tensors
         out = torch.empty(x.shape)
-        gelu_backward(flat(x), flat(gradient), flat(out))
+        kernels().gelu_backward(flat(x), flat(gradient), flat(out))
         return out
 
 
@@ -54,10 +48,8 @@ class GateFunction(torch.autograd.Function):
         if not takes(x):
             gates, passing = x.chunk(2, dim=-1)
             return F.silu(gates) * passing
-        from parallelism.numerics.pointwise_kernels import gate
-
         out = torch.empty((*x.shape[:-1], x.shape[-1] // 2))
-        gate(rows(x), rows(out))
+        kernels().gate(rows(x), rows(out))
         return out
 
     @staticmethod
@@ -68,10 +60,8 @@ class GateFunction(torch.autograd.Function):
             gates, passing = x.chunk(2, dim=-1)
             of_gates = torch.ops.aten.silu_backward(gradient * passing, gates)
             return torch.cat((of_gates, gradient * F.silu(gates)), dim=-1)
-        from parallelism.numerics.pointwise_kernels import gate_backward
-
         out = torch.empty(x.shape)
-        gate_backward(rows(x), rows(gradient), rows(out))
+        kernels().gate_backward(rows(x), rows(gradient), rows(out))
         return out
 
 
@@ -80,13 +70,11 @@ class RotationFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, heads: Tensor, cos: Tensor, sin: Tensor, counts: list[int]):  # type: ignore[override]
-        from parallelism.numerics.pointwise_kernels import rotate
-
         ctx.save_for_backward(cos, sin)
         ctx.counts, first = counts, 0
         parts = [torch.empty((*heads.shape[:2], count, heads.shape[3])) for count in counts]
         for part, count in zip(parts[:2], counts, strict=False):
-            rotate(tokens(heads), first, rows(cos), rows(sin), tokens(part), 0, count)
+            kernels().rotate(tokens(heads), first, rows(cos), rows(sin), tokens(part), 0, count)
             first += count
         parts[2].copy_(heads[:, :, first:])
         return tuple(parts)
@@ -94,13 +82,11 @@ class RotationFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, *gradients: Tensor) -> Any:  # type: ignore[override]
-        from parallelism.numerics.pointwise_kernels import rotate
-
         cos, sin = ctx.saved_tensors
         batch, seq, _, size = gradients[0].shape
         out, first = torch.empty((batch, seq, sum(ctx.counts), size)), 0
         for gradient, count in zip(gradients[:2], ctx.counts, strict=False):
-            rotate(tokens(gradient), 0, rows(cos), rows(-sin), tokens(out), first, count)
+            kernels().rotate(tokens(gradient), 0, rows(cos), rows(-sin), tokens(out), first, count)
             first += count
         out[:, :, first:] = gradients[2]
         return out, None, None, None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from parallelism.numerics.loss_scale import LossScale
+    from parallelism.numerics.non_finite import LossScale
 
 ITEMSIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 HALVES = ("bfloat16", "float16")
@@ -90,7 +90,7 @@ class Precision:
         return {"dtype": getattr(torch, self.dtype), "grad_dtype": getattr(torch, self.grad_dtype or "float32")}
 
     def loss_scale(self, device: str = "cpu") -> LossScale:
-        from parallelism.numerics.loss_scale import LossScale
+        from parallelism.numerics.non_finite import LossScale
 
         if self.dtype == "float16":
             return LossScale(device=device)

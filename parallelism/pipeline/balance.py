@@ -1,7 +1,5 @@
 """Balance pipeline stages: assign layers to stages so that the costliest stage costs least."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate

@@ -5,8 +5,6 @@ Weight gradients, which no other stage waits for, fill the pipeline bubble.
 Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv 2401.10241, section 2.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import mul
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+import collectives
 from parallelism.pipeline.events import Listeners
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action, Schedule
-from parallelism.pipeline.schedule.messages import PostRecv, StageMessage, StartSend, WaitRecv, program
-
-if TYPE_CHECKING:
-    from collectives import Communicator
+from parallelism.pipeline.schedule.messages import Compute, PostRecv, StageMessage, StartSend, WaitRecv, program
 
 
 class Passes(Protocol):
@@ -52,7 +50,7 @@ class Pipeline:
 
     `stages` are this rank's, by their numbers in `schedule`.  Messages between stages are sent directly from the memory
     of the activations, received into new tensors, and overlap with computation.  `listeners` are notified of the events
-    of each step.  Hooks on layers and parameters call `parameters_needed` before a layer computes, and
+    of each step.  Hooks on layers emit `parameters_needed` before a layer computes, and hooks on parameters call
     `gradient_appeared` after autograd has accumulated a gradient.  Micro-batches are numbered within the global batch;
     this rank's begin with `first_micro_batch`.
     """
@@ -61,7 +59,7 @@ class Pipeline:
         self,
         stages: Mapping[int, Passes],
         schedule: Schedule,
-        comm: Communicator,
+        comm: collectives.Communicator,
         device: str = "cpu",
         listeners: Listeners | None = None,
         first_micro_batch: int = 0,
@@ -89,10 +87,6 @@ class Pipeline:
         loss = Pass(self, self.schedule, batches, weights or [1 / len(batches)] * len(batches)).run()
         self.listeners.emit("step_done")
         return loss
-
-    def parameters_needed(self, layer: int) -> None:
-        """Notify the listeners that a layer is about to compute, forward or backward."""
-        self.listeners.emit("parameters_needed", layer)
 
     def gradient_appeared(self, parameter: Tensor) -> None:
         """Handle autograd's accumulation of a gradient, which is ready unless part of it is deferred."""
@@ -151,47 +145,36 @@ class Pass:
         self.held: dict[tuple[bool, int, int], Tensor] = {}  # activations or gradients, by stage and micro-batch
 
     def run(self) -> Tensor:
-        self.pipeline.listeners.emit("before_passes")
-        following = iter(self.schedule.orders[self.pipeline.comm.rank][1:])
-        for op in program(self.schedule, self.pipeline.comm.rank):
+        comm, emit = self.pipeline.comm, self.pipeline.listeners.emit
+        emit("before_passes")
+        following = iter(self.schedule.orders[comm.rank][1:])
+        for op in program(self.schedule, comm.rank):
             match op:
                 case PostRecv(message):
-                    self.coming[message] = self.receive(message)
+                    x = self.forms[message.micro_batch][message.stage + message.is_gradient].empty(self.pipeline.device)
+                    self.coming[message] = comm.recv(x, message.source, self.tag(message), blocking=False)
                 case WaitRecv(message):
-                    self.wait(message)
+                    emit("before_wait", message)
+                    self.coming[message].wait()
+                    emit("after_wait", message)
+                    self.held[message[:3]] = self.coming.pop(message).result
                 case StartSend(message):
                     self.leaving = [work for work in self.leaving if not work.done()]  # frees their memory
-                    self.leaving.append(self.send(message))
-                case _:
-                    self.act(op.action, next(following, None))
+                    x = self.held.pop(message[:3]).contiguous()
+                    self.leaving.append(comm.send(x, message.dest, self.tag(message), blocking=False))
+                case Compute(action):
+                    self.pipeline.now = action
+                    emit("before", action, next(following, None))
+                    self.compute(action)
+                    emit("after", action)
         for work in self.leaving:
             work.wait()
-        self.pipeline.listeners.emit("after_passes")
+        emit("after_passes")
         return sum(map(mul, self.losses, self.weights), torch.zeros_like(self.losses[0]))
-
-    def receive(self, message: StageMessage) -> Any:
-        x = self.forms[message.micro_batch][message.stage + message.is_gradient].empty(self.pipeline.device)
-        return self.pipeline.comm.recv(x, message.source, self.tag(message), blocking=False)
-
-    def wait(self, message: StageMessage) -> None:
-        self.pipeline.listeners.emit("before_wait", message)
-        self.coming[message].wait()
-        self.pipeline.listeners.emit("after_wait", message)
-        self.held[message[:3]] = self.coming.pop(message).result
-
-    def send(self, message: StageMessage) -> Any:
-        x = self.held.pop(message[:3]).contiguous()
-        return self.pipeline.comm.send(x, message.dest, self.tag(message), blocking=False)
 
     def tag(self, message: StageMessage) -> int:
         """Return the message's tag, unique within a step."""
         return (2 * message.stage + message.is_gradient) * len(self.batches) + message.micro_batch
-
-    def act(self, action: Action, following: Action | None) -> None:
-        self.pipeline.now = action
-        self.pipeline.listeners.emit("before", action, following)
-        self.compute(action)
-        self.pipeline.listeners.emit("after", action)
 
     def compute(self, action: Action) -> None:
         stage, kind, micro_batch = action
@@ -217,7 +200,7 @@ class Pass:
             self.held[True, stage, micro_batch] = (torch.ones_like(y) * self.weights[micro_batch]).to(y.dtype)
 
 
-def check_home(stages: Mapping[int, Any], schedule: Schedule, comm: Communicator) -> None:
+def check_home(stages: Mapping[int, Any], schedule: Schedule, comm: collectives.Communicator) -> None:
     if schedule.num_ranks != comm.size:
         raise ValueError(
             f"schedule {schedule.name} is for {schedule.num_ranks} ranks, but there are {comm.size}: make one for those"

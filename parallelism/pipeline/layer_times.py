@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+import collectives
 from parallelism.pipeline.schedule.price import Costs
 from parallelism.pipeline.stage import Batch, Layer, Stage, nothing
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 
 class LayerTimes(NamedTuple):
@@ -50,13 +48,13 @@ def measure(
     return times
 
 
-def agreed(times: Sequence[LayerTimes], comm: Communicator) -> list[LayerTimes]:
+def agreed(times: Sequence[LayerTimes], comm: collectives.Communicator) -> list[LayerTimes]:
     """Return the mean times over all ranks, identical on each.  Collective."""
     means = comm.broadcast(comm.all_reduce(np.array(times), op="avg"))
     return [LayerTimes(*row) for row in means.tolist()]
 
 
-def message_s(x: Tensor, comm: Communicator, repeats: int = 5) -> float:
+def message_s(x: Tensor, comm: collectives.Communicator, repeats: int = 5) -> float:
     """Return the seconds that such a tensor takes from rank 0 to rank 1, the same on all ranks.  Collective."""
     x, shortest = x.detach().contiguous(), np.full(1, np.inf)
     for _ in range(repeats if comm.rank < 2 else 0):
@@ -80,17 +78,18 @@ def stage_costs(times: Sequence[LayerTimes], parts: Sequence[range], message: fl
 
 
 def passes(stage: Stage, x: Tensor | None, batch: Batch) -> LayerTimes:
-    begin = now(batch.tokens)
+    device = batch.tokens.device
+    begin = now(device)
     y = stage.forward(0, x, batch)
-    forward = now(y)
+    forward = now(device)
     stage.backward_inputs(0, torch.ones_like(y))
-    inputs = now(y)
+    inputs = now(device)
     stage.backward_weights(0)
-    return LayerTimes(forward - begin, inputs - forward, now(y) - inputs)
+    return LayerTimes(forward - begin, inputs - forward, now(device) - inputs)
 
 
-def now(x: Tensor) -> float:
-    """Return the time in seconds, after waiting for the work queued on the device of x."""
-    if x.is_cuda:
-        torch.cuda.synchronize(x.device)
+def now(device: torch.device | str) -> float:
+    """Return the time in seconds, after waiting for the work queued on a device."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from parallelism.buffers.gradients import remove_hooks
-from parallelism.mesh import replica_axes
+from parallelism.mesh import Mesh, replica_axes
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.driver import Pipeline
-from parallelism.pipeline.events import Listeners
-from parallelism.pipeline.local_parameters import LocalParameters
-from parallelism.pipeline.schedule.actions import WEIGHTS
+from parallelism.pipeline.events import Listeners, StepTimes
+from parallelism.pipeline.local_parameters import LocalParameters, TiedGradients, tied_names
+from parallelism.pipeline.schedule.actions import WEIGHTS, Schedule
 from parallelism.pipeline.stage import Batch, Layer, cut
-from parallelism.pipeline.step_times import StepTimes
-from parallelism.pipeline.tied import TiedGradients, tied_names
 from parallelism.zero.sharded import REPLICAS
 from parallelism.zero.units import ShardGroups
-
-if TYPE_CHECKING:
-    from parallelism.mesh import Mesh
-    from parallelism.pipeline.schedule.actions import Schedule
 
 
 class PipelineParallel:
@@ -58,7 +51,7 @@ class PipelineParallel:
         names, order = tied_names(model), schedule.orders[mesh.pp.rank]
         splits = any(action.kind == WEIGHTS for action in order)
         watched = [self._watched(*each) for each in enumerate(layers)]
-        stages = cut(model, watched, self.parts, prepare, splits, self._appeared)
+        stages = cut(model, watched, self.parts, prepare, splits, lambda param: self.pipeline.gradient_ready(param))
         first = mesh.dp.rank * schedule.num_micro_batches
         own = LocalParameters(
             model,
@@ -83,19 +76,16 @@ class PipelineParallel:
         """Return a layer that emits events around its computation."""
 
         def run(x: Tensor | None, batch: Batch) -> Tensor:
-            self.pipeline.parameters_needed(number)
+            needed()
             y = layer.run(x, batch)
             if y.requires_grad:
-                y.register_hook(partial(self._before_backward, number))
+                y.register_hook(needed)
             return y
 
+        def needed(gradient: Tensor | None = None) -> None:
+            self.pipeline.listeners.emit("parameters_needed", number)
+
         return layer._replace(run=run)
-
-    def _before_backward(self, number: int, gradient: Tensor) -> None:
-        self.pipeline.parameters_needed(number)
-
-    def _appeared(self, parameter: Tensor) -> None:
-        self.pipeline.gradient_ready(parameter)
 
     @property
     def exposed_s(self) -> float:

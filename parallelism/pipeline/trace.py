@@ -13,19 +13,17 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+import collectives
 from collectives.schedule.draw import save, time_axis
 from parallelism.pipeline.events import Listener
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, needs, result
 from parallelism.pipeline.schedule.messages import StageMessage
 from parallelism.pipeline.schedule.picture import LABELS, WAIT, ScheduleGrid, action_of, figure, length, planned
 from parallelism.pipeline.schedule.price import Costs, Span, Timeline
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 ROUNDS = 20  # round trips
 PASSES, REST = "passes", "all-reduce"  # a rank's lanes in a trace; communication that overlaps passes is on the second
@@ -51,13 +49,12 @@ class SpanRecorder(Listener):
         self.spans.append(Span(self.rank, f"wait for {message}", self._begin_s, time.perf_counter()))
 
 
-def gather(comm: Communicator, spans: Sequence[Span]) -> list[Span]:
+def gather(comm: collectives.Communicator, spans: Sequence[Span]) -> list[Span]:
     """Gather all ranks' spans on rank 0, in its clock, relative to the earliest; others return none.  Collective."""
     ahead_s = clocks_ahead_s(comm)
-    texts = comm.all_gather_object(json.dumps(spans))
+    lanes = comm.all_gather_object(spans)
     if comm.rank:
         return []
-    lanes = [[Span(*span) for span in json.loads(text)] for text in texts]
     begin_s = min((span.begin_s - ahead for own, ahead in zip(lanes, ahead_s, strict=True) for span in own), default=0)
     return [
         span._replace(begin_s=span.begin_s - ahead - begin_s, end_s=span.end_s - ahead - begin_s)
@@ -66,7 +63,7 @@ def gather(comm: Communicator, spans: Sequence[Span]) -> list[Span]:
     ]
 
 
-def clocks_ahead_s(comm: Communicator) -> list[float]:
+def clocks_ahead_s(comm: collectives.Communicator) -> list[float]:
     """Measure how far each rank's clock is ahead of rank 0's, in seconds; others return zeros.  Collective.
 
     Ranks of the same host have the same clock.
@@ -77,7 +74,7 @@ def clocks_ahead_s(comm: Communicator) -> list[float]:
     return [ahead_s[rank] for rank in first]
 
 
-def clock_ahead_s(comm: Communicator, rank: int) -> float:
+def clock_ahead_s(comm: collectives.Communicator, rank: int) -> float:
     """Measure how far one rank's clock is ahead of rank 0's, in seconds, on rank 0."""
     theirs, trips = np.zeros(1), []
     for _ in range(ROUNDS):

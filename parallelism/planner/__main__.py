@@ -5,8 +5,6 @@ python -m parallelism.planner --n_layer 32 --n_embd 4096 --n_head 32 --block_siz
 python -m parallelism.planner --config configs/small.toml --fabric 100gbe --gpus 2 --measure --tp 1
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 

@@ -6,8 +6,6 @@ Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transfor
 sections 4.1 to 4.3, for fused attention, which saves no scores.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from models.config import ModelConfig
@@ -22,12 +20,12 @@ def precision_of(job: TrainingJob) -> ElementBytes:
     return Precision(job.dtype, job.master_weights, job.grad_dtype).element_bytes
 
 
+FULLEST = 1.25  # rows of the fullest ep rank relative to the mean; benchmarks/planning.py has had 1.2 to 1.6
+
+
 def widths(model: ModelConfig) -> tuple[int, int]:
     """Return the widths of q, and of k and v each."""
     return model.n_embd, model.head_size * model.num_kv_heads
-
-
-FULLEST = 1.25  # rows of the fullest ep rank relative to the mean; benchmarks/planning.py has had 1.2 to 1.6
 
 
 def fullest_rows(model: ModelConfig, ep: int) -> float:
@@ -139,31 +137,24 @@ def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     between, split = num_tokens / between_tp(layout), num_tokens / layout.tp
     if layout.recompute == "full":
         return SavedElements(between * width)
-    parts = job.head_ranks(layout.sp)
-    in_ring = layout.sp > parts
-    activation = (
-        2 * between * width + split * (2 * width + 2 * kv_width) + split * width * (in_ring or model.dropout > 0)
-    )
+    keeps_result = layout.sp > job.head_ranks(layout.sp) or model.dropout > 0  # of attention in a ring, or dropped
+    activation = 2 * between * width + split * (2 * width + 2 * kv_width) + split * width * keeps_result
     activation += split * mlp_kept(model, layout)
     attention = split * model.n_head
     if layout.recompute == "selective":
         activation -= split * hidden(model, layout.ep)
     keys = 4 * between if model.dropout else 0  # two keys of 8 bytes
-    in_float32 = 2 * norm_numbers(model) * between + keys + attention
+    norm_tensors, norm_numbers = norm_kept(model)
+    in_float32 = 2 * norm_numbers * between + keys + attention
     if not model.embeds_positions:
         in_float32 += model.block_size // layout.sp * model.head_size
-    residual = 2 * norm_kept(model) * between * width
-    return SavedElements(residual, activation, in_float32, block_params(model, layout.tp, layout.ep))
+    params = block_params(model, layout.tp, layout.ep)
+    return SavedElements(2 * norm_tensors * between * width, activation, in_float32, params)
 
 
-def norm_kept(model: ModelConfig) -> int:
-    """Count the tensors that a norm saves beside its result."""
-    return 2 if model.has_rms_norms else 1
-
-
-def norm_numbers(model: ModelConfig) -> int:
-    """Count the numbers that a norm saves per token."""
-    return 1 if model.has_rms_norms else 2
+def norm_kept(model: ModelConfig) -> tuple[int, int]:
+    """Count the tensors that a norm saves beside its result, and the numbers per token."""
+    return (2, 1) if model.has_rms_norms else (1, 2)
 
 
 def mlp_kept(model: ModelConfig, layout: ParallelLayout) -> float:
@@ -182,11 +173,6 @@ def mlp_inputs(model: ModelConfig) -> int:
     return (2 if model.is_gated else 1) * model.hidden_width
 
 
-def mlp_gradients(model: ModelConfig, ep: int) -> float:
-    """Count a token's live gradient elements between the MLP's two layers."""
-    return (3 if model.is_gated else 2) * hidden(model, ep)
-
-
 def hidden(model: ModelConfig, ep: int) -> float:
     """Count a token's elements in the MLP's hidden layer: those that selective recomputation does not save."""
     return model.hidden_width * (fullest_rows(model, ep) if model.num_experts else 1)
@@ -195,9 +181,8 @@ def hidden(model: ModelConfig, ep: int) -> float:
 def head_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     """Count the saved elements of the head: the norm's input and result, and the log-probabilities."""
     between = tokens(job, layout) / between_tp(layout) * job.model.n_embd
-    return SavedElements(
-        norm_kept(job.model) * between, between, logits(job, layout), vocabulary_params(job.model, layout.tp)
-    )
+    head = vocabulary_params(job.model, layout.tp)
+    return SavedElements(norm_kept(job.model)[0] * between, between, logits(job, layout), head)
 
 
 def logits(job: TrainingJob, layout: ParallelLayout) -> float:

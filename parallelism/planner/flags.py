@@ -1,7 +1,5 @@
 """Command line of the planner: model, batch and layout as train.py's flags, and the machine."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -158,47 +156,22 @@ def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], di
 def parser(description: str | None) -> argparse.ArgumentParser:
     command = Parser("python -m parallelism.planner", description, allow_abbrev=False)
     command.add_argument("--config", type=config_file, help=f"{config_help()}; flags override it")
-    add = command.add_argument
-    add("--number", type=Range(1, 1000).whole, default=5, help="number of best meshes to show (default: 5)")
     fabrics = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
-    add("--hosts", type=RANKS.whole, help="number of nodes; by default 1, or the measured ones")
-    add("--gpus", type=RANKS.whole, help="ranks on each node; by default as many as the fabric's nodes have")
-    add(
-        "--fabric",
-        default="ndr",
-        choices=[*FABRICS, "measured"],
-        help=f"network; measured: the saved measurements; {fabrics} (default: ndr)",
-    )
-    add(
-        "--tflops",
-        type=ranges.TFLOPS.number,
-        help="peak TFLOP/s of a rank in matrix products; by default that of the fabric's devices",
-    )
-    add(
-        "--efficiency",
-        type=EFFICIENCIES.number,
-        default=EFFICIENCY,
-        help=f"fraction of the peak that is achieved (default: {EFFICIENCY})",
-    )
-    add(
-        "--least_pass",
-        type=MICROSECONDS.number,
-        metavar="US",
-        help=f"least time of a block's pass in us (default: {LEAST_PASS_US:g})",
-    )
-    add(
-        "--memory",
-        type=GIGABYTES.number,
-        metavar="GB",
-        help="memory of a rank in GB; by default that of the fabric's devices",
-    )
-    add(
-        "--spare",
-        type=SPARES.number,
-        default=SPARE,
-        help=f"fraction of memory to spare for what is not counted (default: {SPARE})",
-    )
-    add("--measure", action="store_true", help="measure this machine's matrix products and free memory")
+    text = f"network; measured: the saved measurements; {fabrics} (default: ndr)"
+    command.add_argument("--fabric", default="ndr", choices=[*FABRICS, "measured"], help=text)
+    own = "by default that of the fabric's devices"
+    for name, kind, default, text in (
+        ("number", Range(1, 1000).whole, 5, "number of best meshes to show (default: 5)"),
+        ("hosts", RANKS.whole, None, "number of nodes; by default 1, or the measured ones"),
+        ("gpus", RANKS.whole, None, "ranks on each node; by default as many as the fabric's nodes have"),
+        ("tflops", ranges.TFLOPS.number, None, f"peak TFLOP/s of a rank in matrix products; {own}"),
+        ("efficiency", EFFICIENCIES.number, EFFICIENCY, f"achieved fraction of the peak (default: {EFFICIENCY})"),
+        ("least_pass", MICROSECONDS.number, None, f"least time of a block's pass in us (default: {LEAST_PASS_US:g})"),
+        ("memory", GIGABYTES.number, None, f"memory of a rank in GB; {own}"),
+        ("spare", SPARES.number, SPARE, f"fraction of memory to spare for what is not counted (default: {SPARE})"),
+    ):
+        command.add_argument(f"--{name}", type=kind, default=default, help=text)
+    command.add_argument("--measure", action="store_true", help="measure this machine's products and free memory")
     add_network_flags(command)
     hints = get_type_hints(Settings)
     for each in fields(Settings):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
-from math import gcd, isqrt
+from math import gcd
 from typing import Any, NamedTuple
 
 from models.config import ModelConfig
-from parallelism.mesh import AXES
+from parallelism.mesh import AXES, divisors
 from parallelism.pipeline.schedule.registry import REGISTRY
 from parallelism.sequence.token_shards import check_between_layers, check_heads, head_ranks_of, shard_tokens
 
@@ -71,11 +71,6 @@ class TrainingJob(NamedTuple):
         return head_ranks_of(self.sp_mode, sp, self.sp_heads)
 
 
-def divisors(number: int) -> list[int]:
-    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
-    return small + [number // n for n in reversed(small) if n * n != number]
-
-
 def mesh_of(layout: ParallelLayout) -> ParallelLayout:
     """Return a layout with only the axis lengths set."""
     return PLAIN._replace(**{axis: getattr(layout, axis) for axis in MESH_AXES})
@@ -104,17 +99,12 @@ def families(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -
     def open_to(name: str, values: Any) -> Any:
         return (fixed[name],) if name in fixed else values
 
-    choices = open_to("sequence_parallel", sequences), open_to("recompute", RECOMPUTE)
-    for sequence, recompute, size in product(*choices, open_to("micro_batch_size", sizes)):
+    choices = {"sequence_parallel": sequences, "recompute": RECOMPUTE, "micro_batch_size": sizes}
+    for values in product(*(open_to(name, each) for name, each in choices.items())):
+        layout = mesh._replace(**dict(zip(choices, values, strict=True)))
+        layout = layout._replace(num_micro_batches=samples // layout.micro_batch_size)
         for schedule, virtual_stages in schedules(job.model, mesh.pp, fixed):
-            yield mesh._replace(
-                sequence_parallel=sequence,
-                recompute=recompute,
-                schedule=schedule,
-                virtual_stages=virtual_stages,
-                micro_batch_size=size,
-                num_micro_batches=samples // size,
-            )
+            yield layout._replace(schedule=schedule, virtual_stages=virtual_stages)
 
 
 def schedules(model: ModelConfig, pp: int, fixed: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
@@ -135,7 +125,7 @@ def refused_mesh(job: TrainingJob, mesh: ParallelLayout) -> str:
     """Return why the mesh cannot divide the model or the batch, or ""."""
     if job.global_batch_size % mesh.dp:
         return f"global_batch_size={job.global_batch_size} is not divisible by dp={mesh.dp}"
-    return refused_heads(job, mesh) or refused_sequence(job, mesh) or refused_stages(job.model, mesh)
+    return refused_heads(job, mesh) or refused_sequence(job, mesh) or refused_stages(job, mesh)
 
 
 def refused_heads(job: TrainingJob, mesh: ParallelLayout) -> str:
@@ -160,19 +150,16 @@ def why(check: Callable[[], object]) -> str:
     return ""
 
 
-def refused_stages(model: ModelConfig, layout: ParallelLayout) -> str:
-    if layout.num_stages > model.n_layer:
-        return f"n_layer={model.n_layer} is fewer than {layout.num_stages} stages"
-    return ""
+def refused_stages(job: TrainingJob, layout: ParallelLayout) -> str:
+    fewer = f"n_layer={job.model.n_layer} is fewer than {layout.num_stages} stages"
+    return fewer if layout.num_stages > job.model.n_layer else ""
 
 
 def refusal(job: TrainingJob, layout: ParallelLayout) -> str:
     """Return why a layout with a valid mesh is refused, or ""."""
-    samples = job.global_batch_size // layout.dp
-    if layout.sequence_parallel and (
-        reason := why(lambda: check_between_layers(job.model.block_size, layout.sp, layout.tp))
-    ):
+    samples, between = job.global_batch_size // layout.dp, (job.model.block_size, layout.sp, layout.tp)
+    if layout.sequence_parallel and (reason := why(lambda: check_between_layers(*between))):
         return reason
     if samples % layout.micro_batch_size:
         return f"{samples} samples of dp={layout.dp} can't be in micro-batches of {layout.micro_batch_size}"
-    return refused_stages(job.model, layout)
+    return refused_stages(job, layout)

@@ -1,7 +1,5 @@
 """Machine model: nodes, links, and the speed and memory of a rank."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from collectives.schedule.cost import Network, Nodes
@@ -33,15 +31,15 @@ class Machine(NamedTuple):
 
 
 class DeviceSpec(NamedTuple):
-    """A device: name, peak speed of matrix products by dtype, and memory."""
+    """A device: peak speed of matrix products by dtype, and memory."""
 
-    name: str
     peak_flops_per_s: dict[str, float]
     memory_bytes: float
 
 
-# NVIDIA, H100 datasheet, SXM: half of the value for sparse matrices; float32 without the tensor cores' TF32.
-H100 = DeviceSpec("H100", {"bfloat16": 989e12, "float16": 989e12, "float32": 67e12, "float64": 67e12}, 80e9)
-# NVIDIA, A100 datasheet, 40 GB, likewise.
-A100 = DeviceSpec("A100", {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "float64": 19.5e12}, 40e9)
-DEVICES = {"ndr": H100, "slingshot": A100}
+DEVICES = {  # by fabric
+    # NVIDIA, H100 datasheet, SXM: half of the value for sparse matrices; float32 without the tensor cores' TF32.
+    "ndr": DeviceSpec({"bfloat16": 989e12, "float16": 989e12, "float32": 67e12, "float64": 67e12}, 80e9),
+    # NVIDIA, A100 datasheet, 40 GB, likewise.
+    "slingshot": DeviceSpec({"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "float64": 19.5e12}, 40e9),
+}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -13,6 +13,8 @@ from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Or
 from parallelism.planner import counts
 from parallelism.planner.counts import precision_of
 from parallelism.planner.layout import ParallelLayout, TrainingJob
+
+GROWTH = 1.25  # of the two row buffers of `parallelism.experts.exchange`
 
 
 class Memory(NamedTuple):
@@ -39,24 +41,21 @@ class Memory(NamedTuple):
         return f"{in_bytes(self.total)} ({', '.join(f'{name} {in_bytes(part)}' for name, part in parts if part)})"
 
 
+def in_unit(number: float, units: Mapping[str, float]) -> str:
+    """Format a number in the first unit that it reaches, or the last.
+
+    >>> in_unit(0.0015, {" s": 1.0, " ms": 1e-3})
+    '1.5 ms'
+    """
+    unit, size = next((each for each in units.items() if number >= each[1]), list(units.items())[-1])
+    return f"{number / size:.1f}{unit}"
+
+
 def in_bytes(number: float) -> str:
-    unit, size = next(((unit, size) for unit, size in UNITS.items() if number >= size), ("B", 1.0))
-    return f"{number / size:.1f} {unit}"
-
-
-UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
-
-
-GROWTH = 1.25  # of the two row buffers of `parallelism.experts.exchange`
+    return in_unit(number, {" TB": 1e12, " GB": 1e9, " MB": 1e6, " kB": 1e3, " B": 1})
 
 
 Alive = tuple[tuple[int, ...], ...]  # of a rank: numbers of live activations of each of its stages, at every maximum
-
-
-def layer_costs(job: TrainingJob) -> list[int]:
-    """Return the costs of a pipeline's layers; the last block's includes the head."""
-    *costs, last, head = layer_flops(job.model)
-    return [*costs, last + head]
 
 
 class Stages(NamedTuple):
@@ -76,13 +75,11 @@ def stages(job: TrainingJob, layout: ParallelLayout) -> Stages:
 
 @lru_cache(maxsize=4096)
 def stages_of(job: TrainingJob, schedule: str, pp: int, virtual_stages: int) -> Stages:
-    return Stages(balance(layer_costs(job), pp * virtual_stages), *outline(schedule, pp, virtual_stages))
-
-
-def outline(schedule: str, pp: int, virtual_stages: int) -> tuple[tuple[tuple[int, ...], ...], bool]:
     instance = registry.make(schedule, pp, 1, virtual_stages)
     splits = any(action.kind == WEIGHTS for order in instance.orders for action in order)
-    return tuple(instance.stages(rank) for rank in range(pp)), splits
+    *costs, last, head = layer_flops(job.model)  # the last block's stage has the head, too
+    layers = balance([*costs, last + head], pp * virtual_stages)
+    return Stages(layers, tuple(instance.stages(rank) for rank in range(pp)), splits)
 
 
 def steady(pp: int, num_micro_batches: int) -> tuple[int, int]:
@@ -199,7 +196,8 @@ def working(job: TrainingJob, layout: ParallelLayout) -> tuple[float, float]:
     that is recomputed also has all of its activations.
     """
     precision, model = precision_of(job), job.model
-    around = counts.mlp_gradients(model, layout.ep) * counts.tokens(job, layout) / layout.tp * precision.activation
+    elements = (3 if model.is_gated else 2) * counts.hidden(model, layout.ep)
+    around = elements * counts.tokens(job, layout) / layout.tp * precision.activation
     if model.num_experts:
         around += counts.expert_params(model, layout.tp, layout.ep) * precision.gradient
     if layout.recompute != "none":
@@ -212,18 +210,14 @@ def buffers(job: TrainingJob, layout: ParallelLayout, params: int) -> float:
     precision = precision_of(job)
     block = counts.block_params(job.model, layout.tp, layout.ep)
     activations = counts.tokens(job, layout) * job.model.n_embd * precision.activation
-    exchanged = 2.0 * GROWTH * counts.fullest_rows(job.model, layout.ep) * activations if layout.ep > 1 else 0.0
-    total = (
-        exchanged
-        + 2.0 * activations * (layout.tp > 1)
-        + 2.0 * activations / counts.between_tp(layout) * (layout.pp > 1)
-    )
+    total = 2.0 * GROWTH * counts.fullest_rows(job.model, layout.ep) * activations if layout.ep > 1 else 0.0
+    total += 2.0 * activations * (layout.tp > 1)
+    total += 2.0 * activations / counts.between_tp(layout) * (layout.pp > 1)
     if layout.pp > 1:
         return total
     if layout.zero_stage == 2:
-        largest = max(
-            counts.vocabulary_params(job.model, layout.tp), job.model.n_embd * counts.mlp_inputs(job.model) // layout.tp
-        )
+        mlp = job.model.n_embd * counts.mlp_inputs(job.model) // layout.tp
+        largest = max(counts.vocabulary_params(job.model, layout.tp), mlp)
         bucket = max(job.bucket_mb * 2**20, largest * precision.gradient)
         total += min(2 * bucket, params * precision.gradient)
     if layout.zero_stage == 3:

@@ -4,8 +4,6 @@ Source: those of `parallelism.tensor.layers`, `ring_attention`, `sequence_parall
 collectives are modelled, with the computation that hides each.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -132,43 +132,22 @@ class RankPlacement:
         self.mesh = mesh_shape(len(node_of), **axes_of(layout), heads=Within("sp", parts))
         self.node_of = np.asarray(node_of).reshape(tuple(self.mesh.disjoint.values()))
 
-    @cached_property
-    def tp(self) -> AxisGroup:
-        return self.group("tp")
-
-    @cached_property
-    def heads(self) -> AxisGroup:
-        """Groups of sp ranks that exchange heads."""
-        return self.group("heads")
+    tp = cached_property(lambda self: self.group("tp"))
+    ep = cached_property(lambda self: self.group("ep"))  # ranks that divide the experts
+    heads = cached_property(lambda self: self.group("heads"))  # sp ranks that exchange heads
+    samples = cached_property(lambda self: self.group("dp", "sp"))  # with the same parameters, except for experts
+    replicas = cached_property(lambda self: self.group(*replica_axes(self.mesh.lengths)))  # including experts
+    matrices = cached_property(lambda self: self.group(*replica_axes(self.mesh.lengths), "tp"))  # shards of the same
 
     @cached_property
     def ring(self) -> Hops:
         return self.hops(self.node_of, np.roll(self.node_of, -1, axis=self.number(RING)))
 
     @cached_property
-    def replicas(self) -> AxisGroup:
-        """Groups of ranks with the same parameters, including experts."""
-        return self.group(*replica_axes(self.mesh.lengths))
-
-    @cached_property
-    def matrices(self) -> AxisGroup:
-        """Groups of ranks that hold shards of the same matrices."""
-        return self.group(*replica_axes(self.mesh.lengths), "tp")
-
-    @cached_property
-    def samples(self) -> AxisGroup:
-        """Groups of ranks that differ in dp and sp only, and have the same parameters except for experts."""
-        return self.group("dp", "sp")
-
-    @cached_property
-    def ep(self) -> AxisGroup:
-        """Groups of ranks that divide the experts."""
-        return self.group("ep")
-
-    @cached_property
     def ends(self) -> AxisGroup:
         """Pairs of the first and the last rank of each pipeline."""
-        return group_of(self.of_stages([0, -1]), (self.number("pp"),), self.network)
+        nodes, groups = spread(self.of_stages([0, -1]), (self.number("pp"),))
+        return AxisGroup(nodes, self.network, groups)
 
     @cached_property
     def owners(self) -> dict[str, tuple[AxisGroup, AxisGroup]]:
@@ -183,7 +162,8 @@ class RankPlacement:
         return list(self.mesh.disjoint).index(axis)
 
     def group(self, *axes: str) -> AxisGroup:
-        return group_of(self.node_of, tuple(map(self.number, self.mesh.along(*axes))), self.network)
+        nodes, groups = spread(self.node_of, tuple(map(self.number, self.mesh.along(*axes))))
+        return AxisGroup(nodes, self.network, groups)
 
     def of_stages(self, ranks: int | list[int]) -> np.ndarray:
         """Return the nodes of the given ranks of each pipeline."""
@@ -195,11 +175,6 @@ class RankPlacement:
 
     def hops(self, source: np.ndarray, dest: np.ndarray) -> Hops:
         return Hops(self.network, int(np.bincount(source[source != dest]).max(initial=0)))
-
-
-def group_of(node_of: np.ndarray, axes: tuple[int, ...], network: Network) -> AxisGroup:
-    nodes, groups = spread(node_of, axes)
-    return AxisGroup(nodes, network, groups)
 
 
 def spread(node_of: np.ndarray, axes: tuple[int, ...]) -> tuple[Nodes, int]:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+import collectives
 from collectives.job import system
 from models.config import LlamaConfig, ModelConfig
 from models.model import make
+from parallelism.pipeline.layer_times import now
 from parallelism.planner.layout import TrainingJob
 from parallelism.planner.machine import SPARE, Machine
 from parallelism.planner.search import NOTHING_FIXED, PlannedLayout, best
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 LEAST_S = 0.1
 MOST_ROWS = 4096
 
 
 def best_layout(
-    comm: Communicator, job: TrainingJob, fixed: Mapping[str, Any] = NOTHING_FIXED, device: str = "cpu"
+    comm: collectives.Communicator, job: TrainingJob, fixed: Mapping[str, Any] = NOTHING_FIXED, device: str = "cpu"
 ) -> PlannedLayout:
     """Return the best layout for the ranks of `comm` with the `fixed` values, computed on rank 0.  Collective.
 
@@ -37,7 +35,7 @@ def best_layout(
     return comm.broadcast_object(planned)
 
 
-def machine(comm: Communicator, job: TrainingJob, device: str = "cpu") -> Machine:
+def machine(comm: collectives.Communicator, job: TrainingJob, device: str = "cpu") -> Machine:
     """Measure the ranks of `comm` while all compute at once; link speeds are those that `comm` uses.  Collective."""
     ranks = max(map(len, comm.topology.nodes))
     mine = np.array([flops_per_s(job, device), memory_bytes(device, ranks), -least_pass_s(job, device)])
@@ -76,12 +74,6 @@ def seconds(act: Callable[[], object], device: str) -> float:
         act()
         number += 1
     return elapsed_s / number
-
-
-def now(device: str) -> float:
-    if device != "cpu":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def memory_bytes(device: str = "cpu", ranks: int = 1) -> float:

@@ -3,8 +3,6 @@
 Source: those of `parallelism.data.averaging` and `parallelism.zero`, whose collectives are modelled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np

@@ -1,17 +1,17 @@
 """Planner report: a table of the best layouts, why each is slower than the first, and which layouts do not fit."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Container, Iterator
 from typing import Any
 
 from parallelism.planner.layout import ParallelLayout, TrainingJob
 from parallelism.planner.machine import Machine
-from parallelism.planner.memory import in_bytes
+from parallelism.planner.memory import in_bytes, in_unit
 from parallelism.planner.search import PlannedLayout, SearchResult
 
 REASONS = 3  # listed for refused meshes
+SECONDS = {" s": 1.0, " ms": 1e-3, " us": 1e-6}
+THOUSANDS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 TIMES = {
     "compute": "computing",
     "tp": "sums between tp ranks",
@@ -42,9 +42,9 @@ def report(job: TrainingJob, machine: Machine, result: SearchResult) -> Iterator
 
 
 def row(planned: PlannedLayout, tokens: int) -> str:
-    time = planned.time
+    time, rate = planned.time, in_unit(tokens / planned.time.total, THOUSANDS)
     return (
-        f"{in_seconds(time.total):>10} {in_thousands(tokens / time.total):>9} {in_bytes(planned.memory.total):>9} "
+        f"{in_unit(time.total, SECONDS):>10} {rate:>9} {in_bytes(planned.memory.total):>9} "
         f"{time.bubble / time.total:>7.1%} {time.exposed / time.total:>6.1%}  {bound(planned):<8}  {planned.layout}"
     )
 
@@ -60,7 +60,7 @@ def slower(planned: PlannedLayout, first: PlannedLayout) -> str:
     name, part = max(more.items(), key=lambda part: part[1])
     if planned.time.total <= first.time.total:
         return "as fast"
-    return f"{planned.time.total / first.time.total - 1:.1%} slower: {in_seconds(part)} more for {TIMES[name]}"
+    return f"{planned.time.total / first.time.total - 1:.1%} slower: {in_unit(part, SECONDS)} more for {TIMES[name]}"
 
 
 def missed(machine: Machine, result: SearchResult) -> Iterator[str]:
@@ -83,13 +83,9 @@ def command(layout: ParallelLayout, file_names: Container[str] = ()) -> str:
     """Return a layout as train.py's flags; defaults appear only for `file_names`, the settings of a file."""
     words = []
     for name, value in layout._asdict().items():
-        if name not in file_names and (
-            value is False
-            or (name == "ep" and value == 1)
-            or (name in ("schedule", "virtual_stages") and layout.pp == 1)
-        ):
-            continue
-        words.append(as_flag(name, value))
+        is_default = value is False or (name, value) == ("ep", 1)
+        if name in file_names or not (is_default or (layout.pp == 1 and name in ("schedule", "virtual_stages"))):
+            words.append(as_flag(name, value))
     return " ".join(words)
 
 
@@ -102,13 +98,3 @@ def as_flag(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"--{'' if value else 'no-'}{name}"
     return f"--{name} {shlex.quote(str(value))}"
-
-
-def in_seconds(seconds: float) -> str:
-    unit, size = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3)) if seconds >= s), ("us", 1e-6))
-    return f"{seconds / size:.1f} {unit}"
-
-
-def in_thousands(number: float) -> str:
-    unit, size = next(((u, s) for u, s in (("G", 1e9), ("M", 1e6), ("k", 1e3)) if number >= s), ("", 1.0))
-    return f"{number / size:.1f}{unit}"

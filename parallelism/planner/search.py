@@ -1,7 +1,5 @@
 """Layout search: find the layouts that fit in memory, and the fastest of them."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Step time: the passes by the pipeline schedule, the reduction of gradients, and the update."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple

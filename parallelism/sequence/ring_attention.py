@@ -4,8 +4,6 @@ Source: Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers for
 2310.01889.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -14,8 +12,7 @@ from torch import Tensor
 
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.numerics.dropout import AttentionDropout
-from parallelism.sequence.fused_attention import ScoreRules
-from parallelism.sequence.partial_attention import attend, attend_backward, mask_of, merge, wide
+from parallelism.sequence.partial_attention import ScoreRules, attend, attend_backward, mask_of, merge, wide
 from parallelism.sequence.token_shards import Pair, TokenShards
 
 
@@ -42,21 +39,19 @@ class GlobalTokens(NamedTuple):
     documents: Tensor | None  # (size, batch, seq)
     dropout: AttentionDropout | None
 
-    def pair(self, ring: Ring, source: int, dtype: torch.dtype) -> tuple[Pair | None, Tensor | None]:
-        """Return which queries attend to which keys, with a mask if there are documents."""
-        length = self.positions.shape[-1]
+    def pair(self, ring: Ring, source: int, dtype: torch.dtype) -> tuple[slice, slice, ScoreRules] | None:
+        """Return which queries attend to which keys and how, with a mask if there are documents; None if none do."""
+        rank, mask = ring.members.rank, None
+        here, there = self.positions[rank], self.positions[source]
         if self.documents is None:
-            return ring.pair(source, length), None
-        rank = ring.members.rank
-        may = self.documents[rank][:, :, None] == self.documents[source][:, None, :]  # (batch, seq, seq)
-        may = may & (self.positions[rank][:, None] >= self.positions[source][None, :])
-        return Pair(slice(None), slice(None), causal=False), mask_of(may, dtype)
-
-    def rules(self, ring: Ring, source: int, pair: Pair, mask: Tensor | None) -> ScoreRules:
-        if self.dropout is None:
-            return ScoreRules(pair.causal, mask)
-        here, there = self.positions[ring.members.rank][pair.queries], self.positions[source][pair.keys]
-        return ScoreRules(pair.causal, mask, self.dropout.between(here, there))
+            pair = ring.pair(source, len(here))
+        else:
+            may = self.documents[rank][:, :, None] == self.documents[source][:, None, :]  # (batch, seq, seq)
+            pair, mask = Pair(slice(None), slice(None), causal=False), mask_of(may & (here[:, None] >= there), dtype)
+        if pair is None:
+            return None
+        drop = self.dropout.between(here[pair.queries], there[pair.keys]) if self.dropout else None
+        return pair.queries, pair.keys, ScoreRules(pair.causal, mask, drop)
 
 
 class RingFunction(torch.autograd.Function):
@@ -71,11 +66,10 @@ class RingFunction(torch.autograd.Function):
         kv = torch.stack((k, v))
         for step, source in enumerate(ring.sources()):
             coming = ring.members.start_shift(kv) if step < ring.members.size - 1 else None
-            pair, mask = tokens.pair(ring, source, q.dtype)
-            if pair:
-                part = q[:, :, pair.queries], kv[0][:, :, pair.keys], kv[1][:, :, pair.keys]
-                more = attend(*part, tokens.rules(ring, source, pair, mask))
-                merge(out[:, :, pair.queries], log[:, :, pair.queries], *more)
+            if pair := tokens.pair(ring, source, q.dtype):
+                here, there, rules = pair
+                more = attend(q[:, :, here], kv[0][:, :, there], kv[1][:, :, there], rules)
+                merge(out[:, :, here], log[:, :, here], *more)
             if coming:
                 kv = coming.wait()
         ctx.save_for_backward(q, k, v, out, log)
@@ -90,14 +84,12 @@ class RingFunction(torch.autograd.Function):
         for step, source in enumerate(ring.sources()):
             coming = ring.members.start_shift(kv) if step < ring.members.size - 1 else None
             dkv = torch.zeros(kv.shape, dtype=out.dtype, device=q.device)
-            pair, mask = tokens.pair(ring, source, q.dtype)
-            if pair:
-                here, there = pair.queries, pair.keys
+            if pair := tokens.pair(ring, source, q.dtype):
+                here, there, rules = pair
                 part = q[:, :, here], kv[0][:, :, there], kv[1][:, :, there], out[:, :, here], log[:, :, here]
-                more = attend_backward(gradient[:, :, here], part, tokens.rules(ring, source, pair, mask))
-                dq[:, :, here] += more[0]
-                dkv[0][:, :, there] += more[1]
-                dkv[1][:, :, there] += more[2]
+                more = attend_backward(gradient[:, :, here], part, rules)
+                for total, gradients in zip((dq[:, :, here], *dkv[:, :, :, there]), more, strict=True):
+                    total += gradients
             if coming_home:
                 dkv += coming_home.wait()
             coming_home = ring.members.start_shift(dkv)

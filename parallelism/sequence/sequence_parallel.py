@@ -9,22 +9,19 @@ Unified Sequence Parallelism Approach", 2024, arXiv 2405.07719 (both together).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import collectives
 from parallelism.buffers import autograd
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.buffers.transfer import to_device
 from parallelism.numerics.dropout import AttentionDropout, Dropout
-from parallelism.sequence.fused_attention import ScoreRules
-from parallelism.sequence.partial_attention import attend, attend_backward, mask_of, wide
+from parallelism.sequence.partial_attention import ScoreRules, attend, attend_backward, mask_of, wide
 from parallelism.sequence.ring_attention import GlobalTokens, Ring, RingFunction
 from parallelism.sequence.token_shards import TokenShards, check_heads, shard_tokens
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 HEADS, SEQ = 1, 2  # dims of q, k and v
 
@@ -38,11 +35,7 @@ class SequenceParallel:
     """
 
     def __init__(
-        self,
-        comm: Communicator,
-        mode: str = "ring",
-        order: str = "zigzag",
-        head_ranks: int | None = None,
+        self, comm: collectives.Communicator, mode: str = "ring", order: str = "zigzag", head_ranks: int | None = None
     ):
         with comm.agreed("SequenceParallel"):
             parts = shard_tokens(0, comm.size, mode, order, head_ranks).parts

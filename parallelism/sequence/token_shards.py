@@ -3,11 +3,11 @@
 Training and the planner check here if a number of ranks can divide tokens and heads.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
+
+from parallelism.mesh import listed_divisors
 
 MODES = ("ring", "ulysses", "hybrid")
 ORDERS = ("zigzag", "striped", "contiguous")
@@ -111,7 +111,7 @@ def head_ranks_of(mode: str, size: int, head_ranks: int | None) -> int:
         return 1 if mode == "ring" else size
     group = head_ranks or (2 if size % 2 == 0 else 1)
     if group < 1 or size % group:
-        able = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+        able = listed_divisors(size)
         raise ValueError(f"sp={size} ranks can't be divided in groups of {group} that exchange heads: use {able}")
     return group
 

@@ -7,8 +7,6 @@ Source: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language 
 section 3; Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, section 4.2.2.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 
@@ -48,7 +46,8 @@ class ColumnFunction(torch.autograd.Function):
     def forward(ctx, x: Tensor, weight: Tensor, axis: Axis) -> Tensor:  # type: ignore[override]
         ctx.axis, ctx.weight, ctx.later = axis, weight, current(weight)
         ctx.save_for_backward(x)
-        return F.linear(whole_sequence(x, axis), autocast(weight))
+        whole = axis.ranks.all_gather(x.movedim(SEQ, 0)).movedim(0, SEQ) if axis.sequence else x
+        return F.linear(whole, autocast(weight))
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
@@ -69,10 +68,6 @@ class ColumnFunction(torch.autograd.Function):
 def column(x: Tensor, weight: Tensor, axis: Axis) -> Tensor:
     """Apply a column-split `F.linear`, in the dtype that autocast would choose."""
     return ColumnFunction.apply(autocast(x), weight, axis)
-
-
-def whole_sequence(x: Tensor, axis: Axis) -> Tensor:
-    return axis.ranks.all_gather(x.movedim(SEQ, 0)).movedim(0, SEQ) if axis.sequence else x
 
 
 class ColumnLinear(nn.Module):

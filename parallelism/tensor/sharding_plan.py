@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import nn
 
+import collectives
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.experts.exchange import ExpertExchange
 from parallelism.experts.expert_parallel import ParallelMixture
+from parallelism.mesh import listed_divisors
 from parallelism.numerics.dropout import BatchPosition, Dropout
 from parallelism.placement import Shard
-from parallelism.sequence.sequence_parallel import (
-    DroppingAttention,
-    SequenceAttention,
-    SequenceLoss,
-    SequenceParallel,
-)
+from parallelism.sequence.sequence_parallel import DroppingAttention, SequenceAttention, SequenceLoss, SequenceParallel
 from parallelism.sequence.token_shards import check_heads
 from parallelism.tensor.layers import (
     Axis,
@@ -31,9 +28,6 @@ from parallelism.tensor.layers import (
     VocabularyEmbedding,
     VocabularyHead,
 )
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 
 class Axes(NamedTuple):
@@ -54,19 +48,22 @@ class Axes(NamedTuple):
 Sizes = Mapping[str, int]  # numbers of ranks by axis; "heads" are the sp ranks that exchange heads
 
 
-class Strategy(Protocol):
+class Strategy:
+    """How a module is divided over ranks."""
+
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
         """Raise ValueError if these numbers of ranks cannot divide the module."""
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         """Return the replacement for the model's `number`-th module."""
+        raise NotImplementedError
 
 
 ShardingPlan = Mapping[str, Strategy]
 
 
 @dataclass(frozen=True)
-class ColumnParallel:
+class ColumnParallel(Strategy):
     """Split outputs.  Of several pieces, such as q, k and v, `pieces` are the relative lengths, named by `settings`."""
 
     pieces: tuple[int, ...] = ()
@@ -83,7 +80,7 @@ class ColumnParallel:
 
 
 @dataclass(frozen=True)
-class RowParallel:
+class RowParallel(Strategy):
     """Split inputs, as a column-parallel layer before it outputs them."""
 
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
@@ -94,7 +91,7 @@ class RowParallel:
 
 
 @dataclass(frozen=True)
-class ExpertParallel:
+class ExpertParallel(Strategy):
     """Split a mixture's experts over ep, and the hidden width of each over tp."""
 
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
@@ -105,7 +102,7 @@ class ExpertParallel:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(Strategy):
     """Split an embedding, or the head that may be tied to it, over its `vocab_size` tokens."""
 
     vocab_size: int
@@ -126,13 +123,10 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class Loss:
+class Loss(Strategy):
     """Loss of logits split over `vocab_size` tokens, and over the tokens of each sequence."""
 
     vocab_size: int
-
-    def check(self, name: str, module: Any, sizes: Sizes) -> None:
-        pass
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         loss = module if axes.whole else VocabularyCrossEntropy(module, axes.tp, self.vocab_size)
@@ -140,7 +134,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(Strategy):
     """Attention core, on q, k and v of a shard of the tokens."""
 
     n_head: int
@@ -161,14 +155,11 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class SequenceRegion:
+class SequenceRegion(Strategy):
     """Norms, dropout and position embeddings between split layers.
 
     In sequence-parallel mode they operate on 1/tp of the sequence.
     """
-
-    def check(self, name: str, module: Any, sizes: Sizes) -> None:
-        pass
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         sequence, rank = axes.tp.sequence, axes.tp.ranks.rank
@@ -184,7 +175,7 @@ class SequenceRegion:
 def parallelize(
     model: nn.Module,
     plan: ShardingPlan,
-    tp: Communicator,
+    tp: collectives.Communicator,
     sp: SequenceParallel | None = None,
     sequence: bool = False,
     place: BatchPosition | None = None,
@@ -245,7 +236,7 @@ def check_divisible(what: str, number: int, size: int) -> None:
     Raises: ValueError with the numbers of ranks that divide it, and the nearest number that these ranks divide.
     """
     if number % size:
-        able = ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+        able = listed_divisors(number)
         nearest = max(1, round(number / size)) * size
         other = what.format(nearest).rpartition(": ")[2]
         raise ValueError(f"{what.format(number)} is not divisible by tp={size}: use a tp of {able}, or {other}")

@@ -13,24 +13,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+import collectives
+from parallelism.buffers import gradients
 from parallelism.buffers.arena import Arena, allocate, one_dtype
 from parallelism.buffers.releasable import ReleasableBuffer
-from parallelism.data import summation
 from parallelism.data.buckets import Bucket, BucketQueue, cut_buckets
 from parallelism.data.replica import Replica
 from parallelism.pipeline.events import SHARED
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action
 from parallelism.zero.states import gather_in_place, masters_in
 from parallelism.zero.units import FlatParam, ShardGroups, offsets
-
-if TYPE_CHECKING:
-    from collectives import Plan
-
 
 WaitTimer = Callable[[], AbstractContextManager]
 
@@ -173,7 +169,7 @@ class ReduceBucket(Bucket):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: collectives.Plan,
         homes: Mapping[nn.Parameter, Tensor],
         mine: tuple[Tensor, Tensor],
         users: list[ReduceBucket],
@@ -207,5 +203,5 @@ class ReduceBucket(Bucket):
         if self.is_under_way:
             self.plan.wait()
             chunk, own = self.mine
-            summation.add(own, chunk, self.micro_batch)
+            gradients.add(own, chunk, self.micro_batch)
             self.is_under_way = False

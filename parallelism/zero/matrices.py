@@ -8,22 +8,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+import collectives
 from parallelism.buffers.arena import allocate
-from parallelism.mesh import replica_axes
+from parallelism.data.replica import Replica
+from parallelism.mesh import Mesh, replica_axes
+from parallelism.numerics.master_weights import MasterWeights
 from parallelism.placement import Shard, shard_of
 from parallelism.zero.units import offsets
-
-if TYPE_CHECKING:
-    from collectives import Communicator
-    from parallelism.data.replica import Replica
-    from parallelism.mesh import Mesh
-    from parallelism.numerics.master_weights import MasterWeights
 
 
 class HeldPart(NamedTuple):
@@ -75,19 +72,15 @@ class ElementRoute(NamedTuple):
 class Exchange:
     """Sends along all routes by one all-to-all, on preallocated memory.  Construction and calls are collective."""
 
-    def __init__(self, comm: Communicator, routes: Sequence[ElementRoute], dtype: torch.dtype, device: str):
+    def __init__(self, comm: collectives.Communicator, routes: Sequence[ElementRoute], dtype: torch.dtype, device: str):
         outgoing = sorted((route for route in routes if route.source == comm.rank), key=lambda route: route.dest)
         incoming = sorted((route for route in routes if route.dest == comm.rank), key=lambda route: route.source)
         array, self.sent = allocate(comm, sum(route.length for route in outgoing), dtype, device)
         out, self.received = allocate(comm, sum(route.length for route in incoming), dtype, device)
         self.outgoing = dict(zip(outgoing, offsets(route.length for route in outgoing), strict=True))
         self.incoming = dict(zip(incoming, offsets(route.length for route in incoming), strict=True))
-        counts = np.zeros((2, comm.size), np.int64)
-        for route in outgoing:
-            counts[0, route.dest] += route.length
-        for route in incoming:
-            counts[1, route.source] += route.length
-        send, recv = map(tuple, counts.tolist())
+        send = tuple(sum(route.length for route in outgoing if route.dest == rank) for rank in range(comm.size))
+        recv = tuple(sum(route.length for route in incoming if route.source == rank) for rank in range(comm.size))
         self.plan = comm.plan("all_to_all", array, out=out, send_counts=send, recv_counts=recv)
 
     def __call__(self, tensors: Mapping[ElementRoute, Tensor]) -> dict[ElementRoute, Tensor]:
@@ -136,11 +129,12 @@ class MatrixOwners:
 
 
 def split_matrices(
-    params: Mapping[str, Tensor], masters: MasterWeights, mesh: Mesh, comm: Communicator
+    params: Mapping[str, Tensor], masters: MasterWeights, mesh: Mesh, comm: collectives.Communicator
 ) -> dict[str, SplitMatrix]:
     """Return how the ranks of `comm` hold parameters, given this rank's parts.  Collective."""
     shards = {name: shard_of(param, "tp") for name, param in params.items()}
-    own = [HeldPart(mesh.tp.rank if shards[name] else 0, *own_span(masters, name)) for name in params]
+    spans = {name: masters.spans[name] if name in masters.pieces else slice(0, 0) for name in params}  # updated here
+    own = [HeldPart(mesh.tp.rank if shards[name] else 0, span.start, span.stop) for name, span in spans.items()]
     holders, owners = all_parts(comm, own), owners_of([param.shape for param in params.values()], comm.size)
     matrices = {}
     for (name, param), parts, owner in zip(params.items(), holders, owners, strict=True):
@@ -149,12 +143,7 @@ def split_matrices(
     return matrices
 
 
-def own_span(masters: MasterWeights, name: str) -> tuple[int, int]:
-    """Return the first and last element of a parameter that this rank updates; (0, 0) for none."""
-    return (masters.spans[name].start, masters.spans[name].stop) if name in masters.pieces else (0, 0)
-
-
-def all_parts(comm: Communicator, own: Sequence[HeldPart]) -> list[dict[int, HeldPart]]:
+def all_parts(comm: collectives.Communicator, own: Sequence[HeldPart]) -> list[dict[int, HeldPart]]:
     """Return which ranks hold which part of each matrix, given this rank's parts.  Collective."""
     rows = comm.all_gather(np.array(own, np.int64).reshape(-1))
     by_rank = rows.reshape(comm.size, len(own), 3).tolist()

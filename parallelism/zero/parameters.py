@@ -15,18 +15,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+import collectives
 from parallelism.buffers.arena import allocate, lay_out, line_length, one_dtype
 from parallelism.pipeline.events import SHARED
 from parallelism.pipeline.schedule.actions import FORWARD, WEIGHTS, Action
 from parallelism.zero.gradients import ReducedGradients
-from parallelism.zero.units import FlatParam, ShardGroups, masters_of, offsets, pieces
-
-if TYPE_CHECKING:
-    from collectives import Plan
+from parallelism.zero.units import FlatParam, ShardGroups, masters_of, offsets
 
 Params = Mapping[str, nn.Parameter]
 New = Callable[[int], tuple[Any, Tensor]]  # a flat array, and torch's view of it
@@ -57,12 +55,9 @@ class ShardedParameters(ReducedGradients):
         gathered = [GatheredLayer(parts[i], params[i], slots[slot_of(i)], ranks) for i in range(len(homes))]
         self.layers = dict(zip(homes, gathered, strict=True))
         trained = [part for of_layer in parts[::-1] for part in of_layer if own.trained(part.unit.slices)]
-        self.reduce_units([part.unit for part in trained], self.grad_dtype or dtype)
-        owned = [
-            pieces(part.unit, ranks.shard.rank, self.params, part.weights, gradient)
-            for part, gradient in zip(trained, self.gradients.own, strict=True)
-        ]
-        self.masters = masters_of(owned, originals)
+        of_trained, weights = [part.unit for part in trained], [part.weights for part in trained]
+        self.reduce_units(of_trained, self.grad_dtype or dtype)
+        self.masters = masters_of(of_trained, ranks.shard.rank, self.params, weights, self.gradients.own, originals)
         self.arrays = array, self.gradients.array
         self._path: list[int] = []  # the layers that this action uses, and the next one after it
 
@@ -122,7 +117,12 @@ class ShardedParameters(ReducedGradients):
     @contextmanager
     def whole(self) -> Iterator[None]:
         """Hold all parameters in the module in this context, for reading, not for computing.  Collective."""
-        copy_out(self.layers.values())
+        for layer in self.layers.values():
+            layer.gather()
+            copies = [(param, param.data.clone()) for param in layer.views]
+            layer.release()
+            for param, copy in copies:
+                param.data = copy
         try:
             yield
         finally:
@@ -154,7 +154,7 @@ class GatheredLayer:
     def __init__(self, parts: Sequence[FlatParamShard], params: Params, slot: GatherBuffer, ranks: ShardGroups):
         self.slot, self.here = slot, False
         self.views: dict[nn.Parameter, Tensor] = {}
-        self.plans: list[Plan] = []
+        self.plans: list[collectives.Plan] = []
         for unit, array, weights in parts:
             for name, (span, place) in unit.cut(ranks.shard.rank).items():
                 weights[place] = params[name].data.reshape(-1)[span]
@@ -195,16 +195,6 @@ class GatheredLayer:
         for param, value in values.items():
             param.data = value
         self.here = values is self.views
-
-
-def copy_out(layers: Iterable[GatheredLayer]) -> None:
-    """Put copies of all parameters into the module, until these layers are released.  Collective."""
-    for layer in layers:
-        layer.gather()
-        copies = [(param, param.data.clone()) for param in layer.views]
-        layer.release()
-        for param, copy in copies:
-            param.data = copy
 
 
 def own_chunks(units: Sequence[Sequence[FlatParam]], rank: int, new: New) -> tuple[Any, list[list[FlatParamShard]]]:

@@ -1,7 +1,5 @@
 """ZeRO by stage, for the pipeline driver, and for modules in custom training loops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -10,19 +10,17 @@ arXiv 1910.02054, sections 5.1 and 7.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+import collectives
 from parallelism.buffers.arena import Arena
 from parallelism.data.averaging import Averaging
 from parallelism.numerics.master_weights import MasterWeights
+from parallelism.pipeline.local_parameters import LocalParameters
 from parallelism.pipeline.schedule.actions import FORWARD, Action
-from parallelism.zero.units import FlatParam, ShardGroups, masters_of, pieces
-
-if TYPE_CHECKING:
-    from collectives import Plan
-    from parallelism.pipeline.local_parameters import LocalParameters
+from parallelism.zero.units import FlatParam, ShardGroups, masters_of
 
 
 class ShardedStates(Averaging):
@@ -47,7 +45,7 @@ class ShardedStates(Averaging):
         self.masters = masters_in(self.arena, own, self.units, rank, own_gradients)
         self._is_reduced = False
 
-    def _plans(self, unit: FlatParam, chunk: Any) -> tuple[Plan, Plan | None]:
+    def _plans(self, unit: FlatParam, chunk: Any) -> tuple[collectives.Plan, collectives.Plan | None]:
         """Bind the reduction of a unit to its owners' chunks, and that of a chunk over its replicas."""
         gradients, replicate = self.arena.gradients[unit.place], self.groups(unit).replicate
         plan = self.ranks.shard.plan("reduce_scatter", gradients, out=chunk, counts=unit.counts, **self.reduction)
@@ -66,7 +64,7 @@ class ShardedStates(Averaging):
         self._is_reduced = False
 
 
-def gather_in_place(arena: Arena, units: Sequence[FlatParam], ranks: ShardGroups) -> list[Plan]:
+def gather_in_place(arena: Arena, units: Sequence[FlatParam], ranks: ShardGroups) -> list[collectives.Plan]:
     """Bind the plans that gather an arena's parameters from their owners' chunks."""
     weights, rank = arena.parameters, ranks.shard.rank
     return [
@@ -79,11 +77,7 @@ def masters_in(
     arena: Arena, own: LocalParameters, units: Sequence[FlatParam], rank: int, gradients: Sequence[Tensor]
 ) -> MasterWeights:
     """Return the master weights of a rank's chunks of an arena, and drop the arena's originals."""
-    weights = arena.flat_parameters
-    owned = [
-        pieces(unit, rank, own.params, weights[unit.chunks[rank]], gradient)
-        for unit, gradient in zip(units, gradients, strict=True)
-    ]
-    masters = masters_of(owned, arena.originals)
+    weights = [arena.flat_parameters[unit.chunks[rank]] for unit in units]
+    masters = masters_of(units, rank, own.params, weights, gradients, arena.originals)
     arena.originals = {}
     return masters

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
 
+import collectives
 from collectives.schedule.moves import shares
 from parallelism.buffers.gradients import own_gradient
+from parallelism.mesh import listed_divisors
 from parallelism.numerics.clipping import BLOCK
 from parallelism.numerics.master_weights import MasterWeights, like
 from parallelism.placement import shard_of
-
-if TYPE_CHECKING:
-    from collectives import Communicator
 
 
 class ShardGroups(NamedTuple):
@@ -26,13 +25,15 @@ class ShardGroups(NamedTuple):
     parameters, if ep divides experts, have groups of their own, `undivided`, in which more ranks own the same chunks.
     """
 
-    every: Communicator
-    shard: Communicator
-    replicate: Communicator | None = None
+    every: collectives.Communicator
+    shard: collectives.Communicator
+    replicate: collectives.Communicator | None = None
     undivided: ShardGroups | None = None
 
     @classmethod
-    def of(cls, comm: Communicator, group: str | int = "all", whole: Communicator | None = None) -> ShardGroups:
+    def of(
+        cls, comm: collectives.Communicator, group: str | int = "all", whole: collectives.Communicator | None = None
+    ) -> ShardGroups:
         """Shard over all ranks of `comm`, within each "node", or within groups of `group` consecutive ranks.
 
         `whole` consists of these ranks and those that differ from them in ep.  Collective.
@@ -41,8 +42,8 @@ class ShardGroups(NamedTuple):
         """
         with comm.agreed("zero_group"):
             groups = groups_of(group, comm.size, comm.topology.nodes)
-        shard: Communicator | None = comm
-        replicate: Communicator | None = None
+        shard: collectives.Communicator | None = comm
+        replicate: collectives.Communicator | None = None
         if len(groups) > 1:
             mine = next(i for i, members in enumerate(groups) if comm.rank in members)
             shard, replicate = comm.split(mine), comm.split(groups[mine].index(comm.rank))
@@ -79,7 +80,7 @@ def groups_of(group: str | int, size: int, nodes: Iterable[Iterable[int]]) -> li
             raise ValueError(f"zero_group node: nodes have {lengths} ranks: start as many on each, or use all")
         return groups
     if not isinstance(group, int) or group < 1 or size % group:
-        able = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+        able = listed_divisors(size)
         raise ValueError(f"zero_group {group} does not divide {size} ranks: use all, node, or one of {able}")
     return [list(part) for part in shares(size, size // group)]
 
@@ -142,14 +143,23 @@ def shifted(start: int, stop: int, origin: int) -> slice:
     return slice(start - origin, stop - origin)
 
 
-Pieces = dict[str, tuple[slice, nn.Parameter]]  # flat elements of a parameter, and the piece of them
+def masters_of(
+    units: Sequence[FlatParam],
+    rank: int,
+    params: Mapping[str, nn.Parameter],
+    weights: Iterable[Tensor],
+    gradients: Iterable[Tensor],
+    originals: Mapping[str, Tensor],
+) -> MasterWeights:
+    """Return the master weights of a rank's chunks of units: views of the chunks' `weights` and `gradients`.
 
-
-def pieces(unit: FlatParam, rank: int, params: Mapping[str, nn.Parameter], weights: Tensor, grads: Tensor) -> Pieces:
-    """Return a rank's pieces of a unit's parameters, as views of its chunks of weights and gradients."""
-    return {
-        name: (span, part(params[name], weights[place], grads[place])) for name, (span, place) in unit.cut(rank).items()
-    }
+    `originals` are the whole parameters before they were rounded.
+    """
+    pieces, spans = {}, {}
+    for unit, weight, gradient in zip(units, weights, gradients, strict=True):
+        for name, (span, place) in unit.cut(rank).items():
+            pieces[name], spans[name] = part(params[name], weight[place], gradient[place]), span
+    return MasterWeights(pieces, originals, spans)
 
 
 def part(whole: nn.Parameter, weight: Tensor, gradient: Tensor) -> nn.Parameter:
@@ -163,13 +173,6 @@ def part(whole: nn.Parameter, weight: Tensor, gradient: Tensor) -> nn.Parameter:
     own = like(whole, weight.view(shape))
     own_gradient(own, gradient.view(shape))
     return own
-
-
-def masters_of(owned: Iterable[Pieces], originals: Mapping[str, Tensor] | None = None) -> MasterWeights:
-    """Return the master weights of a rank's pieces, given the whole parameters before they were rounded."""
-    every = {name: piece for of_unit in owned for name, piece in of_unit.items()}
-    spans = {name: span for name, (span, _) in every.items()}
-    return MasterWeights({name: own for name, (_, own) in every.items()}, originals, spans)
 
 
 def offsets(lengths: Iterable[int]) -> list[slice]:

@@ -6,8 +6,6 @@ python -m parallelism.pipeline.schedule search --stages 4 --micro_batches 8 --vi
 python -m parallelism.pipeline.schedule check my.csv
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil
@@ -108,7 +106,8 @@ def chosen(flags: argparse.Namespace) -> Schedule:
 def show(schedule: Schedule, flags: argparse.Namespace) -> None:
     """Print the grid, and write it to the outputs that the flags name."""
     grid = picture.planned(price(schedule, costs(flags)))
-    print(picture.text(grid, columns(), has_colors()))
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else picture.MOST_COLUMNS
+    print(picture.text(grid, columns, has_colors()))
     if flags.png:
         save(picture.figure([grid]), flags.png)
     if flags.out:
@@ -121,11 +120,6 @@ def costs(flags: argparse.Namespace) -> Costs:
 
 def alone_or_all(numbers: list) -> Any:
     return numbers[0] if len(numbers) == 1 else numbers
-
-
-def columns() -> int:
-    """Return the width in columns: the terminal's, or a larger one for a file."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else picture.MOST_COLUMNS
 
 
 def has_colors() -> bool:

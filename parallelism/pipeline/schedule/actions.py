@@ -7,8 +7,6 @@ stage's pass of a micro-batch: `2F0` is stage 2's forward pass of micro-batch 0,
 An action begins once its rank's previous action is done, and the results that it needs have arrived.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Drawings of invalid schedules: ranks by time, with the failing cells marked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

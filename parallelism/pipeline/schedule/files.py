@@ -4,13 +4,11 @@ Empty cells are idle time, and ignored; `#` begins a comment.  The CSV format is
 torch.distributed.pipelining for a schedule's compute actions: F, B, I and W.
 """
 
-from __future__ import annotations
-
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
-from parallelism.pipeline.schedule.actions import Action, Schedule, num_alive, parse
+from parallelism.pipeline.schedule.actions import Action, Schedule, count_peaks, parse
 from parallelism.pipeline.schedule.failure import ProofError
 from parallelism.pipeline.schedule.proof import prove
 
@@ -32,8 +30,7 @@ def read(path: str | PathLike[str]) -> Schedule:
     """
     lines = cells_of(Path(path))
     orders = tuple(tuple(cell.action for cell in line) for line in lines)
-    peaks = tuple(max(num_alive(order), default=0) for order in orders)
-    schedule = Schedule(Path(path).stem, orders, peaks)
+    schedule = Schedule(Path(path).stem, orders, count_peaks(orders))
     try:
         prove(schedule)
     except ProofError as error:

@@ -4,15 +4,13 @@ Micro-batches are equivalent, so that every stage takes them in order.  Memory c
 pass only if all those of the oldest micro-batch still fit, and backward passes free memory.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
-from itertools import product
+from itertools import pairwise, product
 from typing import NamedTuple
 
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
@@ -39,8 +37,20 @@ class SchedulingProblem:
     def rules(self) -> ActionGraph:
         return rules(dict(enumerate(self.home)), self.num_micro_batches, self.costs)
 
-    def stages(self, rank: int) -> list[int]:
-        return [stage for stage, own in enumerate(self.home) if own == rank]
+    @cached_property
+    def stages(self) -> list[list[int]]:
+        """Stages of each rank."""
+        return [[stage for stage, own in enumerate(self.home) if own == rank] for rank in range(self.num_ranks)]
+
+    @cached_property
+    def takes_s(self) -> dict[str, list[float]]:
+        return self.costs.of_kinds(len(self.home))
+
+    @cached_property
+    def sent_s(self) -> list[float]:
+        """Seconds of a message between each stage and the next one, 0 on the same rank."""
+        message_s = self.costs.of_messages(len(self.home))
+        return [second * (own != other) for second, (own, other) in zip(message_s, pairwise(self.home), strict=True)]
 
 
 class Policy(NamedTuple):
@@ -57,11 +67,9 @@ def policies(job: SchedulingProblem) -> Iterator[Policy]:
     is_deep = (True, False) if len(job.home) > job.num_ranks else (True,)
     ideal = under_way(job)
     for share, forward_first, deep_first, patience in product(SHARES, (True, False), is_deep, PATIENCES):
-        caps = [
-            max(len(job.stages(rank)), math.ceil(min(share * ideal[rank], limit)))
-            for rank, limit in enumerate(job.limits)
-        ]
-        yield Policy(tuple(caps), forward_first, deep_first, patience)
+        caps = (math.ceil(min(share * ahead, limit)) for ahead, limit in zip(ideal, job.limits, strict=True))
+        least = map(len, job.stages)
+        yield Policy(tuple(map(max, least, caps)), forward_first, deep_first, patience)
 
 
 def under_way(job: SchedulingProblem) -> list[float]:
@@ -69,15 +77,12 @@ def under_way(job: SchedulingProblem) -> list[float]:
 
     That is the time from each of its stages to the end and back, divided by the busiest rank's time per micro-batch.
     """
-    num_stages, home = len(job.home), job.home
-    takes_s, message_s = job.costs.of_kinds(num_stages), job.costs.of_messages(num_stages)
-    away_s = [0.0] * (num_stages + 1)
-    for stage in reversed(range(num_stages)):
-        sent_s = message_s[stage] if stage + 1 < num_stages and home[stage] != home[stage + 1] else 0.0
-        away_s[stage] = away_s[stage + 1] + takes_s[FORWARD][stage] + takes_s[INPUTS][stage] + 2 * sent_s
-    owned = [job.stages(rank) for rank in range(job.num_ranks)]
-    turn_s = max(sum(takes_s[FORWARD][stage] + takes_s[BACKWARD][stage] for stage in own) for own in owned)
-    return [sum(away_s[stage] for stage in own) / turn_s if turn_s else 1.0 for own in owned]
+    takes_s, sent_s = job.takes_s, [*job.sent_s, 0.0]
+    away_s = [0.0] * (len(job.home) + 1)
+    for stage in reversed(range(len(job.home))):
+        away_s[stage] = away_s[stage + 1] + takes_s[FORWARD][stage] + takes_s[INPUTS][stage] + 2 * sent_s[stage]
+    turn_s = max(sum(takes_s[FORWARD][stage] + takes_s[BACKWARD][stage] for stage in own) for own in job.stages)
+    return [sum(away_s[stage] for stage in own) / turn_s if turn_s else 1.0 for own in job.stages]
 
 
 class Greedy:
@@ -85,9 +90,7 @@ class Greedy:
 
     def __init__(self, job: SchedulingProblem, policy: Policy):
         num_stages, ranks = len(job.home), range(job.num_ranks)
-        self.job, self.policy = job, policy
-        self.takes_s, self.message_s = job.costs.of_kinds(num_stages), job.costs.of_messages(num_stages)
-        self.stages = [job.stages(rank) for rank in ranks]
+        self.job, self.policy, self.takes_s, self.stages = job, policy, job.takes_s, job.stages
         deep = [own[::-1] for own in self.stages]
         self.liked = {FORWARD: deep if policy.deep_first else self.stages, INPUTS: self.stages}
         self.came_s: dict[str, list[list[float]]] = {kind: [[] for _ in job.home] for kind in (FORWARD, INPUTS)}
@@ -176,7 +179,7 @@ class Greedy:
     def hand_over(self, kind: str, stage: int, to: int, end_s: float) -> None:
         """Pass a stage's result to its neighbour."""
         home = self.job.home
-        come_s = end_s + (self.message_s[min(stage, to)] if home[stage] != home[to] else 0.0)
+        come_s = end_s + self.job.sent_s[min(stage, to)]
         self.came_s[kind][to].append(come_s)
         if home[stage] != home[to]:
             heappush(self.wakes, (come_s, home[to]))

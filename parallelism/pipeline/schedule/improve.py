@@ -4,10 +4,9 @@ The path leads back from the action that ends last to the start: each of its act
 ended, on the same rank or with a message.  The end can be earlier only if two of them on one rank change places.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action
@@ -49,7 +48,7 @@ def improve(start: TimedOrders, draws: random.Random, work: int, least_s: float)
     while budget > 0 and pairs and best.span_s > least_s:
         rank, position = draws.choice(pairs)
         before, orders[rank] = orders[rank], moved(orders[rank], position, draws)
-        played = played_if_legal(orders, rank, job)
+        played = play_legal(orders, rank, job)
         budget -= size if played else len(before)
         if played and played.span_s <= now_s * (1 + TOLERANCE * max(0, budget) / work * draws.random() ** 2):
             now_s, pairs = played.span_s, critical(orders, played, job.rules)
@@ -69,14 +68,12 @@ def moved(order: list[int], position: int, draws: random.Random) -> list[int]:
     return [*rest[:dest], order[source], *rest[dest:]]
 
 
-def played_if_legal(orders: list[list[int]], rank: int, job: SchedulingProblem) -> SimulatedTimes | None:
+def play_legal(orders: list[list[int]], rank: int, job: SchedulingProblem) -> SimulatedTimes | None:
     """Simulate the orders; return None if the rank's order is illegal, or the ranks deadlock."""
-    if not is_legal(orders[rank], job.num_micro_batches, job.limits[rank]):
-        return None
-    try:
-        return play(orders, job.rules)
-    except ValueError:
-        return None
+    with suppress(ValueError):
+        if is_legal(orders[rank], job.num_micro_batches, job.limits[rank]):
+            return play(orders, job.rules)
+    return None
 
 
 def is_legal(order: Sequence[int], num_micro_batches: int, limit: int) -> bool:

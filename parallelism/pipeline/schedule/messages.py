@@ -5,12 +5,10 @@ and waited for at the end only; a receive is posted some actions before the one 
 with computation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, Schedule
+from parallelism.pipeline.schedule.actions import FORWARD, WEIGHTS, Action, Schedule
 
 AHEAD = 2  # receives posted ahead of the next one that is needed
 
@@ -56,22 +54,26 @@ Op = PostRecv | WaitRecv | Compute | StartSend
 
 def incoming(schedule: Schedule, action: Action) -> StageMessage | None:
     """Return the message that an action waits for, or None if its input is local."""
-    is_gradient = action.kind != FORWARD
-    neighbour = action.stage + (1 if is_gradient else -1)
-    if action.kind == WEIGHTS or neighbour not in schedule.home:
-        return None
-    source, dest = schedule.home[neighbour], schedule.home[action.stage]
-    return StageMessage(is_gradient, action.stage, action.micro_batch, source, dest) if source != dest else None
+    stage, kind, micro_batch = action
+    return (
+        between(schedule, stage - 1 if kind == FORWARD else stage + 1, stage, micro_batch) if kind != WEIGHTS else None
+    )
 
 
 def outgoing(schedule: Schedule, action: Action) -> StageMessage | None:
     """Return the message that carries an action's result, or None if no other rank needs it."""
-    step = {FORWARD: 1, BACKWARD: -1, INPUTS: -1}.get(action.kind, 0)
-    neighbour = action.stage + step
-    if not step or neighbour not in schedule.home:
+    stage, kind, micro_batch = action
+    return (
+        between(schedule, stage, stage + 1 if kind == FORWARD else stage - 1, micro_batch) if kind != WEIGHTS else None
+    )
+
+
+def between(schedule: Schedule, stage: int, dest: int, micro_batch: int) -> StageMessage | None:
+    """Return the message from a stage to its neighbour `dest`, or None if one does not exist, or both are on a rank."""
+    ranks = schedule.home.get(stage), schedule.home.get(dest)
+    if None in ranks or ranks[0] == ranks[1]:
         return None
-    source, dest = schedule.home[action.stage], schedule.home[neighbour]
-    return StageMessage(step < 0, neighbour, action.micro_batch, source, dest) if source != dest else None
+    return StageMessage(dest < stage, dest, micro_batch, *ranks)  # type: ignore[arg-type]
 
 
 def program(schedule: Schedule, rank: int, ahead: int = AHEAD) -> Iterator[Op]:

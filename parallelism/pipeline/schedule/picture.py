@@ -3,8 +3,6 @@
 A cell's width is the action's duration.  Its name is `F3` if ranks have one stage each, `6F3` if several.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ An action begins when its rank is free and its input has arrived: a message's ti
 or at once from a stage of the same rank.  Messages do not contend for bandwidth.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,18 +11,8 @@ from functools import cached_property
 from itertools import islice, product
 from typing import NamedTuple
 
-from parallelism.pipeline.schedule.actions import (
-    BACKWARD,
-    FORWARD,
-    INPUTS,
-    KINDS,
-    WEIGHTS,
-    Action,
-    Schedule,
-    count_peaks,
-    needs,
-    result,
-)
+from parallelism.pipeline.schedule import actions
+from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action, Schedule
 
 Seconds = float | Sequence[float]
 
@@ -98,7 +86,7 @@ class Timeline:
     @property
     def peaks(self) -> tuple[int, ...]:
         """Peak number of live activations of each rank."""
-        return count_peaks(self.schedule.orders)
+        return actions.count_peaks(self.schedule.orders)
 
     @property
     def spans(self) -> list[Span]:
@@ -138,10 +126,10 @@ def rules(home: Mapping[int, int], num_micro_batches: int, costs: Costs) -> Acti
         graph.takes_s.extend([takes_s[kind][stage]] * num_micro_batches)
         graph.travels_s.extend([message_s[pair] if is_sent else 0.0] * num_micro_batches)
         action = Action(stage, kind, 0)
-        awaited = needs(action, num_stages) if kind != WEIGHTS else []
+        awaited = actions.needs(action, num_stages) if kind != WEIGHTS else []
         read = graph.number(awaited[-1]) if awaited else None
         graph.reads.extend([None] * num_micro_batches if read is None else range(read, read + num_micro_batches))
-        write = graph.number(result(action))
+        write = graph.number(actions.result(action))
         graph.writes.extend(range(write, write + num_micro_batches))
     return graph
 
@@ -195,11 +183,7 @@ def price(schedule: Schedule, costs: Costs = EQUAL) -> Timeline:
     Raises: ValueError for invalid costs, and if all ranks wait.
     """
     graph = rules(schedule.home, schedule.num_micro_batches, costs)
-    orders = [list(map(graph.number, order)) for order in schedule.orders]
-    begin_s = play(orders, graph).begin_s
-    spans = {
-        action: (begin_s[number], begin_s[number] + graph.takes_s[number])
-        for order, numbers in zip(schedule.orders, orders, strict=True)
-        for action, number in zip(order, numbers, strict=True)
-    }
-    return Timeline(schedule, *({action: span[end] for action, span in spans.items()} for end in (0, 1)))
+    played = play([list(map(graph.number, order)) for order in schedule.orders], graph)
+    numbers = {action: graph.number(action) for order in schedule.orders for action in order}
+    begin_s = {action: played.begin_s[number] for action, number in numbers.items()}
+    return Timeline(schedule, begin_s, {a: begin_s[a] + graph.takes_s[number] for a, number in numbers.items()})

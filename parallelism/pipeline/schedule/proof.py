@@ -5,23 +5,11 @@ it is received; a receive is posted without waiting.  A rank waits for messages 
 receiver, so that all interleavings of the ranks have the same outcome.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
-from parallelism.pipeline.schedule.actions import (
-    BACKWARD,
-    FORWARD,
-    INPUTS,
-    KINDS,
-    WEIGHTS,
-    Action,
-    Schedule,
-    needs,
-    num_alive,
-    result,
-)
+from parallelism.pipeline.schedule import actions
+from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action, Schedule
 from parallelism.pipeline.schedule.failure import ActionPosition, ProofError
 from parallelism.pipeline.schedule.messages import AHEAD, Compute, Op, PostRecv, StageMessage, StartSend, program
 
@@ -98,7 +86,7 @@ def check_peaks(schedule: Schedule) -> None:
     if len(schedule.peaks) != schedule.num_ranks:
         raise ProofError(schedule, f"it states peaks of {len(schedule.peaks)} ranks, and has {schedule.num_ranks}")
     for rank, (order, peak) in enumerate(zip(schedule.orders, schedule.peaks, strict=True)):
-        for index, alive in enumerate(num_alive(order)):
+        for index, alive in enumerate(actions.num_alive(order)):
             if alive > peak:
                 why = f"{order[index]} makes {alive} live activations on rank {rank}, which states {peak}"
                 raise ProofError(schedule, why, ActionPosition(rank, index))
@@ -148,11 +136,11 @@ class SymbolicRun:
         order, at = self.schedule.orders[rank], self.num_done[rank]
         if order[at : at + 1] != (action,):
             raise self.failure(rank, f"the program has {action} here")
-        for need in needs(action, self.schedule.num_stages):
+        for need in actions.needs(action, self.schedule.num_stages):
             if need not in self.results[rank]:
                 raise self.failure(rank, f"{action} needs {self.named(need)}, which has not been done")
         self.num_done[rank] += 1
-        self.results[rank].add(result(action))
+        self.results[rank].add(actions.result(action))
 
     def post(self, rank: int, message: StageMessage) -> None:
         self.num_open[rank] += 1

@@ -1,11 +1,9 @@
 """Registry of pipeline schedules, with the numbers of stages per rank that each supports."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 
-from parallelism.pipeline.schedule import basic, looped, zero_bubble
+from parallelism.pipeline.schedule import basic, zero_bubble
 from parallelism.pipeline.schedule.actions import Schedule
 
 
@@ -24,8 +22,8 @@ REGISTRY = {
     "naive": RegisteredSchedule(basic.naive),
     "gpipe": RegisteredSchedule(basic.gpipe),
     "1f1b": RegisteredSchedule(basic.one_f_one_b),
-    "interleaved": RegisteredSchedule(looped.interleaved, 2, more=True),
-    "breadth_first": RegisteredSchedule(looped.breadth_first, 2, more=True),
+    "interleaved": RegisteredSchedule(basic.interleaved, 2, more=True),
+    "breadth_first": RegisteredSchedule(basic.breadth_first, 2, more=True),
     "zb_h1": RegisteredSchedule(zero_bubble.zb_h1),
     "zb_v": RegisteredSchedule(zero_bubble.zb_v, 2),
 }

@@ -44,7 +44,8 @@ def search(
     jobs = [SchedulingProblem(home, num_micro_batches, costs, limits) for home in placements(num_ranks, virtual_stages)]
     least_s = (1 + LEAST_GAIN) * min(map(bound_s, jobs))
     fitting = [each for each in registered(num_ranks, num_micro_batches, virtual_stages) if keeps(each, limits)]
-    baselines = (timed(replace(jobs[0], home=home_of(schedule)), schedule.orders) for schedule in fitting)
+    homes = [tuple(schedule.home[stage] for stage in range(schedule.num_stages)) for schedule in fitting]
+    baselines = (timed(replace(jobs[0], home=home), each.orders) for home, each in zip(homes, fitting, strict=True))
     draws = random.Random(seed)
     starts = sorted(until(least_s, chain(baselines, by_policy(jobs, draws, work // 2))), key=span_s)
     shares = [improve(start, draws, work // 2 // NUM_IMPROVED, least_s) for start in starts[:NUM_IMPROVED]]
@@ -69,10 +70,6 @@ def chosen(schedules: Sequence[Schedule], costs: Costs) -> Schedule:
 
 
 span_s = attrgetter("span_s")
-
-
-def home_of(schedule: Schedule) -> tuple[int, ...]:
-    return tuple(schedule.home[stage] for stage in range(schedule.num_stages))
 
 
 def limits_of(
@@ -142,15 +139,10 @@ def by_policy(jobs: Sequence[SchedulingProblem], draws: random.Random, work: int
 
 def bound_s(job: SchedulingProblem) -> float:
     """Return a lower bound in seconds: a rank's work after its first message, or a micro-batch's way there and back."""
-    num_stages, home = len(job.home), job.home
-    takes_s, message_s = job.costs.of_kinds(num_stages), job.costs.of_messages(num_stages)
-    sent_s = [second * (home[stage] != home[stage + 1]) for stage, second in enumerate(message_s)]
+    takes_s, sent_s = job.takes_s, job.sent_s
     comes_s = [0.0, *accumulate(map(add, takes_s[FORWARD], sent_s))]
-    each_s = [takes_s[FORWARD][stage] + takes_s[BACKWARD][stage] for stage in range(num_stages)]
-    busy_s = [
-        comes_s[own[0]] + job.num_micro_batches * sum(each_s[stage] for stage in own)
-        for own in map(job.stages, range(job.num_ranks))
-    ]
+    each_s = list(map(add, takes_s[FORWARD], takes_s[BACKWARD]))
+    busy_s = [comes_s[own[0]] + job.num_micro_batches * sum(each_s[stage] for stage in own) for own in job.stages]
     return max(*busy_s, sum(takes_s[FORWARD]) + sum(takes_s[INPUTS]) + 2 * sum(sent_s) + takes_s[WEIGHTS][0])
 
 

@@ -6,8 +6,6 @@ pass; an activation is alive until its weights' part ends.
 Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv 2401.10241: section 2.1 (ZB-H1), section 6 (ZB-V).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import count
