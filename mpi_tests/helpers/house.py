@@ -32,7 +32,7 @@ class Limits(NamedTuple):
     entries: int  # at its top, beside __init__.py
 
 
-LIMITS = {"collectives": Limits(lines=20_840, files=122, entries=14)}
+LIMITS = {"collectives": Limits(lines=20_832, files=122, entries=14)}
 
 
 class Floor(NamedTuple):
