@@ -5,7 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -240,10 +240,11 @@ class Pending(Finished):
             time.sleep(sleep_s)
             if others_s() - computed_s > BUSY * sleep_s:
                 sleep_s = min(2 * sleep_s, LONGEST_SLEEP_S)
-            elif ends_within(plan, IDLE_S):
+                continue
+            with suppress(TimeoutError):
+                plan.wait(IDLE_S)
                 return
-            else:
-                sleep_s = SHORTEST_SLEEP_S
+            sleep_s = SHORTEST_SLEEP_S
         plan.wait(max(0, self.deadline_s - time.monotonic()))
 
 
@@ -265,15 +266,6 @@ def is_past(event: Any) -> bool:
 def others_s() -> float:
     """Return the seconds for which this process's other threads have computed."""
     return time.process_time() - time.thread_time()
-
-
-def ends_within(plan: Plan, limit_s: float) -> bool:
-    """Wait for a plan, for so many seconds at most; return whether it has ended."""
-    try:
-        plan.wait(limit_s)
-    except TimeoutError:
-        return False
-    return True
 
 
 def seconds(timeout: timedelta | None) -> float:

@@ -93,7 +93,7 @@ def read_in(path: Path) -> set[str]:
     direct = re.findall(r'environ(?:\.get|\.setdefault)?[(\[]"(\w+)"', text) + re.findall(
         r'"(\w+)" in os\.environ', text
     )
-    direct += re.findall(r'\b(?:whole|choice)\("(\w+)"', text)
+    direct += re.findall(r'\b(?:whole|choice)(?:\(|, )"(\w+)"', text)
     tuples = re.findall(r"^(?:LAUNCHED_\w+|LOCAL_RANKS|SET_BY_HAND) = \((.*)\)$", text, re.MULTILINE)
     return {*direct, *re.findall(r'"(\w+)"', " ".join(tuples))}
 
