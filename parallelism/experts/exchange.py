@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import collectives
 from collectives.arrays.views import to_torch
 from parallelism.buffers.autograd import Conjugate
 from parallelism.buffers.tensor_collectives import ExposedTime, TensorCollectives
-from parallelism.experts.route import Route, Transfer, make_route
+from parallelism.experts.route import Route, make_route
 
 GROWTH = 1.25  # when a buffer is too short, as routing varies from step to step
 
@@ -45,10 +45,8 @@ class ExpertExchange(ExposedTime):
 
     def __init__(self, comm: collectives.Communicator):
         self.comm, self.ranks = comm, TensorCollectives(comm)
-        node = comm.topology.node_of[comm.rank]
-        host = comm.split(node)
+        host = comm.split(comm.topology.node_of[comm.rank])
         assert host is not None
-        self.own, self.has_others = comm.topology.nodes[node], len(comm.topology.nodes) > 1
         self.host, self.buffers = host, [HostBuffer(host), HostBuffer(host)]
 
     def route(self, experts: Tensor, num_experts: int) -> ExchangeRouting:
@@ -69,11 +67,6 @@ class ExpertExchange(ExposedTime):
         """Return the host ranks' buffers; this rank writes `count` rows to its own."""
         self.buffers.reverse()
         return self.buffers[0].rows(max(longest, count), like.shape[1], like)
-
-    def in_turn(self, transfers: Sequence[Transfer]) -> list[Transfer]:
-        """Return the transfers that are not empty, beginning on each rank with another peer."""
-        ordered = sorted(transfers, key=lambda transfer: (transfer.peer - self.comm.rank) % self.comm.size)
-        return [transfer for transfer in ordered if len(transfer.rows)]
 
     def synchronize(self, x: Tensor) -> None:
         """Wait until all ranks of the host have written their rows."""
@@ -102,14 +95,10 @@ class ExchangeRouting:
         self.me, index = exchange.host.rank, partial(on_device, device)
         self.choices, self.num_slots = index(route.choices), len(route.choices)
         self.route = route
-        self.sends = [(peer, index(rows)) for peer, rows in exchange.in_turn(route.sends)]
-        self.receives = [(peer, slice(rows[0], rows[-1] + 1)) for peer, rows in exchange.in_turn(route.receives)]
-        self.reads: dict[bool, list[Any]] = {True: [], False: []}  # by whether the tokens are of this host
-        for block in route.reads:
-            self.reads[block.source in exchange.own].append((block.table, index(block.rows), block.slots))
-        self.gives: dict[int, list[Any]] = {block.source: [] for block in route.gives}
-        for block in route.gives:
-            self.gives[block.source].append((block.owner, index(block.rows), block.slots))
+        self.sends = [(peer, index(rows)) for peer, rows in route.sends]
+        self.receives = [(peer, slice(rows[0], rows[-1] + 1)) for peer, rows in route.receives if len(rows)]
+        self.reads = [(block.table, index(block.rows), block.slots) for block in route.reads]
+        self.gives = [(block.owner, index(block.rows), block.slots) for block in route.gives]
 
     def dispatch(self, x: Tensor) -> Tensor:
         return Conjugate.apply(x, self.spread, self.gather)
@@ -118,41 +107,36 @@ class ExchangeRouting:
         return Conjugate.apply(rows, self.gather, self.spread)
 
     def spread(self, x: Tensor) -> Tensor:
-        """Send tokens to the hosts of their experts; read this rank's experts' rows from the tables of its host.
-
-        Rows of tokens of this host are read while those of other hosts are on their way.
-        """
+        """Send tokens to the hosts of their experts; read this rank's experts' rows from the tables of its host."""
         exchange, x = self.exchange, x.contiguous()
         tables = exchange.written(self.route.table_length, self.route.longest_table, x)
         own = tables[self.me]
         messages = [exchange.comm.recv(own[rows], peer, blocking=False) for peer, rows in self.receives]
-        messages += [exchange.comm.send(x.index_select(0, rows), peer, blocking=False) for peer, rows in self.sends]
+        packed = [(peer, x.index_select(0, rows)) for peer, rows in self.sends if len(rows)]
+        messages += [exchange.comm.send(part, peer, blocking=False) for peer, part in packed]
         own[: self.num_tokens] = x
+        exchange.wait_for(messages)
+        exchange.synchronize(x)
         result = x.new_empty((self.num_slots, x.shape[1]))
-        for is_near in (True, False) if exchange.has_others else (True,):
-            if not is_near:
-                exchange.wait_for(messages)
-            exchange.synchronize(x)
-            for table, rows, slots in self.reads[is_near]:
-                torch.index_select(tables[table], 0, rows, out=result[slots])
+        for table, rows, slots in self.reads:
+            torch.index_select(tables[table], 0, rows, out=result[slots])
         return result
 
     def gather(self, y: Tensor) -> Tensor:
-        """Sum each token's rows on each host, and send the sums back to the token's rank, one rank after the other."""
+        """Sum each token's rows on each host, and send the sums back to the token's rank."""
         exchange = self.exchange
         experts = exchange.written(self.num_slots, self.route.most_slots, y)
         experts[self.me][: self.num_slots] = y
-        arriving = [(peer, rows, y.new_empty((len(rows), y.shape[1]))) for peer, rows in self.sends]
-        messages = [exchange.comm.recv(part, peer, blocking=False) for peer, _, part in arriving]
         exchange.synchronize(y)
         wide = torch.promote_types(y.dtype, torch.float32)
         sums = y.new_zeros((self.route.table_length, y.shape[1]), dtype=wide)
+        for owner, rows, slots in self.gives:
+            sums.index_add_(0, rows, experts[owner][slots].to(wide))
         total = sums[: self.num_tokens]
-        for peer, part in [*((peer, sums[rows]) for peer, rows in self.receives), (exchange.comm.rank, None)]:
-            for owner, rows, slots in self.gives.get(peer, ()):
-                sums.index_add_(0, rows, experts[owner][slots].to(wide))
-            if part is not None:
-                messages.append(exchange.comm.send(part.to(y.dtype), peer, blocking=False))
+        arriving = [(peer, rows, y.new_empty((len(rows), y.shape[1]))) for peer, rows in self.sends if len(rows)]
+        messages = [exchange.comm.recv(part, peer, blocking=False) for peer, _, part in arriving]
+        leaving = [(peer, sums[rows].to(y.dtype)) for peer, rows in self.receives]
+        messages += [exchange.comm.send(part, peer, blocking=False) for peer, part in leaving]
         exchange.wait_for(messages)
         for _, rows, part in arriving:
             total.index_add_(0, rows, part.to(wide))

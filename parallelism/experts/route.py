@@ -2,7 +2,7 @@
 
 A token is sent once to each host that has one of its experts: to its proxy, the rank there with the same local rank as
 the token's rank.  Each rank has a *table*: its own tokens, followed by those received from other hosts.  The experts of
-a host read their rows from its tables in blocks; a block belongs to one expert and one token's rank.
+a host read their rows from its tables in blocks; a block belongs to one table and one expert.
 
 Source: Zhao et al., "DeepEP: an efficient expert-parallel communication library", 2025,
 github.com/deepseek-ai/DeepEP (a token is sent once to each host, and distributed there).
@@ -24,12 +24,11 @@ class Transfer(NamedTuple):
 
 
 class ExpertBlock(NamedTuple):
-    """Rows of a table for one expert, of tokens of rank `source`; `slots` are their indices among its owner's rows.
+    """Rows of a table for one expert; `slots` are their indices among all rows of its owner's experts.
 
     `table` and `owner` are local ranks.
     """
 
-    source: int
     table: int
     owner: int
     rows: np.ndarray
@@ -63,8 +62,8 @@ def make_route(rank: int, experts: np.ndarray, lengths: Sequence[int], num_exper
     >>> route = make_route(2, experts, [2, 2, 2], num_experts=3, nodes=[(0, 1), (2,)])
     >>> route.sends, route.receives
     ([Transfer(peer=0, rows=array([0]))], [Transfer(peer=0, rows=array([2, 3])), Transfer(peer=1, rows=array([4]))])
-    >>> [(block.source, block.table, block.rows.tolist(), block.slots) for block in route.reads]  # for expert 2
-    [(0, 0, [2, 3], slice(0, 2, None)), (1, 0, [4], slice(2, 3, None)), (2, 0, [1], slice(3, 4, None))]
+    >>> route.reads  # for expert 2
+    [ExpertBlock(table=0, owner=0, rows=array([2, 3, 4, 1]), slots=slice(0, 4, None))]
     """
     num_ranks, num_local = len(experts), num_experts // len(experts)
     place = {r: number for ranks in nodes for number, r in enumerate(ranks)}  # local rank
@@ -88,10 +87,10 @@ def make_route(rank: int, experts: np.ndarray, lengths: Sequence[int], num_exper
 
     source, token, choice = np.nonzero(hosts == mine)
     expert = np.searchsorted(np.flatnonzero(host[:-1] == mine), experts[source, token, choice])  # number on the host
-    key = expert * num_ranks + source
+    key = expert * len(own) + table[source]
     order = key.argsort(kind="stable")
-    sizes = np.bincount(key, minlength=len(own) * num_local * num_ranks).reshape(len(own), -1)  # by owner
-    blocks = cut_blocks(row[source, token][order], sizes, table.tolist())
+    sizes = np.bincount(key, minlength=len(own) * num_local * len(own)).reshape(len(own), -1)  # by owner
+    blocks = cut_blocks(row[source, token][order], sizes)
     begin, end = sizes[:me].sum(), sizes[: me + 1].sum()
     return Route(
         sends,
@@ -116,14 +115,14 @@ def rows_in_tables(enters: np.ndarray, table: np.ndarray, own: Sequence[int]) ->
     return row
 
 
-def cut_blocks(rows: np.ndarray, sizes: np.ndarray, table: Sequence[int]) -> list[ExpertBlock]:
-    """Cut rows, sorted by owner, expert and source, into blocks of the given sizes; empty blocks are omitted."""
-    blocks, begin = [], 0
+def cut_blocks(rows: np.ndarray, sizes: np.ndarray) -> list[ExpertBlock]:
+    """Cut rows, sorted by owner, expert and table, into blocks of the given sizes; empty blocks are omitted."""
+    blocks, num_tables, begin = [], len(sizes), 0
     for owner, counts in enumerate(sizes.tolist()):
         slot = 0
         for number, count in enumerate(counts):
             if count:
-                source, slots = number % len(table), slice(slot, slot + count)
-                blocks.append(ExpertBlock(source, table[source], owner, rows[begin : begin + count], slots))
+                slots = slice(slot, slot + count)
+                blocks.append(ExpertBlock(number % num_tables, owner, rows[begin : begin + count], slots))
             slot, begin = slot + count, begin + count
     return blocks
