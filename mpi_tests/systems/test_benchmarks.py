@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.launch import ROOT, environment, launch, refusal
 
 pytestmark = pytest.mark.shares_cores
+
+in_proof = pytest.mark.skipif("EVERY_BENCHMARK" not in os.environ, reason="takes half a minute: `make proof` runs it")
 
 IN_SMALL = {
     "splitting.py": "--n_layer 1 --n_head 4 --n_embd 32 --vocab_size 64 --seq 16 --repeats 1",
@@ -105,6 +108,7 @@ def test_calls(tmp_path):
     assert "(medians of 3 runs)" in summary
 
 
+@in_proof
 def test_sharing(tmp_path):
     results, output = run(2, "sharing.py", tmp_path / "sharing.json")
     ours = [f"ZeRO {stage}: ours" for stage in (1, 2, 3)]
@@ -135,6 +139,7 @@ def test_torch_backend():
     assert sizes == [1 << power for power in range(10, 27, 2)]
 
 
+@in_proof
 def test_torch_training(tmp_path):
     """One command starts jobs of 1 and 2 ranks, and writes one table of them."""
     path, words = tmp_path / "torch-training.md", "--rounds 1 --n_layer 1 --n_head 2 --n_embd 16 --seq 8"
@@ -199,6 +204,7 @@ def test_memory(tmp_path):
         assert loss[f"tp {size}"]["peak"] < 1.5 * loss["plain"]["peak"] / size
 
 
+@in_proof
 def test_data_parallelism(tmp_path):
     picture = tmp_path / "ways.png"
     results, output = run(4, "data_parallelism.py", tmp_path / "ways.json", "--picture", picture)
@@ -245,6 +251,7 @@ def test_parameters_of_data_parallelism_are_compared():
     assert re.search(r"parameter server: .*weight is off by .* of what plain training has changed", result.stderr)
 
 
+@in_proof
 def test_planning(tmp_path):
     names = ["dp 4", "dp 4, zero 3", "tp 2, pp 2"]
     results, output = run(4, "planning.py", tmp_path / "planning.json", "--layouts", *names)
