@@ -24,9 +24,9 @@ test: .venv/kernels
 	$(RUN) python -m pytest mpi_tests/systems/test_end_to_end.py
 
 # Whole systems: several hosts, Slurm, kills, other programs, commands of the documentation.  Tests that measure, or count what is
-# done in a time, run one after the other; the rest three at a time, with ranks that give their core up while they wait.
+# done in a time, run one after the other; the rest four at a time, with ranks that give their core up while they wait.
 test-system: .venv/kernels
-	$(RUN) COLLECTIVES_CORES=1 python -m pytest --numprocesses 3 --dist loadgroup -m shares_cores mpi_tests/systems
+	$(RUN) COLLECTIVES_CORES=1 python -m pytest --numprocesses 4 --dist loadgroup -m shares_cores mpi_tests/systems
 	$(RUN) python -m pytest -m 'not shares_cores' mpi_tests/systems --ignore mpi_tests/systems/test_end_to_end.py
 
 # For a release: all of these, and what takes longer or downloads much; the table goes to benchmarks/results.

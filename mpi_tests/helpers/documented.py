@@ -8,7 +8,7 @@ from mpi_tests.helpers.launch import ROOT
 from training.config import Config
 from training.main import train
 
-COMMAND = re.compile(r"mpirun -n (\d+) python train\.py ?(.*)")
+COMMAND = re.compile(r"mpirun -n (\d+) python (?:train\.py|-m training) ?(.*)")
 # Appended to a command, these flags override its own sizes.
 SMALLER = (
     "--n_layer 4 --n_head 4 --n_embd 32 --block_size 16 --micro_batch_size 4 --max_iters 2 --warmup_iters 0 "

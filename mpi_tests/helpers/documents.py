@@ -25,14 +25,29 @@ PROGRAMS = re.compile(r"([A-Z0-9_]+=\S+ )*(mpirun|python|source|torchfrtrace) ")
 
 FILES = r"--(data|config|checkpoint_dir|resume|init_from|report|trace|tensorboard|prometheus)\b"
 IN_RANKS = "with_ranks/test_features.py::test_every_command_trains"
+IN_FOLDER = "with_ranks/test_features.py::test_commands_that_read_and_write_files"
+# Flags that make a command small; the last of repeated flags counts.
+TINY_MODEL = "--max_iters 2 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --sample_tokens 2"
+IN_SMALL = {
+    r"train\.py|-m training( |$)": f"{TINY_MODEL} --val_fraction 0.002",
+    r"train\.py .*--config": "--micro_batch_size 2 --global_batch_size 4",
+    r"--resume auto": "--max_iters 3",  # one more than in the run that wrote the checkpoint
+    r"schedule\.simulate": "--algorithms binomial hierarchical -b 1M -e 1M",
+    r"collectives\.bench ": "-b 1K -e 1K -n 2",
+    r"mpi_tests\.fuzz": "--seconds 1",
+    r"benchmarks/peers\.py": "--repeats 1 --end 64",
+}
+WRITES = r"--(?:html|json|out|output|picture|png|report|space-time|trace|prometheus) (\S+)"
 # Patterns of commands, and the tests that run them.
 ELSEWHERE = {
     r"make [\w-]+$": "without_ranks/test_readme.py::test_make_runs_what_the_pages_say",
     rf"mpirun -n [1248] python train\.py(?!.* {FILES}).*": IN_RANKS,
+    rf"mpirun -n [1248] python train\.py.* {FILES}.*|python -m training\.(prepare|report) ": IN_FOLDER,
     r".*python sample\.py ": "systems/test_documents.py::test_text_from_what_was_trained",
     r".*--device cuda|python -m mpi_tests\.gpu_check ": (
         "systems/test_documents.py::test_commands_for_gpus_say_what_is_missing"
     ),
+    r"python -m teaching\.page ": "systems/test_page.py::test_the_file_is_small_and_whole",
     r".*tuning\.json": "systems/test_tuning.py::test_bench_tunes_and_a_script_follows",
     r".*examples/hang\.py": "systems/test_documents.py::test_a_hanging_job_ends_as_shown",
     r"mpirun -n 4 python -m collectives\.doctor$": "systems/test_documents.py::test_the_doctor_says_what_is_shown",
@@ -92,6 +107,16 @@ def command_with(words: str) -> str:
     """Return the only command of the pages that contains these words."""
     (text,) = {command.text for command in COMMANDS if words in command.text}
     return text
+
+
+def small(command: str) -> str:
+    """Return a smaller version of a command that would take minutes."""
+    return " ".join([command, *(flags for words, flags in IN_SMALL.items() if re.search(words, command))])
+
+
+def unwritten(command: str, folder: Path) -> list[str]:
+    """Return the output files of a command that are not in its folder."""
+    return [file for file in re.findall(WRITES, command) if not (folder / file).exists()]
 
 
 def checkout(folder: Path) -> Path:

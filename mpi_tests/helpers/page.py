@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,11 +33,6 @@ class AnyResult(World):
 
     def rerun(self, rank: int) -> None:
         pass
-
-
-@lru_cache(maxsize=1)
-def whole_page() -> str:
-    return page(scenes())
 
 
 def nodes(size: int, hosts: int) -> tuple[tuple[int, ...], ...]:
@@ -93,7 +87,7 @@ def picture(out: Path) -> None:
     from mpi_tests.helpers.browser import browser
 
     with TemporaryDirectory() as folder, browser(1280, 800) as driver:
-        (Path(folder) / "page.html").write_text(whole_page(), encoding="utf-8")
+        (Path(folder) / "page.html").write_text(page(scenes()), encoding="utf-8")
         choice = "scene=collectives&collective=all_reduce&algorithm=ring&ranks=4&hosts=1&step=2"
         driver.get(f"{(Path(folder) / 'page.html').as_uri()}#{choice}")
         while driver.execute_script("return document.body.dataset.shown") != f"#{choice}":

@@ -45,6 +45,7 @@ ALIKE = {"mpi_comm", "comm", "request", "monkeypatch", "tmp_path", "tmp_path_fac
 VOTE, ALARM = 1, 2  # message tags
 ALARM_POLL_S = 0.5
 COLLECTION_S = 600.0  # all ranks import all tests, even on few cores
+MANY_OBJECTS = 10_000
 LAST_WORDS_S = 2.0  # between a rank's last output and the end of the job; longer than ALARM_POLL_S
 
 
@@ -123,7 +124,6 @@ class Ranks:
         self.next_items: dict[pytest.Item, pytest.Item | None] = {}
         self.has_dropped = False  # whether a communicator was dropped
         self.leftovers: list[tuple] = []  # of communicators made by the test's body: the watchdog, MPI's communicators
-        self.path: Path | None = None  # of the last item
         config.add_cleanup(self.close)
         if self.world.rank != 0:
             config.pluginmanager.unregister(name="terminalreporter")
@@ -187,10 +187,9 @@ class Ranks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item):
         self.world.watch(item.nodeid)
-        if item.path != self.path:
+        if len(gc.get_objects(generation=2)) > MANY_OBJECTS:
             gc.collect()
             gc.freeze()  # modules and the like stay: tests that collect garbage need not scan them
-            self.path = item.path
         self.config.hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         self.leftovers = []
         if self.is_member(item):

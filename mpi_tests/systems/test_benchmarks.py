@@ -42,6 +42,7 @@ def run(ranks, benchmark, path, *more):
     return document["results"], result.stdout
 
 
+@in_proof
 def test_splitting(tmp_path):
     results, output = run(2, "splitting.py", tmp_path / "splitting.json")
     has_deepspeed = importlib.util.find_spec("deepspeed") is not None
@@ -80,6 +81,7 @@ def test_one_rank(tmp_path):
         assert all(name in output and row["step_ms"] > 0 for name, row in figures.items())
 
 
+@in_proof
 def test_training_input(tmp_path):
     results, output = run(2, "training_input.py", tmp_path / "input.json")
     assert list(results) == ["small", "large"]
@@ -156,6 +158,7 @@ def test_torch_training(tmp_path):
     subprocess.run(examples, cwd=ROOT, env=environment(), check=True, timeout=60)
 
 
+@in_proof
 def test_pipelining(tmp_path):
     path = tmp_path / "pipelining.json"
     results, output = run(2, "pipelining.py", path)
@@ -181,6 +184,7 @@ pipelining.main()
 """
 
 
+@in_proof
 def test_gradients_of_pipelines_are_compared():
     words = [*IN_SMALL["pipelining.py"].split(), "--models", "gpt", "--schedules", "1f1b"]
     result = launch(2, sys.executable, "-c", WITHOUT_TIED, *words)
@@ -188,6 +192,7 @@ def test_gradients_of_pipelines_are_compared():
     assert re.search(r"torch, 1f1b: the gradient of (transformer.wte|lm_head).weight is off by ", result.stderr)
 
 
+@in_proof
 def test_memory(tmp_path):
     results, output = run(2, "memory.py", tmp_path / "memory.json")
     of = {title.partition(",")[0]: title for title in results}

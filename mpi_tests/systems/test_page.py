@@ -15,6 +15,7 @@ from collectives.schedule.fabrics import FABRICS
 from collectives.schedule.moves import render
 from mpi_tests.helpers import page as reference
 from mpi_tests.helpers.browser import browser, console, needs_chromium, open_file, overflow
+from mpi_tests.helpers.documents import checkout, command_with, run
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import num_alive
 from parallelism.pipeline.schedule.price import Costs, price
@@ -31,9 +32,11 @@ KEYS = {"ArrowRight": "\ue014", "ArrowLeft": "\ue012", "Home": "\ue011", "End": 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    path = tmp_path_factory.mktemp("page") / "page.html"
-    path.write_text(reference.whole_page(), encoding="utf-8")
-    return path
+    """Return the page that the guide's command writes."""
+    folder = checkout(tmp_path_factory.mktemp("page"))
+    command = command_with("python -m teaching.page")
+    assert "without a network" in run(command, folder).stdout
+    return folder / command.rpartition(" ")[2]
 
 
 def test_the_file_is_small_and_whole(path):
