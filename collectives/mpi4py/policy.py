@@ -29,15 +29,14 @@ REFUSALS += (MPI.Exception,)  # type: ignore[assignment]
 # The bytes of a vector from which a call is worth our Python, where ranks share memory: benchmarks/mpi4py_face.py.
 KIB = 1 << 10
 WORTH_BYTES = {
-    "all_reduce": 256 * KIB,
-    "reduce_scatter": 256 * KIB,
+    "all_reduce": 1024 * KIB,
+    "reduce_scatter": 1024 * KIB,
     "broadcast": 1024 * KIB,
     "all_gather": 8192 * KIB,
     "all_to_all": 8192 * KIB,
     "scan": 1024 * KIB,
     "scatter": 16384 * KIB,
 }
-STARTED_WORTH_BYTES = 512 * KIB  # at least, for a call that a thread advances
 NEVER = 1 << 62
 LONGEST_START_S = 30.0  # from MPI's start until a program's on all ranks
 NAP_S = 1e-3
@@ -52,12 +51,11 @@ class CallPolicy:
         self.calls: Counter[tuple[str, bool]] = Counter()  # by method, and whether they were ours
         self.saved_s: defaultdict[str, float] = defaultdict(float)
 
-    def is_worth_it(self, collective: str, nbytes: int, is_started: bool = False) -> bool:
+    def is_worth_it(self, collective: str, nbytes: int) -> bool:
         """Return whether a call may be ours, where ranks share memory."""
         if "ours" in self.mode:
             return nbytes > 0 or collective == "barrier"
-        least = STARTED_WORTH_BYTES if is_started else 0
-        return nbytes >= max(WORTH_BYTES.get(collective, NEVER), least)
+        return nbytes >= WORTH_BYTES.get(collective, NEVER)
 
     def small_bytes(self, name: str) -> int:
         """Return the bytes of a vector below which a method's call is the library's, and need not be counted."""
@@ -113,7 +111,7 @@ class Ours:
         if self.ranks.size > 1:
             with suppress(*REFUSALS):  # the library reports any fault of the arguments
                 call = DESCRIBE[name](self.ranks, *args, **kwargs)
-        if call and self.policy.is_worth_it(call.collective, call.nbytes, is_started=not may_wait):
+        if call and self.policy.is_worth_it(call.collective, call.nbytes):
             if self.comm is None and may_wait:  # with the parts that its calls would else make on first use
                 self.comm = Communicator(self.mpi)
                 self.comm._resolver.gate()

@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 
 comm = MPI.COMM_WORLD
-x, y = np.full(100_000, comm.rank + 1.0), np.empty(100_000)
+x, y = np.full(200_000, comm.rank + 1.0), np.empty(200_000)
 for _ in range(3):
     comm.Allreduce(x, y)
 part = comm.Split(comm.rank % 2)
