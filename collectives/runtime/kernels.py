@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, njit, typeof, types
 from numba.extending import intrinsic, overload
 
 from collectives.job import system
@@ -683,3 +683,8 @@ def run(frame_address, like, number, array, out):
     if frame[ODD]:
         channel[NEXT_TURN] = 1 - channel[NEXT_TURN]
     return ENDED
+
+
+def interpreter(like):
+    """Return `run` for numbers like this, without the look at each argument's type by which Numba would choose it."""
+    return run.compile((types.int64, typeof(like), types.int64, types.int64, types.int64))

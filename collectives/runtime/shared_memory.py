@@ -36,7 +36,7 @@ from collectives.runtime.progress import Waitable
 from collectives.schedule.moves import Parts, name_ranks
 from collectives.schedule.spec import OPS
 
-interpreter, ENDED = kernels.run, kernels.ENDED
+ENDED = kernels.ENDED
 PIECE_BYTES = 1 << 17  # read at a time from memory that is accessed through the system
 SPINS = 150_000  # polls, some 50 us, before a waiting program gives up the core
 YIELDS = 20  # of the core, before it returns
@@ -135,7 +135,7 @@ class Program(Step, Waitable):
         self.frame[kernels.CODE : kernels.CODE_LENGTH + 1] = code.ctypes.data, len(code)
         self.frame[kernels.REGISTERS : kernels.BASES + 1] = self.registers.ctypes.data, self.bases.ctypes.data
         self.frame[kernels.BINDING], self.frame[kernels.ODD] = binding, is_odd
-        self.address, self.like = self.frame.ctypes.data, like(dtype)
+        self.address, self.like, self.interpreter = self.frame.ctypes.data, like(dtype), compile_for(dtype)
         self.arguments: tuple = (self.address, self.like, 0, 0, 0)
 
     def use(self, number: int, addresses: tuple[int, ...], keys: tuple[int, ...], binding: int | None = None) -> None:
@@ -156,7 +156,7 @@ class Program(Step, Waitable):
 
         Raises: MismatchError.
         """
-        answer = interpreter(self.address, self.like, number, array, out)
+        answer = self.interpreter(self.address, self.like, number, array, out)
         if answer == ENDED:
             return True
         self.arguments = self.address, self.like, number, array, out
@@ -190,13 +190,13 @@ class Program(Step, Waitable):
 
         Raises: MismatchError where the ranks run different programs.
         """
-        return self.interpret(kernels.run(*self.arguments))
+        return self.interpret(self.interpreter(*self.arguments))
 
     def interpret(self, answer: int) -> bool:
         """Act on the interpreter's answer; return whether it is at the end, or at a pause."""
         if answer == kernels.MOVED:
             self.follow()
-            answer = kernels.run(*self.arguments)
+            answer = self.interpreter(*self.arguments)
         if answer == kernels.FAILED:
             raise CommunicationError("another rank's memory is no longer accessible: has that rank ended?")
         if answer == kernels.MISMATCH:
@@ -256,7 +256,6 @@ class ProgramBinder(DirectBinder):
         if self.memory.node_comm.rank == 0:
             compile_for(reduction.dtype)  # then the others find it on disk
         rows = self.exchange(arrays, chunks, buffers, channel.turn_bytes)
-        compile_for(reduction.dtype)
         compiler = Compiler(self.rank, self.layouts(channel.ranks, rows, chunks), buffers, segmentation, reduction)
         code = compiler.compile(parts)
         is_odd = segmentation.num_segments % 2 == 1
@@ -280,7 +279,6 @@ class ProgramBinder(DirectBinder):
         if self.memory.node_comm.rank == 0:
             compile_for(dtype)
         self.agreement.highest([0])
-        compile_for(dtype)
         code = np.array([kernels.BARRIER, 2], np.int64)
         return Program(code, channel, dtype, self.oversubscribed, self.meanwhile, binding)
 
@@ -298,9 +296,6 @@ class ProgramBinder(DirectBinder):
 
 
 @cache
-def compile_for(dtype: np.dtype) -> None:
-    """Compile the kernels, or load them from disk."""
-    frame = np.zeros(kernels.FRAME_LENGTH, np.int64)
-    line = np.zeros(16, np.int64)
-    frame[[kernels.CHANNEL, kernels.SLOTS, kernels.REGISTERS, kernels.CODE]] = line.ctypes.data
-    kernels.run(frame.ctypes.data, like(dtype), 0, 0, 0)
+def compile_for(dtype: np.dtype) -> Callable[..., int]:
+    """Compile the interpreter for a dtype, or load it from disk."""
+    return kernels.interpreter(like(dtype))

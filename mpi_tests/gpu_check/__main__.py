@@ -43,8 +43,7 @@ CHECKS = {
     "collectives": ListedCheck("mpi_tests.gpu_check.every_collective:check", 160, 1),
     "all_reduce": ListedCheck("mpi_tests.gpu_check.all_reduce_speed:check", 90, 1),
     "speed": ListedCheck("mpi_tests.gpu_check.training:speed", 180, 2),
-    "parity": ListedCheck("mpi_tests.gpu_check.training:parity", 90, 2),
-    "mixes": ListedCheck("mpi_tests.gpu_check.training:mixes", 230, 2),
+    "training": ListedCheck("mpi_tests.gpu_check.training:check", 320, 2),
 }
 
 

@@ -52,19 +52,13 @@ def need(setting: Setting) -> None:
         raise CannotRunError("this torch sees no CUDA device")
 
 
-def parity(setting: Setting) -> list[Row]:
-    """Compare the losses of one rank on the device with those on the CPU."""
+def check(setting: Setting) -> Iterator[Row]:
+    """Compare the losses of one rank with those on the CPU, and those of layouts of 4 ranks with those of one rank."""
     need(setting)
-    there, here = (losses(setting, device) for device in (setting.device, "cpu"))
-    return [row(f"{len(here)} iterations, one rank", "the CPU's losses", there, here)]
-
-
-def mixes(setting: Setting) -> Iterator[Row]:
-    """Compare the losses of layouts of 4 ranks with those of one rank, each on the device."""
-    need(setting)
-    ranks, mixes_by_name = (2, SMALL_MIXES) if setting.is_small else (4, MIXES)
+    ranks, mixes = (2, SMALL_MIXES) if setting.is_small else (4, MIXES)
     alone = losses(setting, setting.device)
-    for name, mix in mixes_by_name.items():
+    yield row(f"{len(alone)} iterations, one rank", "the CPU's losses", alone, losses(setting, "cpu"))
+    for name, mix in mixes.items():
         yield row(f"training, {name}", "one rank's losses", losses(setting, setting.device, ranks, mix), alone)
 
 
@@ -73,7 +67,7 @@ def row(check: str, goal: str, measured: np.ndarray, expected: np.ndarray) -> Ro
     return Row(check, f"{goal} within {RTOL:g}", f"within {worst:.1e} of {len(expected)} losses", verdict(worst < RTOL))
 
 
-@cache  # with --device cpu, both sides of `parity` are the same run
+@cache  # with --device cpu, the CPU's losses are those of the device
 def losses(setting: Setting, device: str, ranks: int = 1, mix: Mix = ALONE) -> np.ndarray:
     """Return the losses of a training run by iteration; every layout trains on the same batches."""
     size, iterations = BATCH // mix.dp // mix.num_micro_batches, 3 if setting.is_small else 50

@@ -5,7 +5,6 @@ python -m mpi_tests.helpers.compile_kernels
 
 import multiprocessing
 
-import numba
 import numpy as np
 
 from collectives.runtime import kernels
@@ -17,7 +16,7 @@ DTYPES = [*"bBhHiIlLfdFD", "?"]
 
 def compile_for(char: str) -> None:
     """Load the kernels for a dtype from Numba's cache, or compile them into it."""
-    kernels.run.compile((numba.int64, numba.typeof(like(np.dtype(char))), *[numba.int64] * 3))
+    kernels.interpreter(like(np.dtype(char)))
 
 
 def main() -> None:
