@@ -686,5 +686,5 @@ def run(frame_address, like, number, array, out):
 
 
 def interpreter(like):
-    """Return `run` for numbers like this, without the look at each argument's type by which Numba would choose it."""
+    """Return `run` compiled for numbers of this type, to be called without Numba's dispatch by types."""
     return run.compile((types.int64, typeof(like), types.int64, types.int64, types.int64))

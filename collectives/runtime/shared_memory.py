@@ -297,5 +297,5 @@ class ProgramBinder(DirectBinder):
 
 @cache
 def compile_for(dtype: np.dtype) -> Callable[..., int]:
-    """Compile the interpreter for a dtype, or load it from disk."""
+    """Return the interpreter for a dtype, compiled now or loaded from disk."""
     return kernels.interpreter(like(dtype))

@@ -45,7 +45,7 @@ ALIKE = {"mpi_comm", "comm", "request", "monkeypatch", "tmp_path", "tmp_path_fac
 VOTE, ALARM = 1, 2  # message tags
 ALARM_POLL_S = 0.5
 COLLECTION_S = 600.0  # all ranks import all tests, even on few cores
-MANY_OBJECTS = 10_000
+MANY_OBJECTS = 10_000  # of the oldest generation, after which those that live are frozen
 LAST_WORDS_S = 2.0  # between a rank's last output and the end of the job; longer than ALARM_POLL_S
 
 

@@ -46,11 +46,11 @@ def site(wheel):
     """
     target = wheel.parent / "site"
     pip(["install", "--target", target, wheel])
-    for compiled in (path for package in PACKAGES for path in (ROOT / package).rglob("*.nb[ci]")):
-        folder = target / compiled.parent.relative_to(ROOT)
-        shutil.copy(compiled, folder)
-        for source in compiled.parents[1].glob("*kernels.py"):
-            shutil.copystat(source, folder.parent / source.name)
+    for source in (path for package in PACKAGES for path in (ROOT / package).rglob("*kernels.py")):
+        installed = target / source.relative_to(ROOT)
+        shutil.copystat(source, installed)
+        for compiled in source.parent.glob(f"__pycache__/{source.stem}.*.nb[ci]"):
+            shutil.copy(compiled, installed.parent / "__pycache__")
     return target
 
 

@@ -48,9 +48,9 @@ def test_commands_that_read_and_write_files(mpi_comm, tmp_path, monkeypatch):
         documents.checkout(folder)
     poll(mpi_comm.Ibarrier().Test)
     monkeypatch.chdir(folder)
-    pages = [each.text for each in documents.COMMANDS if each.elsewhere == documents.IN_FOLDER]
-    assert len(pages) > 10
-    for text in dict.fromkeys(pages):
+    texts = [each.text for each in documents.COMMANDS if each.elsewhere == documents.IN_FOLDER]
+    assert len(texts) > 10
+    for text in dict.fromkeys(texts):
         if match := COMMAND.match(documents.small(text)):
             check_that_it_trains(mpi_comm, int(match[1]), shlex.split(match[2]))
         elif mpi_comm.rank == 0:
