@@ -21,13 +21,13 @@ from collectives.algorithms import Algorithm, leaders
 from collectives.algorithms.groups import group_of
 from collectives.arrays.device import Device, host
 from collectives.arrays.memory import array
-from collectives.arrays.ops import Op
+from collectives.arrays.ops import Op, has_kernel, sum_dtype
 from collectives.arrays.views import address_of
 from collectives.runtime.arguments import Arguments
 from collectives.runtime.binding import Binder, Choice, in_registers
 from collectives.runtime.messages import Messages, Vector
-from collectives.runtime.operands import Workspace, bind, operands_of
-from collectives.runtime.phases import NUM_SHARED
+from collectives.runtime.operands import Binding, Workspace, bind, operands_of
+from collectives.runtime.phases import NUM_SHARED, Reduction
 from collectives.runtime.plan import MismatchError, Plan, Step
 from collectives.runtime.progress import Waitable
 from collectives.runtime.started import Comparison
@@ -65,10 +65,11 @@ class Headers:
         memory, world_ranks = context.memory.of_host, binder.world_ranks
         lease = memory.allocate(HEADER_BYTES)
         self.seen = self.verdict = array(lease, 2, np.dtype(np.int64))
-        if self.in_nodes:
+        if context.has_numba:
             from collectives.runtime.channel import Channel  # it imports the compiler
 
             self.channel = Channel(memory, world_ranks, [self.rank, *(rank for rank in team if rank != self.rank)])
+        if self.in_nodes:
             self.verdict = host().borrow(lease.at(world_ranks[team[0]]), 2, np.dtype(np.int64))
         partners = set().union(*self.partners(self.row, self.rank))
         self.leaving = {partner: Packet() for partner in partners}
@@ -77,6 +78,7 @@ class Headers:
             partner: context.mpi.Recv_init([packet.memory, MPI.BYTE], partner, self.tag)
             for partner, packet in self.arriving.items()
         }
+        self.probe = partial(context.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)
         context.agreement.highest([0])  # all have cleared their slots
 
     def partners(self, row: Algorithm, rank: int) -> list[set[int]]:
@@ -114,9 +116,11 @@ class Headers:
     def comparison(self) -> ComparedPlan:
         """Make a plan that only compares.  Collective."""
         a = Arguments("all_reduce", self.rank, self.context.size, np.empty(0, np.int64))
-        return self.plan(a, Choice(self.row, None), 0)
+        plan = self.plan(a, Choice(self.row, None), 0)
+        assert isinstance(plan, ComparedPlan)
+        return plan
 
-    def plan(self, a: Arguments, choice: Choice, binding: int) -> ComparedPlan:
+    def plan(self, a: Arguments, choice: Choice, binding: int) -> ComparedPlan | CompiledPlan:
         """Make a plan for any arrays like those of a call.  Collective."""
         context, row = self.context, choice.row
         operands = operands_of(a)
@@ -129,25 +133,58 @@ class Headers:
         num_shared = len(bound.vector.places)
         bound.vector.add_scratch(schedule, a.device.empty)
         memory, chunks = in_registers(bound.vector, num_shared)
+        if self.compiles(a):
+            return self.compiled(a, row, bound, schedule, binding)
         program = None
         if self.in_nodes:
             parts = partial(self.binder.direct_parts, channel=self.channel, binding=binding)
             program = parts(schedule, memory, chunks, a.kernel_op)
             if not any(direct for direct, _ in in_parts(schedule)):  # alone in its node
                 program = None
-        rounds = [
-            HeadedRound(self, number, moves, bound.vector, a.op)
-            for direct, part in in_parts(schedule)
-            for number, moves in part
-            if moves and not direct
-        ]
-        plan = ComparedPlan(f"{a.collective} {row.name}", self, program, rounds, binding)
+        rounds = self.headed(schedule, bound.vector, a.op)
+        plan = ComparedPlan(f"{a.collective} {row.name}", self, program, list(rounds.values()), binding)
         if len(a.flat):
             plan.source, plan.target, plan.dtype = bound.before[0][0], bound.after[0][1], a.flat.dtype
         plan.places = [tuple(map(of, memory[:NUM_SHARED])) for of in (address_of, context.windows.key_of)]
         if a.op == "avg":
             plan.divide = bound.reduced, context.size
         return plan
+
+    def headed(self, schedule: Sequence[Round], vector: Vector, op: str | Op) -> dict[int, HeadedRound]:
+        """Bind the rounds of messages, by their number."""
+        parts = [part for direct, part in in_parts(schedule) if not direct]
+        return {nth: HeadedRound(self, nth, moves, vector, op) for part in parts for nth, moves in part if moves}
+
+    def compiles(self, a: Arguments) -> bool:
+        """Return whether a call has a program: where it adds up, in numbers of the arrays' own dtype."""
+        if not self.context.has_numba or not len(a.flat):
+            return False
+        return not a.spec.reduces or (has_kernel(a.op) and sum_dtype(a.flat.dtype, a.op) == a.flat.dtype)
+
+    def compiled(
+        self, a: Arguments, row: Algorithm, bound: Binding, schedule: Sequence[Round], binding: int
+    ) -> CompiledPlan:
+        from collectives.runtime.message_programs import MessageAssembler, MessageProgram
+        from collectives.runtime.shared_memory import compile_for
+
+        dtype = a.flat.dtype
+        assembler = MessageAssembler(self, bound.vector, Reduction(a.kernel_op if a.spec.reduces else "", dtype, 1))
+        divide = (bound.reduced, self.context.size) if a.op == "avg" else None
+        rounds = self.headed(schedule, bound.vector, a.op)
+        assembler.assemble(schedule, rounds, bound.before[0][0], bound.after[0][1], divide)
+        if self.context.memory.of_host.node_comm.rank == 0:
+            compile_for(dtype)  # then the others find it on disk
+        self.context.agreement.highest([0])
+        program = MessageProgram(assembler, self.context.progress.oversubscribed, binding)
+        return CompiledPlan(f"{a.collective} {row.name}", None, self.context.progress, host(), [program], only=program)
+
+
+class CompiledPlan(Plan):
+    """A collective between nodes that is one program; each run brings the arrays to copy from and to."""
+
+    def use(self, number: int, addresses: tuple[int, ...], binding: int | None = None) -> None:
+        """Take the arrays at two addresses for the next run, which is call `number`."""
+        self.only.use(number, addresses, self.only.keys)
 
 
 class HeadedRound(Step):

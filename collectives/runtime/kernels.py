@@ -1,4 +1,4 @@
-"""Compiled code that runs direct schedules: an interpreter of *programs* of copies, reductions and barriers.
+"""Compiled code that runs schedules: an interpreter of *programs* of copies, reductions, barriers and messages.
 
 A program is an array of integers, instruction after instruction: opcode, length, operands.  Memory operands are a
 register, which holds an address, and an offset; so a program runs on any arrays of a call.  At the first barrier of a
@@ -21,6 +21,7 @@ from collectives.job import system
 from collectives.runtime.phases import ARRAY, LINE_BYTES, NUM_REGISTERS, NUM_SHARED, OUT
 
 BARRIER, COPY, STREAM, REDUCE, REDUCE16, READ, WRITE, PAUSE = range(8)
+DIVIDE, START, AWAIT, OPEN, MERGE, VERDICT, END = range(8, 15)  # of programs with messages
 SUM, PROD, MIN, MAX, BAND, BOR, BXOR, LAND, LOR, LXOR = range(10)
 BFLOAT16, FLOAT16 = range(2)
 WAITING, ENDED, FAILED, MISMATCH, MOVED = range(5)  # results of `run`
@@ -46,8 +47,10 @@ WAITING, ENDED, FAILED, MISMATCH, MOVED = range(5)  # results of `run`
     BINDING,
     NUMBER,
     ODD,  # whether a run uses the staging buffers an odd number of times
-) = range(19)
-VECTORS = 19  # space for the arguments of a system call
+    ELSEWHERE,  # the instruction to continue with where ranks of a node run different programs; 0 to end there
+    ERROR,  # MPI's error code of a failed message
+) = range(21)
+VECTORS = 21  # space for the arguments of a system call
 FRAME_LENGTH = VECTORS + 4
 
 # A channel's state on this rank: the number of barriers that it has reached, the staging buffer with which the next run
@@ -62,6 +65,7 @@ SLOT_BINDING, SLOT_NUMBER, SLOT_ARRAYS = 8, 16, 24
 WINDOWS = SLOT_ARRAYS + 8 * NUM_SHARED  # their windows; inside one, addresses are offsets from its beginning
 BASES_LENGTH = 2 * NUM_SHARED  # per rank: the addresses of its windows in this process, and their keys
 
+SPINS_PER_TEST = 512  # polls of memory that take as long as a test of messages
 BLOCK_BYTES = 1 << 13  # the block of a reduction, which fits the first-level cache
 PAGE_BYTES, ALIASING_BYTES, PIECE_BYTES = 4096, 32, 1 << 10  # of `copy`
 
@@ -143,6 +147,28 @@ def fence(typing):
         return context.get_dummy_value()
 
     return types.void(), code
+
+
+@intrinsic
+def start_all(typing, function, count, requests):
+    """Call MPI_Startall, which is at the address `function`."""
+
+    def code(context, builder, signature, args):
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32), ir.IntType(64)])
+        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+
+    return types.int32(types.int64, types.int32, types.int64), code
+
+
+@intrinsic
+def test_all(typing, function, count, requests, flag, statuses):
+    """Call MPI_Testall, which is at the address `function`."""
+
+    def code(context, builder, signature, args):
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32), *[ir.IntType(64)] * 3])
+        return builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+
+    return types.int32(types.int64, types.int32, *[types.int64] * 3), code
 
 
 @intrinsic
@@ -597,6 +623,39 @@ def barrier(frame, channel, slots, registers):
 
 
 @njit
+def messages_arrived(frame, channel, code, at):
+    """Return whether the started messages are complete, after polling as `barrier` does; an error is left in ERROR."""
+    count, requests, statuses = np.int32(code[at + 3]), code[at + 4], code[at + 5]
+    flag = carray(pointer_to(statuses, np.int32(0)), 1)  # the flag, and after it the statuses
+    yields = frame[YIELDS]
+    while True:
+        frame[ERROR] = test_all(code[at + 2], count, requests, statuses, statuses + LINE_BYTES)
+        if flag[0] or frame[ERROR]:
+            return True
+        if frame[SPUN] < frame[SPINS]:
+            frame[SPUN] += SPINS_PER_TEST
+        elif yields > 0:
+            yields -= 1
+            leave_core(frame, channel)
+        else:
+            return False
+
+
+@njit
+def open_header(frame, seen, differs):
+    """Write the key of this rank's call, and the negated one, as the highest that it has seen; 0 without a binding."""
+    key = 0 if differs or not frame[BINDING] else frame[BINDING] << 32 | frame[NUMBER]
+    header = carray(pointer_to(seen, np.int64(0)), 2)
+    header[0], header[1] = key, -key
+
+
+@njit
+def merge_header(seen, arrived):
+    header, other = carray(pointer_to(seen, np.int64(0)), 2), carray(pointer_to(arrived, np.int64(0)), 2)
+    header[0], header[1] = max(header[0], other[0]), max(header[1], other[1])
+
+
+@njit
 def take_over(frame, channel, slots, registers):
     """Take the addresses of the others' arrays from their slots.
 
@@ -628,7 +687,7 @@ def run(frame_address, like, number, array, out):
     - ENDED;
     - MISMATCH if ranks run different programs, or calls of different numbers: nothing has been done then;
     - MOVED if registers of other ranks' arrays must be set before it can continue;
-    - FAILED if another process's memory cannot be accessed.
+    - FAILED if another process's memory cannot be accessed, or, with a code in ERROR, a message cannot be completed.
     """
     integer = np.int64(0)
     frame = carray(pointer_to(frame_address, integer), FRAME_LENGTH)
@@ -638,6 +697,7 @@ def run(frame_address, like, number, array, out):
     begins = not frame[RUNNING]
     if begins:
         frame[RUNNING] = frame[FIRST] = 1
+        frame[ERROR] = 0
         frame[NUMBER], frame[TURN] = number, channel[NEXT_TURN]
     num_registers = NUM_REGISTERS * len(slots)
     registers = carray(pointer_to(frame[REGISTERS] + frame[TURN] * num_registers * 8, integer), num_registers)
@@ -652,6 +712,9 @@ def run(frame_address, like, number, array, out):
                 return WAITING
             if frame[FIRST]:
                 answer = take_over(frame, channel, slots, registers)
+                if answer == MISMATCH and frame[ELSEWHERE]:
+                    at = frame[ELSEWHERE]
+                    continue
                 if answer == MISMATCH:
                     frame[PLACE] = frame[RUNNING] = 0
                     return MISMATCH
@@ -673,11 +736,33 @@ def run(frame_address, like, number, array, out):
         elif opcode == PAUSE:
             frame[PLACE] = at + code[at + 1]
             return ENDED
+        elif opcode == DIVIDE:
+            divide(carray(pointer_to(address(code, registers, at + 2), like), code[at + 4]), code[at + 5])
+        elif opcode == START:
+            frame[SPUN] = 0
+            frame[ERROR] = start_all(code[at + 2], np.int32(code[at + 3]), code[at + 4])
+        elif opcode == AWAIT:
+            if not messages_arrived(frame, channel, code, at):
+                frame[PLACE] = at
+                return WAITING
+        elif opcode == OPEN:
+            open_header(frame, code[at + 2], code[at + 3])
+        elif opcode == MERGE:
+            merge_header(code[at + 2], code[at + 3])
+        elif opcode == END:
+            break
+        elif opcode == VERDICT:
+            if load(code[at + 2]) != -load(code[at + 2] + 8):
+                frame[PLACE] = frame[RUNNING] = 0
+                return MISMATCH
         else:
             here, there = address(code, registers, at + 2), address(code, registers, at + 4)
             if not through_system(code[at + 7], here, there, code[at + 6], frame[VECTORS:], opcode == WRITE):
                 frame[PLACE] = frame[RUNNING] = 0
                 return FAILED
+        if frame[ERROR]:
+            frame[PLACE] = frame[RUNNING] = 0
+            return FAILED
         at += code[at + 1]
     frame[PLACE] = frame[RUNNING] = 0
     if frame[ODD]:

@@ -346,7 +346,7 @@ class Resolver:
         with Call(self.calls, f"plan {collective}") as call:
             resolved = self.agree(call, collective, x, arguments)
             with self.telling(call):
-                plan = self.bind(resolved)
+                plan = self.bind_short(resolved) or self.bind(resolved)
         plan.call = call.of_plan(plan.name)
         if plan.only:
             self.calls.record.expect_short_runs(plan.call)
@@ -484,6 +484,20 @@ class Resolver:
             plan.enclose(*fused.copies(a.collective, a.rank == a.root), fused.arrays)
         return plan
 
+    def bind_short(self, resolved: Resolved) -> Plan | None:
+        """Make a plan of a short collective between nodes, as one program; None for others.  Collective."""
+        a, o, choice, fused, *_ = resolved
+        if fused or choice is None or not self.by_messages or not self.headers.carry(a, choice):
+            return None
+        if not self.headers.compiles(a):
+            return None
+        headers = Headers(self.context, self.binder)
+        plan = headers.plan(a, choice, binding=1)
+        plan.use(0, (address_of(o.source), address_of(o.out)))
+        plan.only.messages += headers.arrivals.values()
+        plan.result, plan.keep = o.result, (o.source, o.out)
+        return plan
+
     def bind_moved(self, resolved: Resolved, staging: StagingBuffers, a: Arguments) -> Plan:
         """Make a plan like that of a call for other device arrays, which compares calls where possible.  Collective."""
         resolved = resolved._replace(a=a, operands=operands_of(a))
@@ -521,6 +535,7 @@ class Resolver:
             plan = self.binder.direct(a, operands_of(a), choice, self.channel, number)
         elif self.by_messages and choice is not None and self.headers.carry(a, choice):
             compared = self.headers.plan(a, choice, number)
+            plan = compared if compared.only else None
         elif on_host:
             messages = choice and MessageBinder(self.context, collective, choice, self.binder, staging)
             rebind = partial(self.rebind, a, messages)

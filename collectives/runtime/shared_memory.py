@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from collectives.arrays.device import TURNS, Device
 from collectives.arrays.ops import BFLOAT16
@@ -46,12 +47,29 @@ FORMS = {BFLOAT16: kernels.BFLOAT16, np.dtype("float16"): kernels.FLOAT16}
 OPCODES = {name: getattr(kernels, op.kernel) for name, op in OPS.items() if op.kernel}
 
 
-class Compiler(Phases):
+class Assembler:
+    """Writer of a program's instructions."""
+
+    def __init__(self, reduction: Reduction):
+        self.reduction = reduction
+        self.code: list[int] = []
+
+    def instruction(self, opcode: int, *operands: int) -> None:
+        self.code += [opcode, 2 + len(operands), *operands]
+
+    def add(self, target: Address, sources: Sequence[Address], nbytes: int) -> None:
+        op, dtype, divisor = self.reduction
+        opcode = kernels.REDUCE16 if dtype in FORMS else kernels.REDUCE
+        numbers = nbytes // dtype.itemsize, OPCODES[op], divisor, FORMS.get(dtype, 0)
+        self.instruction(opcode, *target[1:], *numbers, *chain(*(source[1:] for source in sources)))
+
+
+class Compiler(Phases, Assembler):
     """Compiler of phases to a program."""
 
     def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self.code: list[int] = []
+        Phases.__init__(self, *arguments)
+        Assembler.__init__(self, self.reduction)
         self.num_bounced = 0  # sources of one reduction that are read through a buffer
 
     def compile(self, parts: Parts) -> np.ndarray:
@@ -67,9 +85,6 @@ class Compiler(Phases):
                 else:
                     self.reduce(target, sources, nbytes)
         return np.array(self.code, np.int64)
-
-    def instruction(self, opcode: int, *operands: int) -> None:
-        self.code += [opcode, 2 + len(operands), *operands]
 
     def copy(self, target: Address, source: Address, nbytes: int) -> None:
         if source.pid:
@@ -93,12 +108,6 @@ class Compiler(Phases):
                 self.copy(local, source.after(begin), length)
                 here.append(local)
             self.add(target.after(begin), here, length)
-
-    def add(self, target: Address, sources: Sequence[Address], nbytes: int) -> None:
-        op, dtype, divisor = self.reduction
-        opcode = kernels.REDUCE16 if dtype in FORMS else kernels.REDUCE
-        numbers = nbytes // dtype.itemsize, OPCODES[op], divisor, FORMS.get(dtype, 0)
-        self.instruction(opcode, *target[1:], *numbers, *chain(*(source[1:] for source in sources)))
 
 
 class Program(Step, Waitable):
@@ -197,6 +206,8 @@ class Program(Step, Waitable):
         if answer == kernels.MOVED:
             self.follow()
             answer = self.interpreter(*self.arguments)
+        if answer == kernels.FAILED and self.frame[kernels.ERROR]:
+            raise MPI.Exception(int(self.frame[kernels.ERROR]))
         if answer == kernels.FAILED:
             raise CommunicationError("another rank's memory is no longer accessible: has that rank ended?")
         if answer == kernels.MISMATCH:
