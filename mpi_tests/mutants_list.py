@@ -128,18 +128,30 @@ ALGORITHMS = [
     ),
 ]
 
-COMPARED = "collectives/runtime/compared.py"
+COMPARED, PROGRAMS = "collectives/runtime/compared.py", "collectives/runtime/message_programs.py"
 BETWEEN = ("test_calls.py", "between_nodes or other_nodes or another_node", 4)
 CUBE = ("test_calls.py", "all_to_alls_between", 8)
 ON_COMPARISON = [
-    mutant(COMPARED, "self.headers.open(0 if differ else self.key)", "self.headers.open(self.key)", BETWEEN),
-    mutant(COMPARED, "if differ or not self.headers.agree:", "if differ:", BETWEEN),
-    mutant(COMPARED, "out=headers.seen)", "out=headers.seen.copy())", BETWEEN),
-    mutant(COMPARED, "            headers.leaving[partner].header[:] = headers.seen\n", "", BETWEEN),
-    mutant(COMPARED, "binding << 32 | number if binding else 0", "binding << 32 if binding else 0", BETWEEN),
+    mutant(
+        PROGRAMS,
+        "self.instruction(kernels.OPEN, self.seen, 1)",
+        "self.instruction(kernels.OPEN, self.seen, 0)",
+        BETWEEN,
+    ),
+    mutant(PROGRAMS, "        self.instruction(kernels.VERDICT, self.headers.verdict)\n", "", BETWEEN),
+    mutant(PROGRAMS, "kernels.MERGE, self.seen,", "kernels.MERGE, address_of(np.zeros(2, np.int64)),", BETWEEN),
+    mutant(PROGRAMS, "place(headers.seen), HEADER_BYTES)", "place(headers.seen), 0)", BETWEEN),
+    mutant(
+        PROGRAMS,
+        "frame[kernels.ELSEWHERE], self.frame[kernels.YIELDS] = assembler.elsewhere, YIELDS",
+        "frame[kernels.YIELDS] = YIELDS",
+        BETWEEN,
+    ),
+    mutant(PROGRAMS, "if divisor > 1:", "if divisor < 1:", BETWEEN),
+    mutant("collectives/runtime/kernels.py", "frame[BINDING] << 32 | frame[NUMBER]", "frame[BINDING] << 32", BETWEEN),
     mutant(COMPARED, "allocate=allocate, is_shared=True", "allocate=allocate, is_shared=False", CUBE),
     mutant(COMPARED, "use_caller_arrays=False", "use_caller_arrays=True", BETWEEN),
-    mutant(COMPARED, "begin = ends[leaves, partner]", "begin = 0", CUBE),
+    mutant(PROGRAMS, "begin = ends[leaves, partner]", "begin = 0", CUBE),
     mutant(
         "collectives/algorithms/leaders.py",
         "place[slot] = (place[slot] + num_teams) % (2 * num_teams)",

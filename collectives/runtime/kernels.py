@@ -21,7 +21,7 @@ from collectives.job import system
 from collectives.runtime.phases import ARRAY, LINE_BYTES, NUM_REGISTERS, NUM_SHARED, OUT
 
 BARRIER, COPY, STREAM, REDUCE, REDUCE16, READ, WRITE, PAUSE = range(8)
-DIVIDE, START, AWAIT, OPEN, MERGE, VERDICT, END = range(8, 15)  # of programs with messages
+DIVIDE, WIDEN, NARROW, START, AWAIT, OPEN, MERGE, VERDICT, END = range(8, 17)  # of programs with messages
 SUM, PROD, MIN, MAX, BAND, BOR, BXOR, LAND, LOR, LXOR = range(10)
 BFLOAT16, FLOAT16 = range(2)
 WAITING, ENDED, FAILED, MISMATCH, MOVED = range(5)  # results of `run`
@@ -689,7 +689,7 @@ def run(frame_address, like, number, array, out):
     - MOVED if registers of other ranks' arrays must be set before it can continue;
     - FAILED if another process's memory cannot be accessed, or, with a code in ERROR, a message cannot be completed.
     """
-    integer = np.int64(0)
+    integer, wide, bits = np.int64(0), np.float32(0), np.uint16(0)
     frame = carray(pointer_to(frame_address, integer), FRAME_LENGTH)
     channel = carray(pointer_to(frame[CHANNEL], integer), STATE_LENGTH)
     slots = carray(pointer_to(frame[SLOTS], integer), frame[NUM_SLOTS])
@@ -738,6 +738,12 @@ def run(frame_address, like, number, array, out):
             return ENDED
         elif opcode == DIVIDE:
             divide(carray(pointer_to(address(code, registers, at + 2), like), code[at + 4]), code[at + 5])
+        elif opcode == WIDEN:
+            target, source, count = address(code, registers, at + 2), address(code, registers, at + 4), code[at + 6]
+            widen(code[at + 7], carray(pointer_to(target, wide), count), carray(pointer_to(source, bits), count))
+        elif opcode == NARROW:
+            target, source, count = address(code, registers, at + 2), address(code, registers, at + 4), code[at + 6]
+            narrow_down(code[at + 7], carray(pointer_to(target, bits), count), carray(pointer_to(source, wide), count))
         elif opcode == START:
             frame[SPUN] = 0
             frame[ERROR] = start_all(code[at + 2], np.int32(code[at + 3]), code[at + 4])

@@ -1,13 +1,13 @@
 """Programs of the interpreter with messages: a short collective between nodes runs without Python from copy to copy.
 
-All of a program's memory but the caller's arrays has fixed addresses: its vector, the packets of `Headers`, and the
-other ranks' vectors in its node.  Its messages, headers and barriers are those of a `ComparedPlan`, so that ranks
-detect a mismatch whichever of the two each of them runs.
+All of a program's memory but the caller's arrays has fixed addresses: its vector, packets, and the other ranks' vectors
+in its node.  A message begins with a header, as `collectives.runtime.compared` describes.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -17,95 +17,136 @@ from mpi4py import MPI
 
 from collectives.arrays.views import address_of
 from collectives.runtime import kernels
+from collectives.runtime.operands import Binding
 from collectives.runtime.phases import ARRAY, LINE_BYTES, OUT, SCRATCH, Address, Reduction
-from collectives.runtime.shared_memory import Assembler, Program
-from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Put, Round
+from collectives.runtime.plan import describe
+from collectives.runtime.shared_memory import FORMS, Assembler, Program, compile_for
+from collectives.schedule.moves import (
+    Barrier,
+    Copy,
+    Get,
+    GetReduce,
+    Move,
+    Put,
+    Recv,
+    RecvReduce,
+    Round,
+    Send,
+    in_parts,
+)
 
 if TYPE_CHECKING:
-    from collectives.runtime.compared import HeadedRound, Headers
+    from collectives.runtime.compared import Headers
     from collectives.runtime.messages import Vector
 
-HERE, THERE = Address(0, ARRAY, 0), Address(0, OUT, 0)  # the caller's arrays
+HEADER_BYTES = 16
 YIELDS = 200  # of the core, before a program returns: a message takes many
+HERE, THERE = Address(0, ARRAY, 0), Address(0, OUT, 0)  # the caller's arrays
 DIFFERENT = np.array([1, 0], np.int64)  # the header of ranks that run different calls
 
 
-class MessageProgram(Program):
-    """A program with messages."""
+class Packet:
+    """Memory for a message: its header, then the chunks sent along."""
 
-    def __init__(self, assembler: MessageAssembler, oversubscribed: bool, binding: int):
-        headers, code = assembler.headers, np.array(assembler.code, np.int64)
-        dtype = assembler.reduction.dtype
-        super().__init__(code, headers.channel, dtype, oversubscribed, headers.probe, binding)
-        self.frame[kernels.ELSEWHERE] = assembler.elsewhere
-        self.frame[kernels.YIELDS] = YIELDS
-        self.waits = assembler.waits
-        self.keep += [headers, assembler.vector, *assembler.tables]
-        self.messages = [request for bound in dict.fromkeys(self.waits.values()) for request in bound.sends]
+    def __init__(self, nbytes: int):
+        self.memory = np.zeros(HEADER_BYTES + nbytes, np.uint8)
+        self.header = self.memory[:HEADER_BYTES].view(np.int64)
 
-    def lie_in(self, keys: tuple[int, ...]) -> None:
-        """Publish no windows: other ranks do not access the caller's arrays."""
 
-    def requests(self) -> Sequence[MPI.Prequest]:
-        return self.messages
+class MessageRound:
+    """A round of messages with headers, one to each partner."""
 
-    def awaits(self) -> str:
-        bound = self.waits.get(int(self.frame[kernels.PLACE]))
-        return bound.awaits() if bound else super().awaits()
+    def __init__(self, headers: Headers, number: int, moves: Round, vector: Vector):
+        self.number, self.moves = number, moves
+        self.copies = [(vector.view(m.run), vector.view(m.source)) for m in moves if isinstance(m, Copy)]
+        self.leaving: dict[int, list[tuple[Any, Any]]] = {}  # copies into the packet of each partner
+        self.arriving: dict[int, list[tuple[Any, Any, bool]]] = {}  # out of it, and whether they reduce
+        ends: Counter[tuple[bool, int]] = Counter()  # of the data in packets, after the headers
+        for move in moves:
+            if not isinstance(move, Send | Recv | RecvReduce):
+                continue
+            partner, leaves, view = move[0], isinstance(move, Send), vector.view(move.run)
+            packet = (headers.leaving if leaves else headers.arriving)[partner].memory[HEADER_BYTES:]
+            begin = ends[leaves, partner]
+            ends[leaves, partner] += view.nbytes
+            part = packet[begin : ends[leaves, partner]].view(view.dtype)
+            if leaves:
+                self.leaving.setdefault(partner, []).append((part, view))
+            else:
+                self.arriving.setdefault(partner, []).append((view, part, isinstance(move, RecvReduce)))
+        self.arrivals = [headers.arrivals[partner] for partner in self.arriving]
+        self.sends = [
+            headers.context.mpi.Send_init(
+                [headers.leaving[partner].memory[: HEADER_BYTES + ends[True, partner]], MPI.BYTE], partner, headers.tag
+            )
+            for partner in self.leaving
+        ]
 
 
 class MessageAssembler(Assembler):
     """Assembler of one rank's schedule: messages with headers, and accesses to memory of its node between barriers.
 
-    `waits` has the round of each instruction that waits for messages.
+    `bound` has the buffers, and the copies between them and the caller's arrays.  `waits` has the round of each
+    instruction that waits for messages.
     """
 
-    def __init__(self, headers: Headers, vector: Vector, reduction: Reduction):
-        super().__init__(reduction)
-        self.headers, self.vector, self.seen = headers, vector, address_of(headers.seen)
+    def __init__(self, headers: Headers, bound: Binding, op: str):
+        super().__init__(Reduction(op, bound.vector.view(range(1)).dtype, divisor=1))
+        self.headers, self.bound, self.vector = headers, bound, bound.vector
+        self.seen = address_of(headers.seen)
         self.elsewhere = 0
-        self.waits: dict[int, HeadedRound] = {}
+        self.waits: dict[int, MessageRound] = {}
         self.tables: list[np.ndarray] = []  # of requests, and of their statuses
 
-    def assemble(
-        self,
-        schedule: Sequence[Round],
-        rounds: dict[int, HeadedRound],
-        source: Any,
-        target: Any,
-        divide: tuple[Any, int] | None,
-    ) -> None:
-        """Write the code of a schedule, whose `rounds` of messages are bound, from the copy of the caller's array on.
+    def assemble(self, schedule: Sequence[Round], divisor: int) -> None:
+        """Write the code of a schedule, from the copy of the caller's array to that of the result.
 
         Where ranks of the node differ at the first barrier, this one only sends headers that tell the others.
         """
-        self.copy(place(source), HERE, source.nbytes)
-        first = min(rounds, default=-1)
+        parts = [part for direct, part in in_parts(schedule) if not direct]
+        message_rounds = {
+            number: MessageRound(self.headers, number, moves, self.vector)
+            for part in parts
+            for number, moves in part
+            if moves
+        }
+        for buffer, source in self.bound.before:
+            self.convert(kernels.WIDEN, place(buffer), HERE, buffer, source)
         for number, moves in enumerate(schedule):
-            if number == first:
+            if number == min(message_rounds, default=-1):
                 self.instruction(kernels.OPEN, self.seen, 0)
-            if number in rounds:
-                self.exchange(rounds[number])
+            if number in message_rounds:
+                self.messages(message_rounds[number])
             else:
                 for move in moves:
                     self.direct(move)
-        self.instruction(kernels.VERDICT, address_of(self.headers.verdict))
-        if divide:
-            self.instruction(kernels.DIVIDE, *place(divide[0])[1:], len(divide[0]), divide[1])
-        self.copy(THERE, place(target), target.nbytes)
+        self.instruction(kernels.VERDICT, self.headers.verdict)
+        if divisor > 1:
+            total = self.bound.reduced
+            self.instruction(kernels.DIVIDE, *place(total)[1:], len(total), divisor)
+        for target, buffer in self.bound.after:
+            self.convert(kernels.NARROW, THERE, place(buffer), target, buffer)
         self.instruction(kernels.END)
         self.elsewhere = len(self.code)
         self.instruction(kernels.OPEN, self.seen, 1)
-        for bound in rounds.values():
-            self.exchange(bound, data=False)
+        for message_round in message_rounds.values():
+            self.messages(message_round, with_data=False)
         self.instruction(kernels.VERDICT, DIFFERENT.ctypes.data)
 
     def copy(self, target: Address, source: Address, nbytes: int) -> None:
         if nbytes:
             self.instruction(kernels.COPY, *target[1:], *source[1:], nbytes)
 
+    def convert(self, opcode: int, target: Address, source: Address, into: Any, of: Any) -> None:
+        """Write a copy between an array and its buffer, whose dtypes may be a 16-bit float and float32."""
+        if into.dtype == of.dtype:
+            self.copy(target, source, into.nbytes)
+        else:
+            narrow = of.dtype if opcode == kernels.WIDEN else into.dtype
+            self.instruction(opcode, *target[1:], *source[1:], len(into), FORMS[narrow])
+
     def direct(self, move: Move) -> None:
-        """Write a move inside the node, or nothing for a message."""
+        """Write a move inside the node."""
         view = self.vector.view
         match move:
             case Barrier():
@@ -127,31 +168,30 @@ class MessageAssembler(Assembler):
             return place(view)
         return place(view).after(window.bases[self.headers.binder.world_ranks[rank]] - window.address)
 
-    def exchange(self, bound: HeadedRound, data: bool = True) -> None:
-        """Write a round of messages, with or without their data."""
+    def messages(self, message_round: MessageRound, with_data: bool = True) -> None:
+        """Write a round of messages."""
         headers = self.headers
-        for target, source in bound.copies if data else ():
+        for target, source in message_round.copies if with_data else ():
             self.copy(place(target), place(source), target.nbytes)
-        arrivals = [headers.arrivals[partner] for partner in bound.arriving]
-        requests, statuses = self.table([*arrivals, *bound.sends])
-        sends = requests + len(arrivals) * MPI._sizeof(MPI.Request)
-        self.instruction(kernels.START, mpi_function("MPI_Startall"), len(arrivals), requests)
-        for partner, out in bound.leaving.items():
-            self.copy(place(headers.leaving[partner].header), place(headers.seen), headers.seen.nbytes)
-            for part, view in out if data else ():
+        num_arrivals, num_sends = len(message_round.arrivals), len(message_round.sends)
+        requests, statuses = self.table([*message_round.arrivals, *message_round.sends])
+        self.instruction(kernels.START, mpi_function("MPI_Startall"), num_arrivals, requests)
+        for partner, data in message_round.leaving.items():
+            self.copy(place(headers.leaving[partner].header), place(headers.seen), HEADER_BYTES)
+            for part, view in data if with_data else ():
                 self.copy(place(part), place(view), view.nbytes)
-        self.instruction(kernels.START, mpi_function("MPI_Startall"), len(bound.sends), sends)
-        self.waits[len(self.code)] = bound
-        number = len(arrivals) + len(bound.sends)
-        self.instruction(kernels.AWAIT, mpi_function("MPI_Testall"), number, requests, statuses)
-        for partner, into in bound.arriving.items():
+        sends = requests + num_arrivals * MPI._sizeof(MPI.Request)
+        self.instruction(kernels.START, mpi_function("MPI_Startall"), num_sends, sends)
+        self.waits[len(self.code)] = message_round
+        self.instruction(kernels.AWAIT, mpi_function("MPI_Testall"), num_arrivals + num_sends, requests, statuses)
+        for partner, arrived in message_round.arriving.items():
             self.instruction(kernels.MERGE, self.seen, address_of(headers.arriving[partner].header))
-            for view, arrived, reduces in into if data else ():
+            for view, part, reduces in arrived if with_data else ():
                 if not reduces:
-                    self.copy(place(view), place(arrived), view.nbytes)
+                    self.copy(place(view), place(part), view.nbytes)
                 elif len(view):
-                    pair = (arrived, view) if partner < headers.rank else (view, arrived)
-                    self.add(place(view), list(map(place, pair)), view.nbytes)
+                    operands = (part, view) if partner < headers.rank else (view, part)
+                    self.add(place(view), list(map(place, operands)), view.nbytes)
 
     def table(self, requests: Sequence[MPI.Prequest]) -> tuple[int, int]:
         """Return the addresses of a copy of the handles of requests, and of space for a flag and their statuses."""
@@ -160,6 +200,33 @@ class MessageAssembler(Assembler):
         statuses = np.zeros(LINE_BYTES + len(requests) * MPI._sizeof(MPI.Status), np.uint8)
         self.tables += [table, statuses]
         return table.ctypes.data, statuses.ctypes.data
+
+
+class MessageProgram(Program):
+    """A program with messages.  Creating it is collective."""
+
+    def __init__(self, assembler: MessageAssembler, binding: int):
+        headers, dtype = assembler.headers, assembler.reduction.dtype
+        context = headers.context
+        if context.memory.of_host.node_comm.rank == 0:
+            compile_for(dtype)  # then the others find it on disk
+        context.agreement.highest([0])
+        code, oversubscribed = np.array(assembler.code, np.int64), context.progress.oversubscribed
+        super().__init__(code, headers.channel, dtype, oversubscribed, headers.probe, binding)
+        self.frame[kernels.ELSEWHERE], self.frame[kernels.YIELDS] = assembler.elsewhere, YIELDS
+        self.keep += [headers, assembler.vector, *assembler.tables]
+        self.waits = assembler.waits
+        self.messages = [send for message_round in dict.fromkeys(self.waits.values()) for send in message_round.sends]
+
+    def lie_in(self, keys: tuple[int, ...]) -> None:
+        """Publish no windows: other ranks do not access the caller's arrays."""
+
+    def requests(self) -> Sequence[MPI.Prequest]:
+        return self.messages
+
+    def awaits(self) -> str:
+        message_round = self.waits.get(int(self.frame[kernels.PLACE]))
+        return describe(message_round.number, message_round.moves) if message_round else super().awaits()
 
 
 def place(view: Any) -> Address:

@@ -45,8 +45,11 @@ class Step(Protocol):
 
     def awaits(self) -> str:
         """Describe the outstanding operations."""
-        moves = ", ".join(dict.fromkeys(map(show, self.moves)))
-        return f"round {self.number}: {moves}" if moves else "on its way"
+        return describe(self.number, self.moves) if self.moves else "on its way"
+
+
+def describe(number: int, moves: Round) -> str:
+    return f"round {number}: {', '.join(dict.fromkeys(map(show, moves)))}"
 
 
 class MismatchError(CommunicationError):

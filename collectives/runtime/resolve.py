@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from operator import mul
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 from collectives import algorithms
 from collectives.algorithms import Access
@@ -28,7 +28,6 @@ from collectives.runtime.arguments import REFUSALS, Arguments
 from collectives.runtime.binding import Binder, BufferedPlan, Choice, DeviceBuffers, MessageBinder
 from collectives.runtime.checks.agreement import NUM_FACTS
 from collectives.runtime.checks.call_log import Call, Place, caller
-from collectives.runtime.compared import ComparedPlan, Headers
 from collectives.runtime.messages import StagingBuffers
 from collectives.runtime.native_mpi import check_native, native_plan
 from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
@@ -40,6 +39,7 @@ from collectives.schedule.spec import COLLECTIVES, spec_of
 
 if TYPE_CHECKING:
     from collectives.runtime.channel import Channel
+    from collectives.runtime.compared import Headers, KeyComparison, ProgramComparison
     from collectives.runtime.context import Context
     from collectives.runtime.on_device import DeviceProgram, KernelCalls, KernelProgram
     from collectives.runtime.shared_memory import Program
@@ -94,7 +94,6 @@ class Bound:
         self.number, self.call, self.plan = number, call, plan
         self.program: Program | None = plan.only if plan and a.device is host() else None
         self.rebind: Callable[[tuple[int, ...]], Plan] | None = None
-        self.compared: ComparedPlan | None = None  # takes any arrays
         self.buffered: BufferedPlan | None = None  # takes any arrays on devices
         self.comparing: DeviceProgram | KernelProgram | None = None  # on a device: compares at the first barrier
         self.places: dict[tuple[int, ...], Plan] = {}  # plans by addresses
@@ -199,9 +198,6 @@ class Resolver:
         number = call.number * self.check
         if bound.program is not None:
             bound.program.use(number, addresses, keys)
-        elif bound.compared is not None:
-            bound.compared.use(number, addresses)
-            plan = bound.compared
         else:
             if bound.comparing is None:
                 self.compare(bound.number, number, run)
@@ -363,7 +359,7 @@ class Resolver:
         if "headers" in self.__dict__:
             self.headers.free()
         self.kernels = None
-        for name in ("gate_plan", "comparison", "headers", "channel"):
+        for name in ("comparison", "headers", "channel"):
             self.__dict__.pop(name, None)
 
     # --- resolving ---
@@ -487,16 +483,22 @@ class Resolver:
     def bind_short(self, resolved: Resolved) -> Plan | None:
         """Make a plan of a short collective between nodes, as one program; None for others.  Collective."""
         a, o, choice, fused, *_ = resolved
-        if fused or choice is None or not self.by_messages or not self.headers.carry(a, choice):
+        if fused or not self.carries(choice, a):
             return None
-        if not self.headers.compiles(a):
-            return None
+        from collectives.runtime.compared import Headers  # it imports the compiler
+
         headers = Headers(self.context, self.binder)
-        plan = headers.plan(a, choice, binding=1)
-        plan.use(0, (address_of(o.source), address_of(o.out)))
+        plan = headers.plan(a, choice.row, binding=1)
+        plan.only.use(0, (address_of(o.source), address_of(o.out)), NOWHERE)
         plan.only.messages += headers.arrivals.values()
         plan.result, plan.keep = o.result, (o.source, o.out)
         return plan
+
+    def carries(self, choice: Choice | None, a: Arguments) -> TypeGuard[Choice]:
+        """Return whether the vector of an agreed call travels along with the headers by which nodes compare calls."""
+        if choice is None or not self.by_messages or not self.context.has_numba:
+            return False
+        return self.headers.carry(a, choice)
 
     def bind_moved(self, resolved: Resolved, staging: StagingBuffers, a: Arguments) -> Plan:
         """Make a plan like that of a call for other device arrays, which compares calls where possible.  Collective."""
@@ -528,14 +530,13 @@ class Resolver:
         o, choice, number = resolved.operands, resolved.choice, resolved.number
         a = resolved.a.lent(o)  # so that no array of the caller's is kept alive
         collective = a.collective
-        plan = rebind = compared = buffered = None
+        plan = rebind = buffered = None
         signature, _, _, on_host, moves = signed
         staging = self.staging.setdefault(a.device.place, StagingBuffers(a.device))
         if choice is not None and choice.row.access >= Access.STAGED and on_host:
             plan = self.binder.direct(a, operands_of(a), choice, self.channel, number)
-        elif self.by_messages and choice is not None and self.headers.carry(a, choice):
-            compared = self.headers.plan(a, choice, number)
-            plan = compared if compared.only else None
+        elif self.carries(choice, a):
+            plan = self.headers.plan(a, choice.row, number)
         elif on_host:
             messages = choice and MessageBinder(self.context, collective, choice, self.binder, staging)
             rebind = partial(self.rebind, a, messages)
@@ -547,7 +548,7 @@ class Resolver:
             plan = self.bind_moved(resolved, staging, a)
         name = f"{collective} {choice.row.name if choice else 'mpi'}"
         bound = Bound(number, call.of_plan(name), plan, resolved)
-        bound.rebind, bound.compared, bound.buffered = rebind, compared, buffered
+        bound.rebind, bound.buffered = rebind, buffered
         device_plan = buffered.plan if buffered else plan
         if device_plan and not on_host and self.where_devices_compare(resolved):
             bound.comparing = cast("DeviceProgram | KernelProgram", device_plan.rounds[0])
@@ -571,13 +572,8 @@ class Resolver:
 
         Raises: MismatchError on all ranks where these or the numbers of calls differ.
         """
-        if self.by_messages:
-            self.comparison.use(number, binding=binding)
-            run(self.comparison)
-            return
-        program, plan = self.gate_plan
-        program.use(number, NOWHERE, NOWHERE, binding)
-        run(plan)
+        self.comparison.use(number, binding)
+        run(self.comparison)
 
     def gate(self, run: Runs | None = run_now) -> Call | None:
         """Tell ranks that would run a bound call that this one has to agree first.  Collective.
@@ -594,20 +590,22 @@ class Resolver:
         return self.kernels.settle() if self.kernels else None
 
     @cached_property
-    def gate_plan(self) -> tuple[Program, Plan]:
-        """A program that only compares calls, and its plan.  Made collectively."""
-        program = self.binder.programs(None).gate(self.channel)
-        return program, Plan("agreement", None, self.progress, host(), [program], only=program)
-
-    @cached_property
     def headers(self) -> Headers:
         """The headers by which ranks of several nodes compare calls.  Made collectively."""
+        from collectives.runtime.compared import Headers  # it imports the compiler
+
         return Headers(self.context, self.binder)
 
     @cached_property
-    def comparison(self) -> ComparedPlan:
-        """A plan that only compares calls, between nodes.  Made collectively."""
-        return self.headers.comparison()
+    def comparison(self) -> ProgramComparison | KeyComparison:
+        """A plan that only compares calls.  Made collectively."""
+        from collectives.runtime import compared
+
+        context = self.context
+        if not context.has_numba:
+            return compared.KeyComparison(context)
+        program = self.headers.comparison() if self.by_messages else self.binder.programs(None).gate(self.channel)
+        return compared.ProgramComparison(program, self.progress)
 
     @cached_property
     def channel(self) -> Channel:

@@ -73,27 +73,28 @@ class StartedCall(Plan):
         """Run the binding, unless another rank would run a different one; return whether all have run it."""
         bound, resolver = self.bound, self.resolver
         number, binding = (self.entered.number * resolver.check, bound.number) if bound else (0, 0)
-        if resolver.by_messages:
-            own = bound and bound.compared
-            self.inner = compared = own or resolver.comparison
-            compared.use(number, self.addresses if own else (), binding)
+        own = bound.program if bound else None
+        program: Program | None = own or resolver.comparison.only
+        places = (self.addresses, self.keys) if own else (NOWHERE, NOWHERE)
+        self.inner = None
+        if program is None:  # without Numba
+            self.inner = comparison = resolver.comparison
+            comparison.use(number, binding)
             try:
-                yield from compared._run()
+                yield from comparison._run()
             except MismatchError:
                 return False
         else:
-            own_program = bound and bound.program
-            program = self._round = own_program or resolver.gate_plan[0]
-            places = (self.addresses, self.keys) if own_program else (NOWHERE, NOWHERE)
+            self._round = program
             program.use(number, *places, binding)
-            comparison = Comparison(program)
-            if not comparison.test():
-                yield comparison
-            if comparison.has_failed:
+            arrival = Comparison(program)
+            if not arrival.test():
+                yield arrival
+            if arrival.has_failed:
                 return False
         if bound is None:
             return False
-        if bound.program is None and bound.compared is None:
+        if bound.program is None:
             self.inner = plan = resolver.plan_at(bound, self.addresses)
             plan.prepare()
             yield from plan._run()

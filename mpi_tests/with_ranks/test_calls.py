@@ -9,7 +9,8 @@ import pytest
 
 from collectives import Communicator, algorithms
 from collectives.job.errors import InputError
-from collectives.runtime.compared import HeadedRound
+from collectives.runtime.kernels import ELSEWHERE
+from collectives.runtime.message_programs import MessageProgram
 from collectives.schedule.moves import Send
 from mpi_tests.helpers.reference import COLLECTIVES, ROOTED, algorithms_of, expected, inputs, same
 
@@ -311,7 +312,7 @@ def test_started_calls_between_nodes_that_ranks_find_bound_or_not(between_nodes)
 def test_short_calls_between_nodes_are_compared_by_their_own_messages(between_nodes, monkeypatch):
     """In a repeated call a rank sends only the schedule's messages, for any arrays."""
     comm = between_nodes
-    started = count_messages(monkeypatch)
+    started = count_messages(comm, monkeypatch)
     for dtype, op, num in product(("float64", "float16", "int32"), ("sum", "max", "avg"), (1, 5, 24 * comm.size)):
         for run in range(3):
             args = [np.arange(num).astype(dtype) % 5 + rank + run for rank in range(comm.size)]
@@ -345,7 +346,7 @@ def test_a_rank_of_another_node_that_skips_a_call(between_nodes):
 def test_short_all_to_alls_between_nodes_are_compared_by_their_own_messages(mpi_comm, num, monkeypatch):
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "4x2")
     comm = Communicator(mpi_comm)
-    started = count_messages(monkeypatch)
+    started = count_messages(comm, monkeypatch)
     for run in range(4):
         x = np.repeat(100 * run + 10 * comm.rank + np.arange(comm.size), num).astype("float32")
         started.clear()
@@ -371,16 +372,21 @@ def test_arrays_are_as_they_were_where_ranks_of_other_nodes_call_something_else(
         same(comm.all_reduce(x.copy()), np.full(6, comm.size * (comm.size + 1) / 2))
 
 
-def count_messages(monkeypatch):
-    """Record the destinations of messages from now on, in order."""
+def count_messages(comm, monkeypatch):
+    """Record the destinations of the messages of programs from now on, in order, and separate comparisons."""
     started = []
-    run = HeadedRound.run
+    launch, compare = MessageProgram.launch, comm._resolver.compare
 
-    def counting_run(messages, device):
-        started.extend(messages.leaving)
-        return run(messages, device)
+    def counting_launch(program, *args):
+        started.extend(to for at, each in program.waits.items() if at < program.frame[ELSEWHERE] for to in each.leaving)
+        return launch(program, *args)
 
-    monkeypatch.setattr(HeadedRound, "run", counting_run)
+    def counting_compare(*args):
+        started.append("comparison")
+        compare(*args)
+
+    monkeypatch.setattr(MessageProgram, "launch", counting_launch)
+    monkeypatch.setattr(comm._resolver, "compare", counting_compare)
     return started
 
 
