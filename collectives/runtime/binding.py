@@ -163,8 +163,6 @@ class Binder:
         chunks: list[Chunk],
         op: str,
         shared: DeviceMemory | None = None,
-        channel: Channel | None = None,
-        binding: int = 0,
     ) -> Any:
         """Bind the direct parts of a schedule as one program, which pauses after each.  Collective."""
         dtype = memory[ARRAY].dtype
@@ -173,7 +171,7 @@ class Binder:
         probe = partial(self.context.mpi.Iprobe, MPI.ANY_SOURCE, MPI.ANY_TAG)  # advances outgoing messages
         reduction = phases.Reduction(op, dtype, divisor=1)
         programs = self.programs(shared, meanwhile=probe)
-        return programs.bind(parts, memory, chunks, reduction, segmentation, channel, binding)
+        return programs.bind(parts, memory, chunks, reduction, segmentation)
 
     @cached_property
     def world_ranks(self) -> list[int]:

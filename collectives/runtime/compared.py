@@ -130,8 +130,9 @@ class KeyComparison(Plan):
 
     def __init__(self, context: Context):
         self.keys = np.zeros(2, np.int64)
-        self.bound = bookkeeping(context, Arguments("all_reduce", context.rank, context.size, self.keys, op="max"))
-        super().__init__("agreement", None, context.progress, host(), self.bound.rounds)
+        plan = bookkeeping(context, Arguments("all_reduce", context.rank, context.size, self.keys, op="max"))
+        super().__init__("agreement", None, context.progress, host(), plan.rounds)
+        plan.rounds = []  # which this plan frees
         self.key = 0
 
     def use(self, number: int, binding: int) -> None:

@@ -341,6 +341,16 @@ def test_a_rank_of_another_node_that_skips_a_call(between_nodes):
         plan()
 
 
+def test_calls_where_a_rank_has_no_numba(mpi_comm, monkeypatch):
+    if mpi_comm.rank == mpi_comm.size - 1:
+        monkeypatch.setattr("collectives.runtime.context.find_spec", lambda name: None)
+    comm = Communicator(mpi_comm)
+    assert not comm._context.has_numba
+    for one, other in (CALLS["another length"], CALLS["another collective"], CALLS["one that is not waited for"]):
+        check_that_both_are_named(comm, one, other)
+    comm.free()
+
+
 @pytest.mark.sizes(8)
 @pytest.mark.parametrize("num", [1, 7])
 def test_short_all_to_alls_between_nodes_are_compared_by_their_own_messages(mpi_comm, num, monkeypatch):
