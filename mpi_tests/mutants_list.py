@@ -160,7 +160,7 @@ ON_COMPARISON = [
     ),
     mutant(
         "collectives/runtime/started.py",
-        "            if comparison.has_failed:\n                return False\n",
+        "            if arrival.has_failed:\n                return False\n",
         "",
         ("test_calls.py", "started_calls", 4),
     ),
