@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from collectives import algorithms
 from collectives.algorithms import Access, Algorithm
+from collectives.arrays.device import host
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import probe_address, reads_processes
 from collectives.arrays.views import address_of
@@ -22,7 +23,8 @@ from collectives.runtime.choose.auto import Tuning
 from collectives.runtime.messages import SEGMENT_BYTES, RequestBinder, StagingBuffers, Vector
 from collectives.runtime.operands import CallFacts, Operands, Workspace, bind, operands_of
 from collectives.runtime.phases import ARRAY, OUT, SCRATCH, Chunk
-from collectives.runtime.plan import Plan
+from collectives.runtime.plan import MismatchError, Plan
+from collectives.runtime.progress import Waitable
 from collectives.schedule.cost import on_device
 from collectives.schedule.moves import Round, in_parts
 from collectives.schedule.spec import Chunks, spec_of
@@ -197,6 +199,27 @@ def bookkeeping(context: Context, a: Arguments) -> Plan:
     """Make a plan for the library's own exchange of a few numbers.  Collective."""
     choice = Choice(algorithms.find(a.collective, BOOKKEEPING[a.collective]), None)
     return MessageBinder(context, a.collective, choice, segment_bytes=SEGMENT_BYTES).plan(a, operands_of(a))
+
+
+class KeyComparison(Plan):
+    """A comparison of calls where not all ranks have Numba: an all-reduce of their keys.  Creating it is collective."""
+
+    def __init__(self, context: Context):
+        self.keys = np.zeros(2, np.int64)
+        plan = bookkeeping(context, Arguments("all_reduce", context.rank, context.size, self.keys, op="max"))
+        super().__init__("agreement", None, context.progress, host(), plan.rounds)
+        plan.rounds = []  # which this plan frees
+        self.key = 0
+
+    def use(self, number: int, binding: int) -> None:
+        self.key = binding << 32 | number if binding else 0
+
+    def _run(self) -> Iterator[Waitable]:
+        self.keys[:] = self.key, -self.key
+        yield from super()._run()
+        highest, negated = self.keys.tolist()
+        if highest != -negated:
+            raise MismatchError("ranks have bound different collectives")
 
 
 class MessageBinder:

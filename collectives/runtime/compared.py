@@ -8,7 +8,6 @@ separate buffers, so that a mismatch leaves the callers' arrays unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +21,12 @@ from collectives.arrays.device import host
 from collectives.arrays.memory import array
 from collectives.arrays.ops import has_kernel
 from collectives.runtime.arguments import Arguments
-from collectives.runtime.binding import Binder, Choice, bookkeeping
+from collectives.runtime.binding import Binder, Choice
 from collectives.runtime.channel import Channel
 from collectives.runtime.message_programs import HEADER_BYTES, MessageAssembler, MessageProgram, Packet
 from collectives.runtime.operands import Workspace, bind, operands_of
-from collectives.runtime.plan import MismatchError, Plan
-from collectives.runtime.progress import Progress, Waitable
+from collectives.runtime.plan import Plan
+from collectives.runtime.progress import Progress
 from collectives.runtime.started import NOWHERE
 from collectives.schedule.moves import Recv, RecvReduce, Send
 
@@ -123,24 +122,3 @@ class ProgramComparison(Plan):
 
     def use(self, number: int, binding: int) -> None:
         self.only.use(number, NOWHERE, NOWHERE, binding)
-
-
-class KeyComparison(Plan):
-    """A comparison of calls where not all ranks have Numba: an all-reduce of their keys.  Creating it is collective."""
-
-    def __init__(self, context: Context):
-        self.keys = np.zeros(2, np.int64)
-        plan = bookkeeping(context, Arguments("all_reduce", context.rank, context.size, self.keys, op="max"))
-        super().__init__("agreement", None, context.progress, host(), plan.rounds)
-        plan.rounds = []  # which this plan frees
-        self.key = 0
-
-    def use(self, number: int, binding: int) -> None:
-        self.key = binding << 32 | number if binding else 0
-
-    def _run(self) -> Iterator[Waitable]:
-        self.keys[:] = self.key, -self.key
-        yield from super()._run()
-        highest, negated = self.keys.tolist()
-        if highest != -negated:
-            raise MismatchError("ranks have bound different collectives")

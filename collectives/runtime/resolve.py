@@ -25,7 +25,7 @@ from collectives.arrays.memory import Windows
 from collectives.arrays.views import address_of
 from collectives.job.errors import CommunicationError, InputError, LoneInputError
 from collectives.runtime.arguments import REFUSALS, Arguments
-from collectives.runtime.binding import Binder, BufferedPlan, Choice, DeviceBuffers, MessageBinder
+from collectives.runtime.binding import Binder, BufferedPlan, Choice, DeviceBuffers, KeyComparison, MessageBinder
 from collectives.runtime.checks.agreement import NUM_FACTS
 from collectives.runtime.checks.call_log import Call, Place, caller
 from collectives.runtime.messages import StagingBuffers
@@ -39,7 +39,7 @@ from collectives.schedule.spec import COLLECTIVES, spec_of
 
 if TYPE_CHECKING:
     from collectives.runtime.channel import Channel
-    from collectives.runtime.compared import Headers, KeyComparison, ProgramComparison
+    from collectives.runtime.compared import Headers, ProgramComparison
     from collectives.runtime.context import Context
     from collectives.runtime.on_device import DeviceProgram, KernelCalls, KernelProgram
     from collectives.runtime.shared_memory import Program
@@ -599,13 +599,12 @@ class Resolver:
     @cached_property
     def comparison(self) -> ProgramComparison | KeyComparison:
         """A plan that only compares calls.  Made collectively."""
-        from collectives.runtime import compared
+        if not self.context.has_numba:
+            return KeyComparison(self.context)
+        from collectives.runtime.compared import ProgramComparison  # it imports the compiler
 
-        context = self.context
-        if not context.has_numba:
-            return compared.KeyComparison(context)
         program = self.headers.comparison() if self.by_messages else self.binder.programs(None).gate(self.channel)
-        return compared.ProgramComparison(program, self.progress)
+        return ProgramComparison(program, self.progress)
 
     @cached_property
     def channel(self) -> Channel:
