@@ -143,7 +143,7 @@ ON_COMPARISON = [
     mutant(PROGRAMS, "place(headers.seen), HEADER_BYTES)", "place(headers.seen), 0)", BETWEEN),
     mutant(
         PROGRAMS,
-        "frame[kernels.ELSEWHERE], self.frame[kernels.YIELDS] = assembler.elsewhere, YIELDS",
+        "frame[kernels.ON_MISMATCH], self.frame[kernels.YIELDS] = assembler.on_mismatch, YIELDS",
         "frame[kernels.YIELDS] = YIELDS",
         BETWEEN,
     ),

@@ -47,7 +47,7 @@ WAITING, ENDED, FAILED, MISMATCH, MOVED = range(5)  # results of `run`
     BINDING,
     NUMBER,
     ODD,  # whether a run uses the staging buffers an odd number of times
-    ELSEWHERE,  # the instruction to continue with where ranks of a node run different programs; 0 to end there
+    ON_MISMATCH,  # the instruction to continue with where ranks of a node run different programs; 0 to end there
     ERROR,  # MPI's error code of a failed message
 ) = range(21)
 VECTORS = 21  # space for the arguments of a system call
@@ -712,8 +712,8 @@ def run(frame_address, like, number, array, out):
                 return WAITING
             if frame[FIRST]:
                 answer = take_over(frame, channel, slots, registers)
-                if answer == MISMATCH and frame[ELSEWHERE]:
-                    at = frame[ELSEWHERE]
+                if answer == MISMATCH and frame[ON_MISMATCH]:
+                    at = frame[ON_MISMATCH]
                     continue
                 if answer == MISMATCH:
                     frame[PLACE] = frame[RUNNING] = 0

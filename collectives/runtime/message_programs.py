@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 HEADER_BYTES = 16
 YIELDS = 200  # of the core, before a program returns: a message takes many
-HERE, THERE = Address(0, ARRAY, 0), Address(0, OUT, 0)  # the caller's arrays
+SOURCE, RESULT = Address(0, ARRAY, 0), Address(0, OUT, 0)  # the arrays of the caller
 DIFFERENT = np.array([1, 0], np.int64)  # the header of ranks that run different calls
 
 
@@ -94,7 +94,7 @@ class MessageAssembler(Assembler):
         super().__init__(Reduction(op, bound.vector.view(range(1)).dtype, divisor=1))
         self.headers, self.bound, self.vector = headers, bound, bound.vector
         self.seen = address_of(headers.seen)
-        self.elsewhere = 0
+        self.on_mismatch = 0
         self.waits: dict[int, MessageRound] = {}
         self.tables: list[np.ndarray] = []  # of requests, and of their statuses
 
@@ -103,15 +103,12 @@ class MessageAssembler(Assembler):
 
         Where ranks of the node differ at the first barrier, this one only sends headers that tell the others.
         """
-        parts = [part for direct, part in in_parts(schedule) if not direct]
+        numbered = [each for direct, part in in_parts(schedule) if not direct for each in part]
         message_rounds = {
-            number: MessageRound(self.headers, number, moves, self.vector)
-            for part in parts
-            for number, moves in part
-            if moves
+            number: MessageRound(self.headers, number, moves, self.vector) for number, moves in numbered if moves
         }
         for buffer, source in self.bound.before:
-            self.convert(kernels.WIDEN, place(buffer), HERE, buffer, source)
+            self.convert(kernels.WIDEN, place(buffer), SOURCE, buffer, source)
         for number, moves in enumerate(schedule):
             if number == min(message_rounds, default=-1):
                 self.instruction(kernels.OPEN, self.seen, 0)
@@ -125,9 +122,9 @@ class MessageAssembler(Assembler):
             total = self.bound.reduced
             self.instruction(kernels.DIVIDE, *place(total)[1:], len(total), divisor)
         for target, buffer in self.bound.after:
-            self.convert(kernels.NARROW, THERE, place(buffer), target, buffer)
+            self.convert(kernels.NARROW, RESULT, place(buffer), target, buffer)
         self.instruction(kernels.END)
-        self.elsewhere = len(self.code)
+        self.on_mismatch = len(self.code)
         self.instruction(kernels.OPEN, self.seen, 1)
         for message_round in message_rounds.values():
             self.messages(message_round, with_data=False)
@@ -213,7 +210,7 @@ class MessageProgram(Program):
         context.agreement.highest([0])
         code, oversubscribed = np.array(assembler.code, np.int64), context.progress.oversubscribed
         super().__init__(code, headers.channel, dtype, oversubscribed, headers.probe, binding)
-        self.frame[kernels.ELSEWHERE], self.frame[kernels.YIELDS] = assembler.elsewhere, YIELDS
+        self.frame[kernels.ON_MISMATCH], self.frame[kernels.YIELDS] = assembler.on_mismatch, YIELDS
         self.keep += [headers, assembler.vector, *assembler.tables]
         self.waits = assembler.waits
         self.messages = [send for message_round in dict.fromkeys(self.waits.values()) for send in message_round.sends]

@@ -207,7 +207,8 @@ class Program(Step, Waitable):
             self.follow()
             answer = self.interpreter(*self.arguments)
         if answer == kernels.FAILED and self.frame[kernels.ERROR]:
-            raise CommunicationError(MPI.Get_error_string(int(self.frame[kernels.ERROR])))
+            code = int(self.frame[kernels.ERROR])
+            raise CommunicationError(f"a message between nodes has failed: {MPI.Get_error_string(code)}")
         if answer == kernels.FAILED:
             raise CommunicationError("another rank's memory is no longer accessible: has that rank ended?")
         if answer == kernels.MISMATCH:

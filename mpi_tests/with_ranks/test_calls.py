@@ -1,15 +1,18 @@
 """Repeated calls: the plan bound for the first call of a kind runs for later ones."""
 
+import ctypes
 import gc
 import weakref
 from itertools import product
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from collectives import Communicator, algorithms
-from collectives.job.errors import InputError
-from collectives.runtime.kernels import ELSEWHERE
+from collectives.job.errors import CommunicationError, InputError
+from collectives.runtime import message_programs
+from collectives.runtime.kernels import ON_MISMATCH
 from collectives.runtime.message_programs import MessageProgram
 from collectives.schedule.moves import Send
 from mpi_tests.helpers.reference import COLLECTIVES, ROOTED, algorithms_of, expected, inputs, same
@@ -341,6 +344,19 @@ def test_a_rank_of_another_node_that_skips_a_call(between_nodes):
         plan()
 
 
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("name", ["MPI_Startall", "MPI_Testall"])
+def test_a_message_of_a_program_that_fails(mpi_comm, name, monkeypatch):
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "2x1")
+    failing = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: MPI.ERR_INTERN)
+    addresses = {each: message_programs.mpi_function(each) for each in ("MPI_Startall", "MPI_Testall")}
+    addresses[name] = ctypes.cast(failing, ctypes.c_void_p).value
+    monkeypatch.setattr(message_programs, "mpi_function", addresses.get)
+    comm = Communicator(mpi_comm)
+    with pytest.raises(CommunicationError, match="a message between nodes has failed: MPI_ERR_INTERN"):
+        comm.plan("all_reduce", np.ones(4))()
+
+
 def test_calls_where_a_rank_has_no_numba(mpi_comm, monkeypatch):
     if mpi_comm.rank == mpi_comm.size - 1:
         monkeypatch.setattr("collectives.runtime.context.find_spec", lambda name: None)
@@ -388,7 +404,9 @@ def count_messages(comm, monkeypatch):
     launch, compare = MessageProgram.launch, comm._resolver.compare
 
     def counting_launch(program, *args):
-        started.extend(to for at, each in program.waits.items() if at < program.frame[ELSEWHERE] for to in each.leaving)
+        started.extend(
+            to for at, each in program.waits.items() if at < program.frame[ON_MISMATCH] for to in each.leaving
+        )
         return launch(program, *args)
 
     def counting_compare(*args):
