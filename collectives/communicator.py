@@ -466,8 +466,8 @@ class Communicator:
 
         Raises: ValueError for a rank or a tag that is out of range, or an array that cannot be sent.
         """
-        waits = blocking and self._requests is None
-        return self._grouped(run_message(self._context, SendMessage, x, dest, tag, waits))
+        is_in_group = self._requests is not None
+        return self._grouped(run_message(self._context, SendMessage, x, dest, tag, blocking, is_in_group))
 
     def recv(self, x: Any = None, source: int | None = None, tag: int = 0, blocking: bool = True) -> Any:
         """Receive rank `source`'s array of that tag into `x`; returns `x`, or a request.
@@ -478,8 +478,8 @@ class Communicator:
         Raises: CommunicationError where the message is of another length or dtype; it is lost then, and `x` is
         unchanged.  ValueError for a rank or a tag that is out of range, or an array that cannot be written.
         """
-        waits = blocking and self._requests is None
-        return self._grouped(run_message(self._context, RecvMessage, x, source, tag, waits))
+        is_in_group = self._requests is not None
+        return self._grouped(run_message(self._context, RecvMessage, x, source, tag, blocking, is_in_group))
 
     def sendrecv(self, x: Any, dest: int, out: Any = None, source: int | None = None, tag: int = 0) -> Any:
         """Send `x` to rank `dest` while receiving from rank `source` into `out`, which is returned as by `recv`."""

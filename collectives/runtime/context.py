@@ -63,7 +63,6 @@ class Context:
         else:
             group, ranks = self.mpi.Get_group(), range(self.size)
             self.calls = parent.calls.part(color, MPI.Group.Translate_ranks(group, ranks, parent.mpi.Get_group()))
-        self.mailbox = Mailbox(mpi_comm.Dup(), self.num_tags, self.calls)
         shared = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
         self.progress: Progress = parent.progress if parent else Progress(environment.oversubscribed(shared.size))
         self.windows: Windows = parent.windows if parent else Windows()
@@ -80,6 +79,8 @@ class Context:
             self.has_numba = parent.has_numba
         shared.Free()
         self.topology = Topology.from_ids(self.agreement.gather_ints(self.node))
+        own_node = self.topology.nodes[self.topology.node_of[self.rank]]
+        self.mailbox = Mailbox(mpi_comm.Dup(), own_node, self.num_tags, self.calls)
         self.tuning: Tuning = parent.tuning if parent else tuning_from_file(self)
         self.memory = Memories(self)
         self.recorder: Recorder = parent.recorder if parent else self.make_recorder()

@@ -1,13 +1,14 @@
 """A message from one rank to another, as the only step of a plan.
 
 Each message begins with an envelope: dtype, size, and the tag of its payload.  A payload of up to `EAGER_BYTES` lies in
-the envelope; a longer one follows in messages of at most 1 GiB, under a tag of its own, so that the receiver checks the
-envelope before the payload goes into the caller's array.
+the envelope; a longer one follows under a tag of its own, so that the receiver checks the envelope before the payload
+goes into the caller's array: in messages of at most 1 GiB; to another node, in up to 64 that MPI sends at once, without
+an acknowledgement, which over TCP would wait behind the data of the opposite direction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from struct import Struct
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collectives.runtime.context import Context
 
 EAGER_BYTES = 4032  # with its envelope, below MPI's eager limit
+PART_BYTES, MOST_PARTS = 60_000, 64  # of a payload to another node; below the eager limit of Open MPI's TCP, 64 KiB
 ENVELOPE = Struct("qqq")  # dtype, bytes, and tag of the payload
 CODES: dict[Any, int] = {dtype: code for code, dtype in enumerate(sorted(DTYPES, key=str))}
 
@@ -41,14 +43,21 @@ class Mailbox:
     The lower half of its tags is for the caller.
     """
 
-    def __init__(self, mpi: MPI.Comm, num_tags: int, calls: Calls):
-        self.mpi, self.num_tags = mpi, num_tags // 2
+    def __init__(self, mpi: MPI.Comm, node: Sequence[int], num_tags: int, calls: Calls):
+        self.mpi, self.node, self.num_tags = mpi, node, num_tags // 2
         self.rank, self.calls = mpi.rank, calls
         self.num_sent = count()
 
     def payload_tag(self) -> int:
         """Return a tag for a payload that no other message of this rank in flight has."""
         return self.num_tags + next(self.num_sent) % self.num_tags
+
+    def parts(self, payload: Any, peer: int) -> list[Any]:
+        """Cut a payload to or from a rank into messages."""
+        nbytes = LARGEST_MESSAGE_BYTES
+        if peer not in self.node:
+            nbytes = min(max(PART_BYTES, -(-len(payload) // MOST_PARTS)), nbytes)
+        return [payload[i : i + nbytes] for i in range(0, len(payload), nbytes)]
 
     def check_tag(self, tag: int) -> None:
         if not isinstance(tag, int | np.integer) or not 0 <= tag < self.num_tags:
@@ -75,7 +84,7 @@ class SendMessage(PointToPoint):
         mpi, nbytes, tag = self.mailbox.mpi, self.wire.nbytes, self.mailbox.payload_tag()
         is_inside = nbytes <= EAGER_BYTES and isinstance(self.wire, np.ndarray)
         first = ENVELOPE.pack(self.code, nbytes, tag) + (self.wire.tobytes() if is_inside else b"")
-        payload = [] if is_inside else parts(self.wire)
+        payload = [] if is_inside else self.mailbox.parts(self.wire, self.peer)
         requests = [mpi.Isend([first, MPI.BYTE], self.peer, self.tag)]
         yield Messages(requests + [mpi.Isend([part, MPI.BYTE], self.peer, tag) for part in payload])
 
@@ -94,7 +103,8 @@ class RecvMessage(PointToPoint):
         is_inside = status.Get_count(MPI.BYTE) > ENVELOPE.size
         if not is_inside:
             payload = self.wire if fits else np.empty(nbytes, np.uint8)
-            yield Messages([mpi.Irecv([part, MPI.BYTE], self.peer, tag) for part in parts(payload)])
+            parts = self.mailbox.parts(payload, self.peer)
+            yield Messages([mpi.Irecv([part, MPI.BYTE], self.peer, tag) for part in parts])
         if not fits:
             raise CommunicationError(self.mismatch(code, nbytes))
         source = self.wire
@@ -165,10 +175,13 @@ def words_of(rank: int | None) -> str:
     return "any rank" if rank is None else f"rank {rank}"
 
 
-def run_message(context: Context, kind: type[PointToPoint], x: Any, peer: int | None, tag: int, blocking: bool) -> Any:
+def run_message(
+    context: Context, kind: type[PointToPoint], x: Any, peer: int | None, tag: int, blocking: bool, in_group: bool
+) -> Any:
     """Send `x` to a rank, or receive it from one, or from any rank; returns `x`, or a request.
 
-    Without an `x`, a message is received into a new host array.
+    Without an `x`, a message is received into a new host array.  In a group, which waits for its requests, no other
+    thread advances it.
 
     Raises: ValueError for a rank or a tag that is out of range, or an unsuitable array.
     """
@@ -190,12 +203,7 @@ def run_message(context: Context, kind: type[PointToPoint], x: Any, peer: int | 
         plan.after = [(numpy_view(x), numpy_view(packed))]
     if isinstance(message, RecvNew):
         message.plan = plan
-    own_node = context.topology.nodes[context.topology.node_of[context.rank]]
-    if not blocking and peer is not None and peer not in own_node:
+    if not (blocking or in_group or peer is None or peer in context.mailbox.node):
         return plan.start()
     plan.begin()  # in a node no thread need advance it: it is copied once, when it is waited for
-    return plan.wait() if blocking else plan
-
-
-def parts(payload: Any) -> list[Any]:
-    return [payload[i : i + LARGEST_MESSAGE_BYTES] for i in range(0, len(payload), LARGEST_MESSAGE_BYTES)]
+    return plan.wait() if blocking and not in_group else plan

@@ -359,6 +359,26 @@ def test_long_messages_go_in_parts(comm, monkeypatch):
         assert (comm.recv(np.zeros_like(x), 0) == x).all()
 
 
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize(("nodes", "expected"), [("2x1", [1, 2, 64, 64]), ("1x2", [1, 1, 1, 1])])
+def test_long_messages_between_nodes_go_in_short_parts(mpi_comm, monkeypatch, nodes, expected):
+    from collectives import Communicator
+    from collectives.runtime.point_to_point import Mailbox
+
+    num_parts, cut = [], Mailbox.parts
+    monkeypatch.setattr(Mailbox, "parts", lambda *call: (parts := cut(*call), num_parts.append(len(parts)))[0])
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", nodes)
+    comm = Communicator(mpi_comm)
+    for length in (60_000, 60_001, 3_840_000, 10_000_003):
+        x = np.arange(length).astype(np.uint8)
+        if comm.rank == 0:
+            comm.send(x, 1)
+        else:
+            assert (comm.recv(np.zeros_like(x)) == x).all()
+    assert num_parts == expected
+    comm.free()
+
+
 def test_a_plan_that_fails_on_its_way_leaves_the_communicator_as_it_was(comm):
     from collectives import CommunicationError
 

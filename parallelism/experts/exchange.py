@@ -95,7 +95,7 @@ class ExchangeRouting:
         self.me, index = exchange.host.rank, partial(on_device, device)
         self.choices, self.num_slots = index(route.choices), len(route.choices)
         self.route = route
-        self.sends = [(peer, index(rows)) for peer, rows in route.sends]
+        self.sends = [(peer, index(rows)) for peer, rows in route.sends if len(rows)]
         self.receives = [(peer, slice(rows[0], rows[-1] + 1)) for peer, rows in route.receives if len(rows)]
         self.reads = [(block.table, index(block.rows), block.slots) for block in route.reads]
         self.gives = [(block.owner, index(block.rows), block.slots) for block in route.gives]
@@ -111,11 +111,12 @@ class ExchangeRouting:
         exchange, x = self.exchange, x.contiguous()
         tables = exchange.written(self.route.table_length, self.route.longest_table, x)
         own = tables[self.me]
-        messages = [exchange.comm.recv(own[rows], peer, blocking=False) for peer, rows in self.receives]
-        packed = [(peer, x.index_select(0, rows)) for peer, rows in self.sends if len(rows)]
-        messages += [exchange.comm.send(part, peer, blocking=False) for peer, part in packed]
-        own[: self.num_tokens] = x
-        exchange.wait_for(messages)
+        with exchange.waiting(), exchange.comm.group():
+            for peer, rows in self.sends:
+                exchange.comm.send(x.index_select(0, rows), peer)
+            for peer, rows in self.receives:
+                exchange.comm.recv(own[rows], peer)
+            own[: self.num_tokens] = x
         exchange.synchronize(x)
         result = x.new_empty((self.num_slots, x.shape[1]))
         for table, rows, slots in self.reads:
@@ -133,12 +134,13 @@ class ExchangeRouting:
         for owner, rows, slots in self.gives:
             sums.index_add_(0, rows, experts[owner][slots].to(wide))
         total = sums[: self.num_tokens]
-        arriving = [(peer, rows, y.new_empty((len(rows), y.shape[1]))) for peer, rows in self.sends if len(rows)]
-        messages = [exchange.comm.recv(part, peer, blocking=False) for peer, _, part in arriving]
-        leaving = [(peer, sums[rows].to(y.dtype)) for peer, rows in self.receives]
-        messages += [exchange.comm.send(part, peer, blocking=False) for peer, part in leaving]
-        exchange.wait_for(messages)
-        for _, rows, part in arriving:
+        arriving = [(rows, y.new_empty((len(rows), y.shape[1]))) for _, rows in self.sends]
+        with exchange.waiting(), exchange.comm.group():
+            for peer, rows in self.receives:
+                exchange.comm.send(sums[rows].to(y.dtype), peer)
+            for (peer, _), (_, part) in zip(self.sends, arriving, strict=True):
+                exchange.comm.recv(part, peer)
+        for rows, part in arriving:
             total.index_add_(0, rows, part.to(wide))
         return total.to(y.dtype)
 
