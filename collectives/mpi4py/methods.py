@@ -18,7 +18,6 @@ from collectives.mpi4py.policy import NEVER, CallPolicy, Ours
 from collectives.mpi4py.requests import library_wait_all, start_all, wait_all
 
 Method = Callable[..., Any]
-ABSENT = object()  # an argument that a call does not pass by position
 
 # The argument whose bytes, in a NumPy array, are the vector's; in the second table, those of a block of it.
 SIZED_BY = {"Bcast": 0, "Allreduce": 1, "Reduce": 0, "Reduce_scatter_block": 0, "Reduce_scatter": 0, "Allgather": 1}
@@ -75,11 +74,12 @@ class Communicators:
     # --- methods, in place of the library's ---
 
     def blocking(self, name: str, library: Method) -> Method:
-        """Return a method that passes small arrays to the library before any other check."""
-        where, block_where = SIZED_BY.get(name), BLOCK_SIZED_BY.get(name, 1 << 30)
+        where, block_where = SIZED_BY.get(name, 1 << 30), BLOCK_SIZED_BY.get(name, 1 << 30)
         small = self.small_bytes
 
         def method(comm: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(args) > where and most_bytes(args[where]) < small[name]:
+                return library(comm, *args, **kwargs)
             if len(args) > block_where and most_bytes(args[block_where]) * comm.Get_size() < small[name]:
                 return library(comm, *args, **kwargs)
             ours = self.ours(comm)
@@ -87,18 +87,7 @@ class Communicators:
             self.note(name, ours, call)
             return ours.run(call) if ours and call else library(comm, *args, **kwargs)
 
-        def sized(comm: Any, first: Any = ABSENT, second: Any = ABSENT, /, *rest: Any, **kwargs: Any) -> Any:
-            """Pass small arrays to the library without a tuple of the arguments, where that is possible."""
-            data = second if where else first
-            if (data.nbytes if type(data) is ndarray else most_bytes(data)) < small[name]:
-                if second is ABSENT:
-                    return library(comm, first, **kwargs)
-                if rest or kwargs:
-                    return library(comm, first, second, *rest, **kwargs)
-                return library(comm, first, second)
-            return method(comm, *(arg for arg in (first, second) if arg is not ABSENT), *rest, **kwargs)
-
-        return method if where is None else sized
+        return shortcut(name, library, method, small)
 
     def nonblocking(self, name: str, library: Method) -> Method:
         """Return a method that waits for no other rank: the library's until a blocking call has set ours up."""
@@ -142,6 +131,44 @@ class Communicators:
 def communicators() -> Communicators:
     """Return the state of this process's communicators, initially of none."""
     return Communicators()
+
+
+def shortcut(name: str, library: Method, general: Method, small: dict[str, int]) -> Method:
+    """Return a method with the library's parameters that passes it small arrays at once, and others to `general`."""
+
+    def one_buffer(comm: Any, buf: Any, root: int = 0) -> Any:
+        is_small = type(buf) is ndarray and buf.nbytes < small[name]
+        return (library if is_small else general)(comm, buf, root)
+
+    def two_buffers(comm: Any, sendbuf: Any, recvbuf: Any) -> Any:
+        is_small = type(recvbuf) is ndarray and recvbuf.nbytes < small[name]
+        return (library if is_small else general)(comm, sendbuf, recvbuf)
+
+    def reduction(comm: Any, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> Any:
+        is_small = type(recvbuf) is ndarray and recvbuf.nbytes < small[name]
+        return (library if is_small else general)(comm, sendbuf, recvbuf, op)
+
+    def reduction_to_blocks(comm: Any, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> Any:
+        is_small = type(sendbuf) is ndarray and sendbuf.nbytes < small[name]
+        return (library if is_small else general)(comm, sendbuf, recvbuf, op)
+
+    def reduction_to_parts(comm: Any, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = MPI.SUM) -> Any:
+        is_small = type(sendbuf) is ndarray and sendbuf.nbytes < small[name]
+        return (library if is_small else general)(comm, sendbuf, recvbuf, recvcounts, op)
+
+    def blocks(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+        is_small = type(recvbuf) is ndarray and recvbuf.nbytes * comm.Get_size() < small[name]
+        return (library if is_small else general)(comm, sendbuf, recvbuf, root)
+
+    methods: dict[str, Method] = {
+        "Bcast": one_buffer,
+        "Allgather": two_buffers,
+        "Alltoall": two_buffers,
+        "Scatter": blocks,
+    }
+    methods |= {"Allreduce": reduction, "Scan": reduction}
+    methods |= {"Reduce_scatter_block": reduction_to_blocks, "Reduce_scatter": reduction_to_parts}
+    return methods.get(name, general)
 
 
 def most_bytes(data: Any) -> int:
