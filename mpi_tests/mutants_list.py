@@ -204,6 +204,18 @@ RUNTIME = [
         ("test_communicator.py", "of_another_length_or_dtype", 2),
     ),
     mutant(
+        "collectives/runtime/point_to_point.py",
+        "if peer not in self.node:",
+        "if peer in self.node:",
+        ("test_communicator.py", "in_short_parts", 2),
+    ),
+    mutant(
+        "collectives/mpi4py/methods.py",
+        "general)(comm, sendbuf, recvbuf, recvcounts, op)",
+        "general)(comm, sendbuf, recvbuf, recvcounts)",
+        ("test_mpi4py_face.py", "every_form and 2-ranks", 2),
+    ),
+    mutant(
         "collectives/runtime/kernels.py",
         "total[i] = lesser(a[i], b[i])",
         "total[i] = greater(a[i], b[i])",

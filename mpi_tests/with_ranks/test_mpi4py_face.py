@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from collectives.mpi4py.methods import SIZED_BY, communicators
+from collectives.mpi4py.methods import communicators
 from collectives.mpi4py.policy import CallPolicy, seconds_saved
 
 LENGTHS = (1, 7, 5000)  # elements per block
@@ -347,31 +347,40 @@ def test_wrapping_twice_is_wrapping_once(mpi_comm):
     comm.Free()
 
 
-FORMS = {  # each call's arguments by position, then by name, of an array and memory for the result
-    "one array": ("Bcast", lambda x, out: (x,), lambda x, out: {}),
-    "one array, root": ("Bcast", lambda x, out: (x, 0), lambda x, out: {}),
-    "one array, named root": ("Bcast", lambda x, out: (x,), lambda x, out: {"root": 0}),
-    "named array": ("Bcast", lambda x, out: (), lambda x, out: {"buf": x}),
-    "two arrays": ("Allreduce", lambda x, out: (x, out), lambda x, out: {}),
-    "two arrays, op": ("Allreduce", lambda x, out: (x, out, MPI.MAX), lambda x, out: {}),
-    "two arrays, named op": ("Allreduce", lambda x, out: (x, out), lambda x, out: {"op": MPI.MAX}),
-    "named result": ("Allreduce", lambda x, out: (x,), lambda x, out: {"recvbuf": out}),
-    "named arrays": ("Allreduce", lambda x, out: (), lambda x, out: {"sendbuf": x, "recvbuf": out}),
-    "datatypes": ("Allreduce", lambda x, out: ([x, MPI.INT], [out, MPI.INT]), lambda x, out: {}),
+FORMS = {  # each call's arguments by position, then by name: of an array, memory for the result, and a block of each
+    "one array": ("Bcast", lambda x, y, a, b: (x,), lambda x, y, a, b: {}),
+    "one array, root": ("Bcast", lambda x, y, a, b: (x, 0), lambda x, y, a, b: {}),
+    "one array, named root": ("Bcast", lambda x, y, a, b: (x,), lambda x, y, a, b: {"root": 0}),
+    "named array": ("Bcast", lambda x, y, a, b: (), lambda x, y, a, b: {"buf": x}),
+    "two arrays": ("Allreduce", lambda x, y, a, b: (x, y), lambda x, y, a, b: {}),
+    "two arrays, op": ("Allreduce", lambda x, y, a, b: (x, y, MPI.MAX), lambda x, y, a, b: {}),
+    "two arrays, named op": ("Allreduce", lambda x, y, a, b: (x, y), lambda x, y, a, b: {"op": MPI.MAX}),
+    "named result": ("Allreduce", lambda x, y, a, b: (x,), lambda x, y, a, b: {"recvbuf": y}),
+    "named arrays": ("Allreduce", lambda x, y, a, b: (), lambda x, y, a, b: {"sendbuf": x, "recvbuf": y}),
+    "datatypes": ("Allreduce", lambda x, y, a, b: ([x, MPI.INT], [y, MPI.INT]), lambda x, y, a, b: {}),
+    "scan": ("Scan", lambda x, y, a, b: (x, y, MPI.MAX), lambda x, y, a, b: {}),
+    "gathered": ("Allgather", lambda x, y, a, b: (a, y), lambda x, y, a, b: {}),
+    "exchanged": ("Alltoall", lambda x, y, a, b: (x, y), lambda x, y, a, b: {}),
+    "scattered": ("Scatter", lambda x, y, a, b: (x, b), lambda x, y, a, b: {}),
+    "scattered, named root": ("Scatter", lambda x, y, a, b: (x, b), lambda x, y, a, b: {"root": 0}),
+    "block": ("Reduce_scatter_block", lambda x, y, a, b: (x, b, MPI.MAX), lambda x, y, a, b: {}),
+    "parts": ("Reduce_scatter", lambda x, y, a, b: (x, b), lambda x, y, a, b: {}),
+    "parts, op": ("Reduce_scatter", lambda x, y, a, b: (x, b, None, MPI.MAX), lambda x, y, a, b: {}),
+    "parts, named op": ("Reduce_scatter", lambda x, y, a, b: (x, b), lambda x, y, a, b: {"op": MPI.MAX}),
 }
 
 
 @pytest.mark.parametrize(("name", "positional", "named"), FORMS.values(), ids=FORMS)
 def test_small_arrays_go_to_the_library_in_every_form_of_a_call(both, name, positional, named, monkeypatch):
     monkeypatch.setitem(communicators().small_bytes, name, 1 << 20)
-    results = []
-    for comm in both:
-        x, out = block(comm, 6), nothing(6)
-        getattr(comm, name)(*positional(x, out), **named(x, out))
+    method, results = getattr(MPI.Intracomm, name), []
+    for comm, function in zip(both, (method, method.__wrapped__), strict=True):
+        x, out = blocks(comm, 6), nothing(6 * comm.size)
+        arrays = x, out, x[:6], out[:6]
+        function(comm, *positional(*arrays), **named(*arrays))
         results.append((x, out))
     for actual, want in zip(*results, strict=True):
         np.testing.assert_array_equal(actual, want)
     if name == "Allreduce":
         assert (results[0][1] != 99).all()
-    if len(positional(0, 0)) > SIZED_BY[name]:
-        assert num_ours(both[0], name) == 0
+    assert num_ours(both[0], name) == 0
