@@ -2,8 +2,8 @@
 
 Each message begins with an envelope: dtype, size, and the tag of its payload.  A payload of up to `EAGER_BYTES` lies in
 the envelope; a longer one follows under a tag of its own, so that the receiver checks the envelope before the payload
-goes into the caller's array: in messages of at most 1 GiB; to another node, in up to 64 parts, which MPI sends without an
-acknowledgement if they are short.  Exchanges over Open MPI's TCP take up to 1.4 times as long with one long message.
+goes into the caller's array: in messages of at most 1 GiB; to another node, in up to 64 parts, since MPI sends short
+ones without an acknowledgement: exchanges over Open MPI's TCP take up to 1.4 times as long with one long message.
 """
 
 from __future__ import annotations
