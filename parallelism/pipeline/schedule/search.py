@@ -8,7 +8,7 @@ machine, because the search ends after an amount of work, not of time.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
 from operator import add, attrgetter
@@ -47,19 +47,16 @@ def search(
     homes = [tuple(schedule.home[stage] for stage in range(schedule.num_stages)) for schedule in fitting]
     baselines = (timed(replace(jobs[0], home=home), each.orders) for home, each in zip(homes, fitting, strict=True))
     draws = random.Random(seed)
-    starts = sorted(until(least_s, chain(baselines, by_policy(jobs, draws, work // 2))), key=span_s)
-    shares = [improve(start, draws, work // 2 // NUM_IMPROVED, least_s) for start in starts[:NUM_IMPROVED]]
-    best = chosen([*fitting, finished(min(shares, key=span_s))], costs)
+    starts = []
+    for start in chain(baselines, by_policy(jobs, draws, work // 2)):
+        starts.append(start)
+        if start.span_s <= least_s:  # it cannot be improved
+            break
+    starts.sort(key=span_s)
+    improved = [improve(start, draws, work // 2 // NUM_IMPROVED, least_s) for start in starts[:NUM_IMPROVED]]
+    best = chosen([*fitting, finished(min(improved, key=span_s))], costs)
     prove(best)
     return best
-
-
-def until(least_s: float, each: Iterable[TimedOrders]) -> Iterator[TimedOrders]:
-    """Yield up to and including the first that cannot be improved."""
-    for orders in each:
-        yield orders
-        if orders.span_s <= least_s:
-            return
 
 
 def chosen(schedules: Sequence[Schedule], costs: Costs) -> Schedule:
