@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from models.config import ModelConfig
 from parallelism.mesh import AXES, divisors
+from parallelism.numerics.precision import ElementBytes, Precision
 from parallelism.pipeline.schedule.registry import REGISTRY
 from parallelism.sequence.token_shards import check_between_layers, check_heads, head_ranks_of, shard_tokens
 
@@ -66,6 +67,10 @@ class TrainingJob(NamedTuple):
     sp_order: str = "zigzag"
     sp_heads: int | None = None
     optimizer: str = "adamw"
+
+    @property
+    def precision(self) -> ElementBytes:
+        return Precision(self.dtype, self.master_weights, self.grad_dtype).element_bytes
 
     def head_ranks(self, sp: int) -> int:
         return head_ranks_of(self.sp_mode, sp, self.sp_heads)

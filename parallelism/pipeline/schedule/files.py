@@ -46,7 +46,7 @@ def lines_of(path: Path) -> dict[int, dict[int, Action]]:
 
 
 def actions_of(place: str, line: str) -> dict[int, Action]:
-    actions = {}
+    actions: dict[int, Action] = {}
     for cell, word in enumerate((word for part in line.split(",") for word in part.split() or [""]), 1):
         try:
             actions |= {cell: parse(word)} if word else {}
