@@ -37,7 +37,7 @@ from parallelism.pipeline.stage import cut
 from parallelism.placement import Shard
 from parallelism.planner import Machine, ParallelLayout, TrainingJob, best
 from parallelism.planner.__main__ import __doc__ as described
-from parallelism.planner.__main__ import main
+from parallelism.planner.__main__ import command, main, missed, row, slower
 from parallelism.planner.counts import ParamCounts, block_kept, head_kept
 from parallelism.planner.flags import parse_request
 from parallelism.planner.layout import divisors, families, mesh_of, meshes, refused_heads, refused_sequence
@@ -45,7 +45,6 @@ from parallelism.planner.memory import Memory, alive, memory, model_shards, rank
 from parallelism.planner.passes import PassContext
 from parallelism.planner.place import AxisGroup, RankPlacement
 from parallelism.planner.replicas import shown_s
-from parallelism.planner.report import command, missed, row, slower
 from parallelism.planner.search import PlannedLayout, SearchResult, search
 from parallelism.planner.step import StepModel, Time, played
 from parallelism.sequence.sequence_parallel import DroppingAttention

@@ -66,7 +66,7 @@ class ParamCounts(NamedTuple):
         return self.model.n_embd * (2 if self.model.bias else 1)
 
     def beside_blocks(self, *stages: range) -> int:
-        """Count those beside blocks: a rank with the first layer has embeddings, with the last the norm and the head."""
+        """Count those beside blocks: embeddings on the rank of the first layer, norm and head on that of the last."""
         first, last = self.ends(*stages)
         head = self.vocabulary() * (last and not (first and self.model.tied))
         return self.embedding() * first + self.norm() * last + head

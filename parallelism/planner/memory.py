@@ -138,10 +138,10 @@ def peaks(order: Order) -> Alive:
     return tuple(maxima)
 
 
-def rank_params(job: TrainingJob, layout: ParallelLayout) -> list[int]:
+def rank_params(job: TrainingJob, layout: ParallelLayout) -> tuple[int, ...]:
     """Count the parameters of each pp rank."""
     cut, params = stages(job, layout), ParamCounts(job.model, layout.tp, layout.ep)
-    return [params.stages(*cut.of(rank)) for rank in range(layout.pp)]
+    return tuple(params.stages(*cut.of(rank)) for rank in range(layout.pp))
 
 
 class ModelShard(NamedTuple):

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parallelism.planner.layout import ParallelLayout, TrainingJob, families, mesh_of, meshes, refusal, refused_mesh
-from parallelism.planner.machine import Machine
 from parallelism.planner.memory import Memory, in_bytes, memory, model_shards
 from parallelism.planner.passes import PassContext
-from parallelism.planner.place import RankPlacement
+from parallelism.planner.place import Machine, RankPlacement
 from parallelism.planner.step import StepModel, Time
 
 NEAREST = 3  # number of listed layouts that do not fit

@@ -3,6 +3,7 @@
 A cell's width is the action's duration.  Its name is `F3` if ranks have one stage each, `6F3` if several.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ TERMINAL = {FORWARD: 44, BACKWARD: 42, INPUTS: 46, WEIGHTS: 43}  # backgrounds
 WAIT, WAIT_COLOR, OTHER_COLOR = "wait", "0.85", "#8a4fa3"  # measured spans, by their first word
 MOST_COLUMNS = 400
 NARROW, WIDEST, TALLEST = 8.0, 40.0, 40.0  # inches
-DIGIT = 0.08
+SPAN, DIGIT = 0.25, 0.08  # mean width of a span, and width of a digit
 
 
 class ScheduleGrid(NamedTuple):
@@ -133,7 +134,8 @@ def figure(grids: Sequence[ScheduleGrid]) -> Any:
 
     end, unit, scale = time_axis(max(grid.end_s for grid in grids))
     lanes = [0.4 * grid.num_ranks + 0.8 for grid in grids]
-    width = inches(grids)
+    most = max(Counter((n, span.rank) for n, grid in enumerate(grids) for span in grid.spans).values(), default=0)
+    width = min(WIDEST, max(NARROW, most * SPAN))
     fig = Figure(figsize=(width, min(TALLEST, sum(lanes) + 0.5)), layout="constrained")
     every = fig.subplots(len(grids), squeeze=False, sharex=True, height_ratios=lanes).flat
     for axes, grid in zip(every, grids, strict=True):
@@ -145,17 +147,6 @@ def figure(grids: Sequence[ScheduleGrid]) -> Any:
     entries = {label: handle for pairs in labelled for handle, label in pairs}
     fig.legend(entries.values(), entries, loc="outside lower center", ncols=6)
     return fig
-
-
-def inches(grids: Sequence[ScheduleGrid]) -> float:
-    """Return the figure's width, enough for a micro-batch's number in most actions, within limits."""
-    actions = [cell for grid in grids for cell in cells(grid)]
-    lengths = sorted(length(cell.span) for cell in actions)
-    if not lengths or not lengths[len(lengths) // 4]:
-        return NARROW
-    digits = max(len(str(cell.action.micro_batch)) for cell in actions)
-    ideal = 1.4 * DIGIT * digits * max(grid.end_s for grid in grids) / lengths[len(lengths) // 4]
-    return min(WIDEST, max(NARROW, ideal))
 
 
 def draw(axes: Any, grid: ScheduleGrid, scale: float, unit_inches: float) -> None:

@@ -76,15 +76,14 @@ def limits_of(
     if min(num_ranks, num_micro_batches, virtual_stages) < 1:
         counts = f"{num_ranks} ranks, {num_micro_batches} micro-batches and {virtual_stages} stages a rank"
         raise ValueError(f"a pipeline of {counts}: use 1 or more of each")
-    most = num_micro_batches * virtual_stages
-    limits = [most if limit is None else limit] * num_ranks if limit is None or isinstance(limit, int) else [*limit]
+    limit = num_micro_batches * virtual_stages if limit is None else limit
+    limits = [limit] if isinstance(limit, int) else [*limit]
+    limits *= num_ranks if len(limits) == 1 else 1
     if len(limits) != num_ranks:
         raise ValueError(f"{len(limits)} limits for {num_ranks} ranks: pass one, or {num_ranks}")
     if min(limits) < virtual_stages:
-        raise ValueError(
-            f"a limit of {min(limits)} activations: a rank has one alive for each of its stages, "
-            f"use {virtual_stages} or more"
-        )
+        why = f"a rank has one alive for each of its stages, use {virtual_stages} or more"
+        raise ValueError(f"a limit of {min(limits)} activations: {why}")
     return tuple(limits)
 
 
@@ -153,7 +152,7 @@ def finished(best: TimedOrders) -> Schedule:
     for stage in range(len(best.job.home)):
         whole = tuple(tuple(joined(order, stage)) for order in orders)
         numbers = [list(map(best.job.rules.number, order)) for order in whole]
-        orders = whole if play(numbers, best.job.rules).span_s <= (1 + LEAST_GAIN) * best.span_s else orders
+        orders = whole if play(numbers, best.job.rules)[1] <= (1 + LEAST_GAIN) * best.span_s else orders
     return Schedule("searched", orders, count_peaks(orders))
 
 
