@@ -29,18 +29,16 @@ def fullest_rows(model: ModelConfig, ep: int) -> float:
 
 
 class ParamCounts(NamedTuple):
-    """Numbers of parameters of a tp and ep rank's shard of a model."""
+    """Numbers of parameters of a tp and ep rank: of a block, of its experts and its matrices, and of other layers."""
 
     model: ModelConfig
     tp: int = 1
     ep: int = 1
 
     def experts(self) -> int:
-        """Count those of a block's experts."""
         return 8 * (self.model.num_experts // self.ep) * self.model.n_embd**2 // self.tp
 
     def matrices(self) -> int:
-        """Count those of a block's matrices."""
         width, kv_width = widths(self.model)
         mlps = self.model.num_experts // self.ep or 1
         split = width * (width + 2 * kv_width) + width * width + mlps * mlp_params(self.model)
@@ -62,7 +60,6 @@ class ParamCounts(NamedTuple):
         return self.vocabulary() + self.model.block_size * self.model.n_embd * self.model.embeds_positions
 
     def norm(self) -> int:
-        """Count those of the final norm."""
         return self.model.n_embd * (2 if self.model.bias else 1)
 
     def beside_blocks(self, *stages: range) -> int:

@@ -72,7 +72,6 @@ class Stages(NamedTuple):
 
     @property
     def num_blocks(self) -> list[int]:
-        """The number of blocks of each rank."""
         return [sum(map(len, self.of(rank))) for rank in range(len(self.of_rank))]
 
 

@@ -56,7 +56,6 @@ class Machine(NamedTuple):
 
     @property
     def node_of(self) -> tuple[int, ...]:
-        """The node of each rank."""
         homes = {rank: number for number, node in enumerate(self.nodes) for rank in node}
         return tuple(homes[rank] for rank in range(self.world_size))
 
@@ -141,10 +140,8 @@ class Hops(NamedTuple):
     leaving: int
 
     def seconds(self, nbytes: float) -> float:
-        link, gate = self.network.within, self.network.gate
-        if not self.leaving:
-            return link.alpha_s + nbytes * link.beta_s_per_byte
-        link, ahead = self.network.between, self.leaving - 1
+        link = self.network.between if self.leaving else self.network.within
+        gate, ahead = self.network.gate, max(0, self.leaving - 1)
         return link.alpha_s + ahead * gate.alpha_s + nbytes * (link.beta_s_per_byte + ahead * gate.beta_s_per_byte)
 
 

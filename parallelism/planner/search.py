@@ -44,8 +44,6 @@ class ZeroVariants(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """Result of a search."""
-
     best: list[PlannedLayout]  # the best of each mesh, fastest first
     fitting: int  # number of layouts that fit
     too_large: int
@@ -134,7 +132,6 @@ def best(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = NOTHING_
 
 
 def nothing(result: SearchResult, machine: Machine) -> str:
-    """Explain why there is no layout."""
     if not result.too_large:
         why, number = result.undivided.most_common(1)[0] if result.undivided else ("none has the requested values", 0)
         others = f", and {result.undivided.total() - number} others" if result.undivided.total() > number else ""

@@ -151,7 +151,6 @@ Numbered = tuple[dict[int, int], list[list[int]], list[int]]  # each stage's ran
 
 @lru_cache(maxsize=256)
 def numbered(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> Numbered:
-    """Return a schedule with numbered actions."""
     instance = registry.make(schedule, pp, num_micro_batches, virtual_stages)
     number = rules(instance.home, num_micro_batches, EQUAL).number
     last = {action.stage: number(action) for order in instance.orders for action in order}

@@ -1,4 +1,4 @@
-"""Greedy schedules, built by simulation: an idle rank takes the action that a policy prefers, of those that can begin.
+"""Greedy schedules, built by simulation: an idle rank takes the best action that can begin: INPUTS, FORWARD, WEIGHTS.
 
 Micro-batches are equivalent, so that every stage takes them in order.  Memory cannot run out: a rank begins a forward
 pass only if all those of the oldest micro-batch still fit, and backward passes free memory.
@@ -6,17 +6,16 @@ pass only if all those of the oldest micro-batch still fit, and backward passes 
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
-from itertools import pairwise, product
-from typing import NamedTuple
+from itertools import pairwise
 
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 from parallelism.pipeline.schedule.price import ActionGraph, Costs, rules
 
-SHARES = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 1e9)
+SHARES = (0.5, 0.625, 0.75, 0.875, 1.0, 1.125, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 1e9)
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,6 @@ class SchedulingProblem:
 
     @cached_property
     def stages(self) -> list[list[int]]:
-        """Stages of each rank."""
         return [[stage for stage, own in enumerate(self.home) if own == rank] for rank in range(self.num_ranks)]
 
     @cached_property
@@ -52,19 +50,15 @@ class SchedulingProblem:
         return [second * (own != other) for second, (own, other) in zip(message_s, pairwise(self.home), strict=True)]
 
 
-class Policy(NamedTuple):
-    """Preferences among actions."""
+def caps_of(job: SchedulingProblem) -> Iterator[tuple[int, ...]]:
+    """Yield caps: each rank's maximum of forward passes whose backward passes have not begun.
 
-    caps: tuple[int, ...]  # each rank's maximum of forward passes whose backward passes have not begun
-    forward_first: bool
-
-
-def policies(job: SchedulingProblem) -> Iterator[Policy]:
-    """Yield policies whose caps are fractions of those that keep all ranks busy."""
-    ideal = under_way(job)
-    for share, forward_first in product(SHARES, (True, False)):
+    They are fractions of those that keep all ranks busy.
+    """
+    ideal, least = under_way(job), [*map(len, job.stages)]
+    for share in SHARES:
         caps = (math.ceil(min(share * ahead, limit)) for ahead, limit in zip(ideal, job.limits, strict=True))
-        yield Policy(tuple(map(max, map(len, job.stages), caps)), forward_first)
+        yield tuple(map(max, least, caps))
 
 
 def under_way(job: SchedulingProblem) -> list[float]:
@@ -81,14 +75,13 @@ def under_way(job: SchedulingProblem) -> list[float]:
 
 
 class Greedy:
-    """State of all ranks of the simulation."""
+    """State of all ranks of the simulation; `caps` are those of `caps_of`."""
 
-    def __init__(self, job: SchedulingProblem, policy: Policy):
-        self.job, self.policy = job, policy
-        self.kinds = (FORWARD, INPUTS) if policy.forward_first else (INPUTS, FORWARD)
-        self.came_s: dict[str, list[list[float]]] = {kind: [[] for _ in job.home] for kind in self.kinds}
+    def __init__(self, job: SchedulingProblem, caps: Sequence[int]):
+        self.job, self.caps = job, caps
+        self.came_s: dict[str, list[list[float]]] = {kind: [[] for _ in job.home] for kind in (INPUTS, FORWARD)}
         self.came_s[FORWARD][0] = [0.0] * job.num_micro_batches
-        self.num_begun = {kind: [0] * len(job.home) for kind in self.kinds}
+        self.num_begun = {kind: [0] * len(job.home) for kind in (INPUTS, FORWARD)}
         self.weights: list[deque[Action]] = [deque() for _ in job.stages]  # that could begin, by rank
         self.num_alive, self.num_under_way = [0] * job.num_ranks, [0] * job.num_ranks
         self.oldest = 0  # first micro-batch that has not passed the last stage
@@ -104,8 +97,8 @@ class Greedy:
         return self.orders
 
     def choose(self, rank: int, now_s: float) -> Action | None:
-        """Return the action that an idle rank begins, if any: forward passes of its last stage are preferred."""
-        for kind in self.kinds:
+        """Return the action that an idle rank begins, if any; of forward passes, that of its last stage."""
+        for kind in (INPUTS, FORWARD):
             for stage in self.job.stages[rank][:: -1 if kind == FORWARD else 1]:
                 micro_batch, came_s = self.num_begun[kind][stage], self.came_s[kind][stage]
                 has_come = micro_batch < len(came_s) and came_s[micro_batch] <= now_s
@@ -118,7 +111,7 @@ class Greedy:
         reserve = sum(num_begun[stage] <= self.oldest for stage in self.job.stages[rank])  # for the oldest micro-batch
         reserve += micro_batch != self.oldest
         is_alive, is_under_way = self.num_alive[rank] + reserve, self.num_under_way[rank] + reserve
-        return is_alive <= self.job.limits[rank] and is_under_way <= self.policy.caps[rank]
+        return is_alive <= self.job.limits[rank] and is_under_way <= self.caps[rank]
 
     def begin(self, rank: int, action: Action, now_s: float) -> None:
         stage, kind, micro_batch = action

@@ -68,24 +68,18 @@ def moved(order: list[int], position: int, draws: random.Random) -> list[int]:
 
 
 def play_legal(orders: list[list[int]], rank: int, job: SchedulingProblem) -> tuple[list[float], float] | None:
-    """Simulate the orders; return None if the rank's order is illegal, or the ranks deadlock."""
-    with suppress(ValueError):
-        if is_legal(orders[rank], job.num_micro_batches, job.limits[rank]):
-            return play(orders, job.rules)
-    return None
-
-
-def is_legal(order: Sequence[int], num_micro_batches: int, limit: int) -> bool:
-    """Return whether live activations are within the limit, and WEIGHTS come after INPUTS."""
+    """Simulate the orders; return None if the rank exceeds its limit, has WEIGHTS before INPUTS, or ranks deadlock."""
     num_alive, earlier = 0, set()
-    for action in order:
-        kind = KINDS[action // num_micro_batches % len(KINDS)]
+    for action in orders[rank]:
+        kind = KINDS[action // job.num_micro_batches % len(KINDS)]
         num_alive += kind == FORWARD
-        if num_alive > limit or (kind == WEIGHTS and action - num_micro_batches not in earlier):
-            return False
+        if num_alive > job.limits[rank] or (kind == WEIGHTS and action - job.num_micro_batches not in earlier):
+            return None
         num_alive -= kind == WEIGHTS
         earlier.add(action)
-    return True
+    with suppress(ValueError):
+        return play(orders, job.rules)
+    return None
 
 
 def critical(orders: Sequence[Sequence[int]], begin_s: Sequence[float], graph: ActionGraph) -> list[tuple[int, int]]:

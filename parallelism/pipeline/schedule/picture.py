@@ -21,8 +21,6 @@ SPAN, DIGIT = 0.25, 0.08  # mean width of a span, and width of a digit
 
 
 class ScheduleGrid(NamedTuple):
-    """Each rank's spans in time."""
-
     title: str
     num_ranks: int
     spans: Sequence[Span]
@@ -37,7 +35,6 @@ def planned(timeline: Timeline) -> ScheduleGrid:
 
 
 def title(timeline: Timeline) -> str:
-    """Summarize a schedule's cost in one line."""
     _, unit, scale = time_axis(timeline.span_s)
     return (
         f"{timeline.schedule.name}: {timeline.span_s * scale:.4g} {unit}, bubble {timeline.bubble:.1%}, "
@@ -70,7 +67,6 @@ class DrawnAction(NamedTuple):
 
 
 def cells(grid: ScheduleGrid) -> list[DrawnAction]:
-    """Return the spans that are actions."""
     actions = [(span, action) for span in grid.spans if (action := action_of(span))]
     stages: dict[int, list[int]] = {}
     for rank, stage in sorted({(span.rank, action.stage) for span, action in actions}):

@@ -86,7 +86,6 @@ class Timeline:
 
     @property
     def peaks(self) -> tuple[int, ...]:
-        """Peak number of live activations of each rank."""
         return actions.count_peaks(self.schedule.orders)
 
     @property

@@ -1,6 +1,6 @@
 """Schedule search: find a schedule for given costs and a memory limit, at least as good as every known one.
 
-Known schedules within the limit, and greedy ones of many policies (see `greedy`), are simulated; the best of them are
+Known schedules within the limit, and greedy ones with many caps (see `greedy`), are simulated; the best of them are
 improved by moving actions that only their rank's order delays.  The same arguments give the same schedule on every
 machine, because the search ends after an amount of work, not of time.
 """
@@ -15,14 +15,14 @@ from operator import add, attrgetter
 
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, Schedule, count_peaks
-from parallelism.pipeline.schedule.greedy import Greedy, SchedulingProblem, policies
+from parallelism.pipeline.schedule.greedy import Greedy, SchedulingProblem, caps_of
 from parallelism.pipeline.schedule.improve import LEAST_GAIN, TimedOrders, improve, timed
 from parallelism.pipeline.schedule.price import Costs, play, price
 from parallelism.pipeline.schedule.proof import prove
 from parallelism.pipeline.schedule.zero_bubble import in_turn
 
 WORK = 3_000_000  # actions to simulate; about 2 s at most
-GREEDY_WORK = 10  # relative cost of an action by a policy
+GREEDY_WORK = 10  # relative cost of an action of a greedy schedule
 NUM_IMPROVED = 3
 
 
@@ -48,7 +48,7 @@ def search(
     baselines = (timed(replace(jobs[0], home=home), each.orders) for home, each in zip(homes, fitting, strict=True))
     draws = random.Random(seed)
     starts = []
-    for start in chain(baselines, by_policy(jobs, draws, work // 2)):
+    for start in chain(baselines, by_caps(jobs, draws, work // 2)):
         starts.append(start)
         if start.span_s <= least_s:  # it cannot be improved
             break
@@ -124,13 +124,13 @@ def keeps(schedule: Schedule, limits: Sequence[int]) -> bool:
     return all(peak <= limit for peak, limit in zip(schedule.peaks, limits, strict=True))
 
 
-def by_policy(jobs: Sequence[SchedulingProblem], draws: random.Random, work: int) -> Iterator[TimedOrders]:
-    """Yield the schedules of some random policies, or of all of them if `work` suffices."""
-    each = [(job, policy) for job in jobs for policy in policies(job)]
+def by_caps(jobs: Sequence[SchedulingProblem], draws: random.Random, work: int) -> Iterator[TimedOrders]:
+    """Yield greedy schedules with some random caps, or with all of them if `work` suffices."""
+    each = [(job, caps) for job in jobs for caps in caps_of(job)]
     draws.shuffle(each)
     size = 3 * len(jobs[0].home) * jobs[0].num_micro_batches
-    for job, policy in each[: max(1, work // (GREEDY_WORK * size))]:
-        yield timed(job, Greedy(job, policy).run())
+    for job, caps in each[: max(1, work // (GREEDY_WORK * size))]:
+        yield timed(job, Greedy(job, caps).run())
 
 
 def bound_s(job: SchedulingProblem) -> float:
