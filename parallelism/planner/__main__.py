@@ -63,15 +63,11 @@ def report(job: TrainingJob, machine: Machine, result: SearchResult) -> Iterator
 
 def row(planned: PlannedLayout, tokens: int) -> str:
     time, rate = planned.time, in_unit(tokens / planned.time.total, THOUSANDS)
+    bound = max(time._fields, key=lambda part: getattr(time, part))  # the part that takes longest
     return (
         f"{in_unit(time.total, SECONDS):>10} {rate:>9} {in_bytes(planned.memory.total):>9} "
-        f"{time.bubble / time.total:>7.1%} {time.exposed / time.total:>6.1%}  {bound(planned):<8}  {planned.layout}"
+        f"{time.bubble / time.total:>7.1%} {time.exposed / time.total:>6.1%}  {bound:<8}  {planned.layout}"
     )
-
-
-def bound(planned: PlannedLayout) -> str:
-    """Return the part of the step that takes longest."""
-    return max(planned.time._asdict().items(), key=lambda part: part[1])[0]
 
 
 def slower(planned: PlannedLayout, first: PlannedLayout) -> str:

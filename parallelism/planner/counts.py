@@ -24,6 +24,8 @@ def widths(model: ModelConfig) -> tuple[int, int]:
 
 def fullest_rows(model: ModelConfig, ep: int) -> float:
     """Return the rows per token of the ep rank with the most; a capacity limits its experts' relative to the mean."""
+    if not model.num_experts:
+        return 1.0
     fullest, limit = FULLEST if ep > 1 else 1.0, model.expert_capacity
     return model.experts_per_token * (fullest if limit is None else min(limit, fullest))
 
@@ -133,7 +135,7 @@ def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     activation += split * mlp_kept(model, layout)
     attention = split * model.n_head
     if layout.recompute == "selective":
-        activation -= split * hidden(model, layout.ep)
+        activation -= split * model.hidden_width * fullest_rows(model, layout.ep)
     keys = 4 * between if model.dropout else 0  # two keys of 8 bytes
     norm_tensors, norm_numbers = norm_kept(model)
     in_float32 = 2 * norm_numbers * between + keys + attention
@@ -162,11 +164,6 @@ def mlp_kept(model: ModelConfig, layout: ParallelLayout) -> float:
 def mlp_inputs(model: ModelConfig) -> int:
     """Count the outputs of the MLP's first layer."""
     return (2 if model.is_gated else 1) * model.hidden_width
-
-
-def hidden(model: ModelConfig, ep: int) -> float:
-    """Count a token's elements in the MLP's hidden layer: those that selective recomputation does not save."""
-    return model.hidden_width * (fullest_rows(model, ep) if model.num_experts else 1)
 
 
 def head_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:

@@ -100,12 +100,8 @@ def families(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -
     sequences = (False, True) if mesh.tp > 1 else (False,)
     samples = job.global_batch_size // mesh.dp
     sizes = [size for size in divisors(samples) if size & (size - 1) == 0]
-
-    def open_to(name: str, values: Any) -> Any:
-        return (fixed[name],) if name in fixed else values
-
     choices = {"sequence_parallel": sequences, "recompute": RECOMPUTE, "micro_batch_size": sizes}
-    for values in product(*(open_to(name, each) for name, each in choices.items())):
+    for values in product(*((fixed[name],) if name in fixed else each for name, each in choices.items())):
         layout = mesh._replace(**dict(zip(choices, values, strict=True)))
         layout = layout._replace(num_micro_batches=samples // layout.micro_batch_size)
         for schedule, virtual_stages in schedules(job.model, mesh.pp, fixed):

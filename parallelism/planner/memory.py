@@ -187,7 +187,7 @@ def working(job: TrainingJob, layout: ParallelLayout) -> tuple[float, float]:
     that is recomputed also has all of its activations.
     """
     precision, model = job.precision, job.model
-    elements = (3 if model.is_gated else 2) * counts.hidden(model, layout.ep)
+    elements = (3 if model.is_gated else 2) * model.hidden_width * counts.fullest_rows(model, layout.ep)
     around = elements * counts.tokens(job, layout) / layout.tp * precision.activation
     if model.num_experts:
         around += ParamCounts(model, layout.tp, layout.ep).experts() * precision.gradient

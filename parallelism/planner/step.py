@@ -49,6 +49,7 @@ class StepModel:
         self.costs = self.replicas.added_to(costs)
         self.params = rank_params(setting.job, setting.layout)
         most, zero_stage = max(self.params), setting.layout.zero_stage
+        self.reduces_at_end = zero_stage < 2  # gradients, in the last micro-batch only
         self.after_s = self.replicas.across_s(most) + self.undivided_s() + self.tied_s()
         if zero_stage in (1, 2):
             self.after_s += self.replicas.gather_s(most)
@@ -58,11 +59,6 @@ class StepModel:
         self.update_s = self.copies_s(most, num_blocks)
         if setting.job.optimizer == "muon":
             self.update_s += self.muon_s(num_blocks)
-
-    @property
-    def reduces_at_end(self) -> bool:
-        """Whether gradients are reduced in the last micro-batch only."""
-        return self.setting.layout.zero_stage < 2
 
     def undivided_s(self) -> float:
         """Return the seconds to average ZeRO's shards of non-expert parameters over ep; 0 without ZeRO."""
@@ -115,9 +111,7 @@ class StepModel:
         """Return the seconds of an undivided model's passes, and of the exposed reductions after them."""
         cost = self.costs[0]
         span_s = self.setting.layout.num_micro_batches * float(cost.sum())
-        if not self.reduces_at_end:
-            return span_s, 0.0
-        return span_s, self.replicas.shown_in_s(cost, self.cut.layers[0])
+        return span_s, self.replicas.shown_in_s(cost, self.cut.layers[0]) if self.reduces_at_end else 0.0
 
     def pipeline(self) -> tuple[float, float]:
         """Return the seconds of a pipeline's passes, and of the exposed reductions after them.

@@ -131,7 +131,9 @@ class SymbolicRun:
             raise self.failure(rank, f"the program has {action} here")
         for need in actions.needs(action, self.schedule.num_stages):
             if need not in self.results[rank]:
-                raise self.failure(rank, f"{action} needs {self.named(need)}, which has not been done")
+                whole = need._replace(kind=BACKWARD)
+                is_whole = need.kind == INPUTS and any(whole in own for own in self.schedule.orders)
+                raise self.failure(rank, f"{action} needs {whole if is_whole else need}, which has not been done")
         self.num_done[rank] += 1
         self.results[rank].add(actions.result(action))
 
@@ -161,11 +163,6 @@ class SymbolicRun:
 
     def failure(self, rank: int, why: str) -> ProofError:
         return ProofError(self.schedule, f"{why} on rank {rank}", ActionPosition(rank, self.num_done[rank]))
-
-    def named(self, need: Action) -> Action:
-        """Return the action of this schedule that yields a result."""
-        whole = need._replace(kind=BACKWARD)
-        return whole if need.kind == INPUTS and any(whole in order for order in self.schedule.orders) else need
 
     def deadlock(self) -> ProofError:
         """Return the error for ranks that wait for each other in a cycle, or for one that has ended."""
