@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from parallelism.pipeline.schedule.greedy import Greedy, SchedulingProblem, policies
+from parallelism.pipeline.schedule.greedy import Greedy, SchedulingProblem, caps_of
 from parallelism.pipeline.schedule.improve import improve, timed
 from parallelism.pipeline.schedule.price import Costs, price
 from parallelism.pipeline.schedule.proof import prove
@@ -89,15 +89,15 @@ def test_the_same_arguments_give_the_same_schedule():
     assert search(*arguments, work=WORK) == search(*arguments, work=WORK)
 
 
-def test_no_policy_runs_out_of_memory():
-    """Every policy completes a valid schedule, from the least possible memory up to an ample limit."""
+def test_no_greedy_schedule_runs_out_of_memory():
+    """All caps complete a valid schedule, from the least possible memory up to an ample limit."""
     for num_ranks, num_micro_batches, virtual_stages in ((1, 2, 1), (2, 3, 2), (3, 4, 3), (4, 6, 2)):
         costs = uneven(num_ranks * virtual_stages)
         for home in placements(num_ranks, virtual_stages):
             for limit in (virtual_stages, virtual_stages + 1, 3 * virtual_stages):
                 job = SchedulingProblem(home, num_micro_batches, costs, (limit,) * num_ranks)
-                for policy in policies(job):
-                    schedule = finished(timed(job, Greedy(job, policy).run()))
+                for caps in caps_of(job):
+                    schedule = finished(timed(job, Greedy(job, caps).run()))
                     assert max(schedule.peaks) <= limit
                     prove(schedule)
 

@@ -37,15 +37,14 @@ from parallelism.pipeline.stage import cut
 from parallelism.placement import Shard
 from parallelism.planner import Machine, ParallelLayout, TrainingJob, best
 from parallelism.planner.__main__ import __doc__ as described
-from parallelism.planner.__main__ import main
-from parallelism.planner.counts import block_kept, head_kept, precision_of, stage_params
+from parallelism.planner.__main__ import command, main, missed, row, slower
+from parallelism.planner.counts import ParamCounts, block_kept, head_kept
 from parallelism.planner.flags import parse_request
 from parallelism.planner.layout import divisors, families, mesh_of, meshes, refused_heads, refused_sequence
 from parallelism.planner.memory import Memory, alive, memory, model_shards, rank_params, working
-from parallelism.planner.passes import PassContext, of_stages
+from parallelism.planner.passes import PassContext
 from parallelism.planner.place import AxisGroup, RankPlacement
 from parallelism.planner.replicas import shown_s
-from parallelism.planner.report import command, missed, row, slower
 from parallelism.planner.search import PlannedLayout, SearchResult, search
 from parallelism.planner.step import StepModel, Time, played
 from parallelism.sequence.sequence_parallel import DroppingAttention
@@ -72,7 +71,7 @@ def on(world_size, per_node=8, network=NDR, flops_per_s=5e14, memory_bytes=72e9)
 def step_of(job, layout, machine):
     place = RankPlacement(layout, machine.node_of, machine.network, job.head_ranks(layout.sp))
     setting = PassContext(job, layout, place, machine.flops_per_s, machine.least_pass_s)
-    return StepModel(setting, of_stages(setting))
+    return StepModel(setting, setting.stage_costs())
 
 
 def same(value):
@@ -175,7 +174,7 @@ def test_a_block_keeps_what_autograd_saves(recompute, config):
         return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) if recompute == "full" else block(x)
 
     job = TrainingJob(config, 3)
-    predicted_bytes = block_kept(job, ParallelLayout(recompute=recompute, micro_batch_size=3)).nbytes(precision_of(job))
+    predicted_bytes = block_kept(job, ParallelLayout(recompute=recompute, micro_batch_size=3)).nbytes(job.precision)
     assert predicted_bytes == pytest.approx(saved_bytes(run, block), rel=0.01)
 
 
@@ -188,7 +187,7 @@ def test_dropout_keeps_neither_masks_nor_probabilities():
     x = torch.randn(3, 32, 64, requires_grad=True)
     saved = saved_bytes(lambda: block(x), block)
     job = TrainingJob(config, 3)
-    predicted_bytes = block_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(precision_of(job))
+    predicted_bytes = block_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(job.precision)
     assert predicted_bytes == pytest.approx(saved, rel=0.05)
 
 
@@ -199,7 +198,7 @@ def test_autocast_keeps_weights_in_16_bits_too():
     with torch.autocast("cpu", torch.bfloat16):
         saved = saved_bytes(lambda: block(x), block)
     job = TrainingJob(SMALL, 3, dtype="bfloat16")
-    predicted_bytes = block_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(precision_of(job))
+    predicted_bytes = block_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(job.precision)
     assert predicted_bytes == pytest.approx(saved, rel=0.1)
 
 
@@ -209,9 +208,7 @@ def test_the_head_keeps_what_autograd_saves(config):
     x, targets = torch.randn(3, 32, 64, requires_grad=True), torch.zeros(3, 32, dtype=torch.int64)
     saved = saved_bytes(lambda: gpt.loss(gpt.lm_head(gpt.transformer.ln_f(x)), targets), gpt)
     job = TrainingJob(config, 3)
-    assert head_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(precision_of(job)) == pytest.approx(
-        saved, rel=0.02
-    )
+    assert head_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(job.precision) == pytest.approx(saved, rel=0.02)
 
 
 def test_16_bits_are_as_published():
@@ -220,7 +217,7 @@ def test_16_bits_are_as_published():
     for tp, sequence in ((1, False), (8, False), (8, True)):
         activations = block_kept(job, ParallelLayout(tp=tp, sequence_parallel=sequence))._replace(float32=0)
         parts = 8 + 24 / tp if not sequence else 32 / tp
-        assert activations.nbytes(precision_of(job)) == same(parts * 2048 * 4096)
+        assert activations.nbytes(job.precision) == same(parts * 2048 * 4096)
 
 
 @each_schedule
@@ -379,7 +376,7 @@ def test_a_backward_pass_completes_the_gradient_of_every_parameter(config, pp):
     step = step_of(TrainingJob(config, 4), ParallelLayout(dp=2, pp=pp), on(2 * pp))
     for cost, layers in zip(step.costs, step.cut.layers, strict=True):
         completed = sum(count for _, count in step.replicas.appearing(cost, layers))
-        assert completed == stage_params(config, 1, 1, layers)
+        assert completed == ParamCounts(config).stages(layers)
 
 
 def test_gradients_that_are_reduced_in_time_do_not_show():

@@ -10,16 +10,10 @@ from typing import NamedTuple
 
 from models.config import ModelConfig
 from models.flops import mlp_params
-from parallelism.numerics.precision import ElementBytes, Precision
+from parallelism.numerics.precision import ElementBytes
 from parallelism.planner.layout import ParallelLayout, TrainingJob
 
 STATES = {"adamw": (2, 2), "sgd": (1, 1), "muon": (1, 2)}  # states per element: in blocks' matrices, in others
-
-
-def precision_of(job: TrainingJob) -> ElementBytes:
-    return Precision(job.dtype, job.master_weights, job.grad_dtype).element_bytes
-
-
 FULLEST = 1.25  # rows of the fullest ep rank relative to the mean; benchmarks/planning.py has had 1.2 to 1.6
 
 
@@ -30,29 +24,64 @@ def widths(model: ModelConfig) -> tuple[int, int]:
 
 def fullest_rows(model: ModelConfig, ep: int) -> float:
     """Return the rows per token of the ep rank with the most; a capacity limits its experts' relative to the mean."""
+    if not model.num_experts:
+        return 1.0
     fullest, limit = FULLEST if ep > 1 else 1.0, model.expert_capacity
     return model.experts_per_token * (fullest if limit is None else min(limit, fullest))
 
 
-def expert_params(model: ModelConfig, tp: int, ep: int) -> int:
-    """Count a rank's expert parameters in a block."""
-    return 8 * (model.num_experts // ep) * model.n_embd**2 // tp
+class ParamCounts(NamedTuple):
+    """Numbers of parameters of a tp and ep rank: of a block, of its experts and its matrices, and of other layers."""
 
+    model: ModelConfig
+    tp: int = 1
+    ep: int = 1
 
-def block_matrices(model: ModelConfig, tp: int, ep: int = 1) -> int:
-    width, kv_width = widths(model)
-    mlps = model.num_experts // ep or 1
-    split = width * (width + 2 * kv_width) + width * width + mlps * mlp_params(model)
-    return split // tp + model.num_experts * width
+    def experts(self) -> int:
+        return 8 * (self.model.num_experts // self.ep) * self.model.n_embd**2 // self.tp
 
+    def matrices(self) -> int:
+        width, kv_width = widths(self.model)
+        mlps = self.model.num_experts // self.ep or 1
+        split = width * (width + 2 * kv_width) + width * width + mlps * mlp_params(self.model)
+        return split // self.tp + self.model.num_experts * width
 
-def block_params(model: ModelConfig, tp: int, ep: int = 1) -> int:
-    width, kv_width = widths(model)
-    norms, split_biases, whole_biases = 2 * width, width + 2 * kv_width + 4 * width, 4 * width
-    if model.num_experts:
-        split_biases, whole_biases = split_biases - 4 * width, whole_biases - width  # experts have no biases
-    biases = split_biases // tp + whole_biases if model.bias else 0
-    return block_matrices(model, tp, ep) + norms + biases
+    def block(self) -> int:
+        width, kv_width = widths(self.model)
+        norms, split_biases, whole_biases = 2 * width, width + 2 * kv_width + 4 * width, 4 * width
+        if self.model.num_experts:
+            split_biases, whole_biases = split_biases - 4 * width, whole_biases - width  # experts have no biases
+        biases = split_biases // self.tp + whole_biases if self.model.bias else 0
+        return self.matrices() + norms + biases
+
+    def vocabulary(self) -> int:
+        """Count those of the embedding or the head, which a rank that has both stores once if they are tied."""
+        return -(-self.model.vocab_size // self.tp) * self.model.n_embd
+
+    def embedding(self) -> int:
+        return self.vocabulary() + self.model.block_size * self.model.n_embd * self.model.embeds_positions
+
+    def norm(self) -> int:
+        return self.model.n_embd * (2 if self.model.bias else 1)
+
+    def beside_blocks(self, *stages: range) -> int:
+        """Count those beside blocks: embeddings on the rank of the first layer, norm and head on that of the last."""
+        first, last = self.ends(*stages)
+        head = self.vocabulary() * (last and not (first and self.model.tied))
+        return self.embedding() * first + self.norm() * last + head
+
+    def ends(self, *stages: range) -> tuple[bool, bool]:
+        """Return whether a rank has the first and the last layer."""
+        return any(layers.start == 0 for layers in stages), any(layers.stop == self.model.n_layer for layers in stages)
+
+    def stages(self, *stages: range) -> int:
+        """Count those of a rank's stages, each a range of layers."""
+        return sum(map(len, stages)) * self.block() + self.beside_blocks(*stages)
+
+    def layer(self, layers: range) -> int:
+        """Count those of the largest of some layers: a block, embeddings with a block, or norm and head."""
+        first, last = self.ends(layers)
+        return max(self.block() + self.embedding() * first, (self.norm() + self.vocabulary()) * last)
 
 
 def state_elements(optimizer: str, params: int, matrices: int) -> int:
@@ -63,42 +92,6 @@ def state_elements(optimizer: str, params: int, matrices: int) -> int:
     """
     of_matrices, of_others = STATES[optimizer]
     return of_matrices * matrices + of_others * (params - matrices)
-
-
-def vocabulary_params(model: ModelConfig, tp: int) -> int:
-    """Count the parameters of the embedding or the head, which a rank that has both stores once if they are tied."""
-    return -(-model.vocab_size // tp) * model.n_embd
-
-
-def embedding_params(model: ModelConfig, tp: int) -> int:
-    return vocabulary_params(model, tp) + model.block_size * model.n_embd * model.embeds_positions
-
-
-def norm_params(model: ModelConfig) -> int:
-    """Count the parameters of the final norm."""
-    return model.n_embd * (2 if model.bias else 1)
-
-
-def stage_params(model: ModelConfig, tp: int, ep: int, layers: range) -> int:
-    """Count the parameters of some layers; the first has the embeddings, the last the norm and the head."""
-    first, last = layers.start == 0, layers.stop == model.n_layer
-    count = len(layers) * block_params(model, tp, ep)
-    count += embedding_params(model, tp) * first + norm_params(model) * last
-    return count + vocabulary_params(model, tp) * (last and not (first and model.tied))
-
-
-def layer_params(model: ModelConfig, tp: int, ep: int, layers: range) -> int:
-    """Count the parameters of the largest of some layers: a block, embeddings with a block, or norm and head."""
-    count = block_params(model, tp, ep) + embedding_params(model, tp) * (layers.start == 0)
-    return max(count, (norm_params(model) + vocabulary_params(model, tp)) * (layers.stop == model.n_layer))
-
-
-def rank_params(model: ModelConfig, tp: int, ep: int, stages: list[range]) -> int:
-    """Count the parameters of a rank's stages."""
-    count = sum(stage_params(model, tp, ep, layers) for layers in stages)
-    ends = [layers.start == 0 for layers in stages], [layers.stop == model.n_layer for layers in stages]
-    has_both = any(ends[0]) and any(ends[1]) and len(stages) > 1 and model.tied
-    return count - vocabulary_params(model, tp) * has_both
 
 
 class SavedElements(NamedTuple):
@@ -142,13 +135,13 @@ def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     activation += split * mlp_kept(model, layout)
     attention = split * model.n_head
     if layout.recompute == "selective":
-        activation -= split * hidden(model, layout.ep)
+        activation -= split * model.hidden_width * fullest_rows(model, layout.ep)
     keys = 4 * between if model.dropout else 0  # two keys of 8 bytes
     norm_tensors, norm_numbers = norm_kept(model)
     in_float32 = 2 * norm_numbers * between + keys + attention
     if not model.embeds_positions:
         in_float32 += model.block_size // layout.sp * model.head_size
-    params = block_params(model, layout.tp, layout.ep)
+    params = ParamCounts(model, layout.tp, layout.ep).block()
     return SavedElements(2 * norm_tensors * between * width, activation, in_float32, params)
 
 
@@ -173,15 +166,10 @@ def mlp_inputs(model: ModelConfig) -> int:
     return (2 if model.is_gated else 1) * model.hidden_width
 
 
-def hidden(model: ModelConfig, ep: int) -> float:
-    """Count a token's elements in the MLP's hidden layer: those that selective recomputation does not save."""
-    return model.hidden_width * (fullest_rows(model, ep) if model.num_experts else 1)
-
-
 def head_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     """Count the saved elements of the head: the norm's input and result, and the log-probabilities."""
     between = tokens(job, layout) / between_tp(layout) * job.model.n_embd
-    head = vocabulary_params(job.model, layout.tp)
+    head = ParamCounts(job.model, layout.tp).vocabulary()
     return SavedElements(norm_kept(job.model)[0] * between, between, logits(job, layout), head)
 
 

@@ -1,40 +1,43 @@
 """Command line of the planner: model, batch and layout as train.py's flags, and the machine."""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import Any, NamedTuple, get_type_hints
 
 from collectives.job.settings import Parser, Range, check
+from collectives.schedule import fabrics
 from collectives.schedule.cost import Network, Nodes
-from collectives.schedule.fabrics import (
-    FABRICS,
-    RANKS,
-    add_network_flags,
-    in_nodes,
-    measured_topology,
-    refuse_too_many,
-    with_flags,
-)
+from collectives.schedule.fabrics import FABRICS, RANKS
 from models import presets, ranges
 from models.flags import add_flag, config_file, config_help, from_toml
 from parallelism.numerics.precision import DTYPES, Precision
 from parallelism.pipeline.schedule import registry
 from parallelism.planner.counts import STATES
 from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, ParallelLayout, TrainingJob
-from parallelism.planner.machine import DEVICES, SPARE, Machine
 from parallelism.planner.memory import in_bytes
-from parallelism.planner.report import as_flag
+from parallelism.planner.place import SPARE, Machine
 from parallelism.sequence.token_shards import MODES, ORDERS
 
+LAYOUT = ParallelLayout._fields
 EFFICIENCY, LEAST_PASS_US = 0.5, 50.0  # typical values, from no source
 EFFICIENCIES, SPARES = Range(0, 1, open="above"), Range(0, 1, open="below")
 MICROSECONDS, GIGABYTES = Range(0, 10**9, unit="us"), Range(0, 10**6, open="above", unit="GB")
+# By fabric, a rank's peak speed of matrix products by dtype, in FLOP/s, and its memory in bytes.
+DEVICES = {
+    # NVIDIA, H100 datasheet, SXM: half of the value for sparse matrices; float32 without the tensor cores' TF32.
+    "ndr": ({"bfloat16": 989e12, "float16": 989e12, "float32": 67e12, "float64": 67e12}, 80e9),
+    # NVIDIA, A100 datasheet, 40 GB, likewise.
+    "slingshot": ({"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "float64": 19.5e12}, 40e9),
+}
 
 
-def flag(default: Any, text: str, **more: Any) -> Any:
-    return field(default=default, metadata={"help": text, **more})
+def flag(default: Any, text: str, values: Any = None) -> Any:
+    """Return a field with its help and its valid values, a range or a choice."""
+    kind = "range" if isinstance(values, Range) else "choices"
+    return field(default=default, metadata={"help": text} if values is None else {"help": text, kind: values})
 
 
 @dataclass
@@ -44,62 +47,48 @@ class Settings:
     Raises: ValueError for values that are invalid for every model or layout.
     """
 
-    vocab_size: int = flag(
-        None, "vocabulary size; by default the model's, which is 256 for text as bytes", range=ranges.VOCABULARY
-    )
-    model: str = flag(
-        presets.DEFAULT, "model shape by name, which the flags below override", choices=[*presets.PRESETS]
-    )
-    depth: int | None = flag(None, "number of blocks that sets the other sizes; overrides model", range=ranges.LAYERS)
-    n_layer: int = flag(None, "number of transformer blocks; by default the model's", range=ranges.LAYERS)
-    n_head: int = flag(None, "number of attention heads; by default the model's", range=ranges.HEADS)
-    n_kv_head: int | None = flag(
-        None, "number of key and value heads; by default the model's, or n_head", range=ranges.HEADS
-    )
-    n_embd: int = flag(None, "embedding width; by default the model's", range=ranges.WIDTH)
-    n_hidden: int | None = flag(None, "hidden width of a llama's MLP; by default the model's", range=ranges.WIDTH)
+    vocab_size: int = flag(None, "vocabulary size; by default the model's (256 for bytes)", ranges.VOCABULARY)
+    model: str = flag(presets.DEFAULT, "model shape by name, which the flags below override", [*presets.PRESETS])
+    depth: int | None = flag(None, "number of blocks that sets the other sizes; overrides model", ranges.LAYERS)
+    n_layer: int = flag(None, "number of transformer blocks; by default the model's", ranges.LAYERS)
+    n_head: int = flag(None, "number of attention heads; by default the model's", ranges.HEADS)
+    n_kv_head: int | None = flag(None, "number of key and value heads; by default the model's, or n_head", ranges.HEADS)
+    n_embd: int = flag(None, "embedding width; by default the model's", ranges.WIDTH)
+    n_hidden: int | None = flag(None, "hidden width of a llama's MLP; by default the model's", ranges.WIDTH)
     tied: bool | None = flag(None, "tie a llama's head to its embedding; by default the model's")
-    block_size: int = flag(None, "sequence length in tokens; by default the model's", range=ranges.LENGTH)
-    num_experts: int = flag(0, "number of experts that replace each MLP; 0 for dense MLPs", range=ranges.EXPERTS)
-    experts_per_token: int = flag(2, "number of experts that process each token", range=ranges.EXPERTS_PER_TOKEN)
+    block_size: int = flag(None, "sequence length in tokens; by default the model's", ranges.LENGTH)
+    num_experts: int = flag(0, "number of experts that replace each MLP; 0 for dense MLPs", ranges.EXPERTS)
+    experts_per_token: int = flag(2, "number of experts that process each token", ranges.EXPERTS_PER_TOKEN)
     expert_capacity: float | None = flag(
-        None, "capacity of an expert as a multiple of the mean number of tokens", range=ranges.CAPACITY
+        None, "capacity of an expert relative to the mean number of tokens", ranges.CAPACITY
     )
-    balance_loss: float = flag(0.0, "weight of the loss that balances the experts' load", range=ranges.LOSS_WEIGHT)
-    dropout: float = flag(0.0, "dropout probability", range=ranges.DROPOUT)
+    balance_loss: float = flag(0.0, "weight of the loss that balances the experts' load", ranges.LOSS_WEIGHT)
+    dropout: float = flag(0.0, "dropout probability", ranges.DROPOUT)
     bias: bool | None = flag(None, "use biases in linear layers and norms of a GPT-2; by default the model's")
-    optimizer: str = flag("adamw", "optimizer, which determines the bytes of states", choices=[*STATES])
-    dtype: str = flag("float32", "dtype of computing", choices=DTYPES)
+    optimizer: str = flag("adamw", "optimizer, which determines the bytes of states", [*STATES])
+    dtype: str = flag("float32", "dtype of computing", DTYPES)
     master_weights: bool = flag(False, "store parameters in 16 bits, and float32 master weights for the optimizer")
-    grad_dtype: str | None = flag(None, "dtype of gradients with master weights; by default float32", choices=DTYPES)
+    grad_dtype: str | None = flag(None, "dtype of gradients with master weights; by default float32", DTYPES)
     global_batch_size: int | None = flag(
-        None, "samples in a step; by default ranks x micro_batch_size x num_micro_batches", range=ranges.SAMPLES
+        None, "samples in a step; by default ranks x micro_batch_size x num_micro_batches", ranges.SAMPLES
     )
-    micro_batch_size: int = flag(
-        8, "samples in a rank's micro-batch; on the command line, of all layouts", range=ranges.SAMPLES
-    )
-    num_micro_batches: int = flag(
-        1, "micro-batches of a rank in a step with data parallelism alone", range=ranges.MICRO_BATCHES
-    )
-    dp: int | None = flag(None, "data-parallel ranks; by default any number", range=ranges.RANKS)
-    pp: int | None = flag(None, "pipeline-parallel ranks; by default any number", range=ranges.RANKS)
-    sp: int | None = flag(None, "sequence-parallel ranks; by default any number", range=ranges.RANKS)
-    tp: int | None = flag(None, "tensor-parallel ranks; by default any number", range=ranges.RANKS)
-    ep: int | None = flag(None, "expert-parallel ranks within dp; by default any number", range=ranges.RANKS)
-    sequence_parallel: bool | None = flag(
-        None, "shard the sequence over tp ranks between split layers; by default either"
-    )
-    schedule: str | None = flag(None, "pipeline schedule; by default any that no other beats", choices=registry.names())
-    virtual_stages: int | None = flag(None, "stages on each pp rank; by default any number", range=ranges.STAGES)
-    zero_stage: int | None = flag(None, "ZeRO stage; by default any", choices=range(4))
-    zero_group: str | None = flag(None, "ranks over which ZeRO shards; by default either", choices=ZERO_GROUPS)
-    recompute: str | None = flag(None, "activations that blocks recompute; by default any", choices=RECOMPUTE)
-    sp_mode: str = flag("ring", "attention across sp ranks", choices=MODES)
-    sp_order: str = flag("zigzag", "order in which tokens are assigned to sp ranks", choices=ORDERS)
-    sp_heads: int | None = flag(
-        None, "ranks in a group that exchanges heads in hybrid mode; by default 2", range=ranges.RANKS
-    )
-    bucket_mb: float = flag(4.0, "size of a gradient bucket in MiB", range=ranges.MEBIBYTES)
+    micro_batch_size: int = flag(8, "samples in a micro-batch; on the command line, of all layouts", ranges.SAMPLES)
+    num_micro_batches: int = flag(1, "micro-batches of a rank with data parallelism alone", ranges.MICRO_BATCHES)
+    dp: int | None = flag(None, "data-parallel ranks; by default any number", ranges.RANKS)
+    pp: int | None = flag(None, "pipeline-parallel ranks; by default any number", ranges.RANKS)
+    sp: int | None = flag(None, "sequence-parallel ranks; by default any number", ranges.RANKS)
+    tp: int | None = flag(None, "tensor-parallel ranks; by default any number", ranges.RANKS)
+    ep: int | None = flag(None, "expert-parallel ranks within dp; by default any number", ranges.RANKS)
+    sequence_parallel: bool | None = flag(None, "shard sequences over tp between split layers; by default either")
+    schedule: str | None = flag(None, "pipeline schedule; by default any that no other beats", registry.names())
+    virtual_stages: int | None = flag(None, "stages on each pp rank; by default any number", ranges.STAGES)
+    zero_stage: int | None = flag(None, "ZeRO stage; by default any", range(4))
+    zero_group: str | None = flag(None, "ranks over which ZeRO shards; by default either", ZERO_GROUPS)
+    recompute: str | None = flag(None, "activations that blocks recompute; by default any", RECOMPUTE)
+    sp_mode: str = flag("ring", "attention across sp ranks", MODES)
+    sp_order: str = flag("zigzag", "order in which tokens are assigned to sp ranks", ORDERS)
+    sp_heads: int | None = flag(None, "ranks that exchange heads in hybrid mode; by default 2", ranges.RANKS)
+    bucket_mb: float = flag(4.0, "size of a gradient bucket in MiB", ranges.MEBIBYTES)
 
     def __post_init__(self):
         presets.fill(self)
@@ -123,41 +112,34 @@ class PlanRequest(NamedTuple):
 
 
 def parse_request(arguments: Sequence[str] | None, description: str | None) -> PlanRequest:
-    """Parse the request; raise ValueError for inconsistent flags, with the remedy."""
+    """Parse the request; raise ValueError for inconsistent flags, with the remedy.
+
+    A micro_batch_size in the file, which train.py needs, determines the samples per step; layouts may use another.
+    """
     flags = parser(description).parse_args(arguments)
-    settings, fixed, flag_values, file_names = settings_of(flags)
+    hints = get_type_hints(Settings)
+    own = {name: getattr(flags, name) for name in hints if hasattr(flags, name)}
+    in_file = from_toml(flags.config, Settings, strict=False) if flags.config else {}
+    settings = Settings(**{name: value for name, value in {**in_file, **own}.items() if name in hints})
+    fixing = {*in_file} - {"micro_batch_size"} | {*own}
+    fixed = {name: getattr(settings, name) for name in LAYOUT if name in fixing and name != "num_micro_batches"}
     nodes, network, links = place(flags)
     job = job_of(settings, sum(map(len, nodes)))
     machine, ranks = machine_of(flags, job, nodes, network)
     words = [f"{len(nodes)} x {len(nodes[0])} ranks: {links}", ranks]
-    if others := [name for name in file_names if not hasattr(settings, name)]:
+    if others := [name for name in in_file if name not in hints]:
         words.append(f"{flags.config}: {', '.join(others)} do not affect the plan")
-    own = {"config": flags.config} if flags.config else {}
-    own |= {name: value for name, value in flag_values.items() if name not in (*ParallelLayout._fields, "vocab_size")}
-    train = ["mpirun", "-n", str(machine.world_size), "python -m training", *(as_flag(*each) for each in own.items())]
-    return PlanRequest(job, machine, fixed, flags.number, words, " ".join(train), file_names)
-
-
-def settings_of(flags: argparse.Namespace) -> tuple[Settings, dict[str, Any], dict[str, Any], list[str]]:
-    """Return the merged settings, those that fix the layout, those of the flags, and the names in the file.
-
-    A micro_batch_size in the file, which train.py needs, determines the samples per step; layouts may use another.
-    """
-    hints = get_type_hints(Settings)
-    flag_values = {name: getattr(flags, name) for name in hints if hasattr(flags, name)}
-    file_values = from_toml(flags.config, Settings, strict=False) if flags.config else {}
-    file_settings = {name: value for name, value in file_values.items() if name in hints}
-    settings = Settings(**{**file_settings, **flag_values})
-    asked_for = {*file_settings, *flag_values} - {"num_micro_batches"} - ({"micro_batch_size"} - {*flag_values})
-    fixed = {name: getattr(settings, name) for name in ParallelLayout._fields if name in asked_for}
-    return settings, fixed, flag_values, list(file_values)
+    rest = {"config": flags.config} if flags.config else {}
+    rest |= {name: value for name, value in own.items() if name not in (*LAYOUT, "vocab_size")}
+    train = ["mpirun", "-n", str(machine.world_size), "python -m training", *(as_flag(*each) for each in rest.items())]
+    return PlanRequest(job, machine, fixed, flags.number, words, " ".join(train), [*in_file])
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     command = Parser("python -m parallelism.planner", description, allow_abbrev=False)
     command.add_argument("--config", type=config_file, help=f"{config_help()}; flags override it")
-    fabrics = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
-    text = f"network; measured: the saved measurements; {fabrics} (default: ndr)"
+    known = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
+    text = f"network; measured: the saved measurements; {known} (default: ndr)"
     command.add_argument("--fabric", default="ndr", choices=[*FABRICS, "measured"], help=text)
     own = "by default that of the fabric's devices"
     for name, kind, default, text in (
@@ -172,7 +154,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     ):
         command.add_argument(f"--{name}", type=kind, default=default, help=text)
     command.add_argument("--measure", action="store_true", help="measure this machine's products and free memory")
-    add_network_flags(command)
+    fabrics.add_network_flags(command)
     hints = get_type_hints(Settings)
     for each in fields(Settings):
         add_flag(command, each, hints[each.name])
@@ -190,21 +172,22 @@ def job_of(settings: Settings, world_size: int) -> TrainingJob:
 def place(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
     """Return the ranks of each node, the link speeds, and the origin of these."""
     if flags.fabric == "measured":
-        nodes, network, words = measured_topology(None)
+        nodes, network, words = fabrics.measured_topology(None)
         hosts, gpus = flags.hosts or len(nodes), flags.gpus or max(map(len, nodes))
     else:
         fabric = FABRICS[flags.fabric]
         network, words = fabric.network, fabric.words
         hosts, gpus = flags.hosts or 1, flags.gpus or fabric.ranks_per_node
-    refuse_too_many(hosts * gpus, f"--hosts {hosts} x --gpus {gpus}")
-    return in_nodes(hosts * gpus, gpus), with_flags(network, flags), words
+    fabrics.refuse_too_many(hosts * gpus, f"--hosts {hosts} x --gpus {gpus}")
+    return fabrics.in_nodes(hosts * gpus, gpus), fabrics.with_flags(network, flags), words
 
 
 def machine_of(flags: argparse.Namespace, job: TrainingJob, nodes: Nodes, network: Network) -> tuple[Machine, str]:
     """Return the machine and its origin; ranks are from flags, measurement or the fabric's devices, in this order."""
     peak, memory, least_s, efficiency = None, None, LEAST_PASS_US * 1e-6, flags.efficiency
-    if device := DEVICES.get(flags.fabric):
-        peak, memory = device.peak_flops_per_s[job.dtype], device.memory_bytes
+    if flags.fabric in DEVICES:
+        peaks, memory = DEVICES[flags.fabric]
+        peak = peaks[job.dtype]
     if flags.measure:
         ranks = import_module("parallelism.planner.ranks")  # the only module here that needs torch
         peak, efficiency, least_s = ranks.flops_per_s(job), 1.0, ranks.least_pass_s(job)
@@ -221,3 +204,14 @@ def machine_of(flags: argparse.Namespace, job: TrainingJob, nodes: Nodes, networ
         f"{in_bytes(usable)}, as {flags.spare:g} of {in_bytes(memory)} is spared"
     )
     return Machine(nodes, network, rate, usable, least_s), words
+
+
+def as_flag(name: str, value: Any) -> str:
+    """Format a setting as a flag of train.py.
+
+    >>> as_flag("bias", False), as_flag("config", "my run.toml")
+    ('--no-bias', "--config 'my run.toml'")
+    """
+    if isinstance(value, bool):
+        return f"--{'' if value else 'no-'}{name}"
+    return f"--{name} {shlex.quote(str(value))}"

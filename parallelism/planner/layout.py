@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from models.config import ModelConfig
 from parallelism.mesh import AXES, divisors
+from parallelism.numerics.precision import ElementBytes, Precision
 from parallelism.pipeline.schedule.registry import REGISTRY
 from parallelism.sequence.token_shards import check_between_layers, check_heads, head_ranks_of, shard_tokens
 
@@ -67,6 +68,10 @@ class TrainingJob(NamedTuple):
     sp_heads: int | None = None
     optimizer: str = "adamw"
 
+    @property
+    def precision(self) -> ElementBytes:
+        return Precision(self.dtype, self.master_weights, self.grad_dtype).element_bytes
+
     def head_ranks(self, sp: int) -> int:
         return head_ranks_of(self.sp_mode, sp, self.sp_heads)
 
@@ -95,12 +100,8 @@ def families(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -
     sequences = (False, True) if mesh.tp > 1 else (False,)
     samples = job.global_batch_size // mesh.dp
     sizes = [size for size in divisors(samples) if size & (size - 1) == 0]
-
-    def open_to(name: str, values: Any) -> Any:
-        return (fixed[name],) if name in fixed else values
-
     choices = {"sequence_parallel": sequences, "recompute": RECOMPUTE, "micro_batch_size": sizes}
-    for values in product(*(open_to(name, each) for name, each in choices.items())):
+    for values in product(*((fixed[name],) if name in fixed else each for name, each in choices.items())):
         layout = mesh._replace(**dict(zip(choices, values, strict=True)))
         layout = layout._replace(num_micro_batches=samples // layout.micro_batch_size)
         for schedule, virtual_stages in schedules(job.model, mesh.pp, fixed):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
+from operator import ge
 from typing import NamedTuple
 
+from models.config import ModelConfig
 from models.flops import layer_flops
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Order
 from parallelism.planner import counts
-from parallelism.planner.counts import precision_of
+from parallelism.planner.counts import ParamCounts
 from parallelism.planner.layout import ParallelLayout, TrainingJob
 
 GROWTH = 1.25  # of the two row buffers of `parallelism.experts.exchange`
@@ -68,16 +70,20 @@ class Stages(NamedTuple):
     def of(self, rank: int) -> list[range]:
         return [self.layers[stage] for stage in self.of_rank[rank]]
 
+    @property
+    def num_blocks(self) -> list[int]:
+        return [sum(map(len, self.of(rank))) for rank in range(len(self.of_rank))]
+
 
 def stages(job: TrainingJob, layout: ParallelLayout) -> Stages:
-    return stages_of(job, layout.schedule, layout.pp, layout.virtual_stages)
+    return stages_of(job.model, layout.schedule, layout.pp, layout.virtual_stages)
 
 
 @lru_cache(maxsize=4096)
-def stages_of(job: TrainingJob, schedule: str, pp: int, virtual_stages: int) -> Stages:
+def stages_of(model: ModelConfig, schedule: str, pp: int, virtual_stages: int) -> Stages:
     instance = registry.make(schedule, pp, 1, virtual_stages)
     splits = any(action.kind == WEIGHTS for order in instance.orders for action in order)
-    *costs, last, head = layer_flops(job.model)  # the last block's stage has the head, too
+    *costs, last, head = layer_flops(model)  # the last block's stage has the head, too
     layers = balance([*costs, last + head], pp * virtual_stages)
     return Stages(layers, tuple(instance.stages(rank) for rank in range(pp)), splits)
 
@@ -124,32 +130,17 @@ def peaks(order: Order) -> Alive:
         now[action.stage] += action.kind == FORWARD
         moments.add(tuple(now.values()))
         now[action.stage] -= action.kind in (BACKWARD, WEIGHTS)
-    return tuple(sorted(highest(moments), reverse=True))
-
-
-def highest(moments: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
     maxima: list[tuple[int, ...]] = []
     for moment in sorted(moments, reverse=True):
-        if not any(all(a >= b for a, b in zip(other, moment, strict=True)) for other in maxima):
+        if not any(all(map(ge, other, moment)) for other in maxima):
             maxima.append(moment)
-    return maxima
+    return tuple(maxima)
 
 
 def rank_params(job: TrainingJob, layout: ParallelLayout) -> tuple[int, ...]:
     """Count the parameters of each pp rank."""
-    return params_of(job, layout.tp, layout.ep, layout.schedule, layout.pp, layout.virtual_stages)
-
-
-@lru_cache(maxsize=4096)
-def params_of(job: TrainingJob, tp: int, ep: int, schedule: str, pp: int, virtual_stages: int) -> tuple[int, ...]:
-    cut = stages(job, ParallelLayout(pp=pp, schedule=schedule, virtual_stages=virtual_stages))
-    return tuple(counts.rank_params(job.model, tp, ep, cut.of(rank)) for rank in range(pp))
-
-
-def rank_matrices(job: TrainingJob, layout: ParallelLayout) -> list[int]:
-    """Count the elements of blocks' matrices on each pp rank."""
-    cut, each = stages(job, layout), counts.block_matrices(job.model, layout.tp, layout.ep)
-    return [each * sum(map(len, cut.of(rank))) for rank in range(layout.pp)]
+    cut, params = stages(job, layout), ParamCounts(job.model, layout.tp, layout.ep)
+    return tuple(params.stages(*cut.of(rank)) for rank in range(layout.pp))
 
 
 class ModelShard(NamedTuple):
@@ -169,23 +160,23 @@ class ModelShard(NamedTuple):
 
 def model_shards(job: TrainingJob, layout: ParallelLayout) -> list[ModelShard]:
     """Return the model's shard of each pp rank."""
-    cut, precision = stages(job, layout), precision_of(job)
+    cut, precision, params = stages(job, layout), job.precision, ParamCounts(job.model, layout.tp, layout.ep)
     block = counts.block_kept(job, layout).nbytes(precision)
     head = counts.head_kept(job, layout).nbytes(precision)
     stage_bytes = [len(layers) * block + (layers.stop == job.model.n_layer) * head for layers in cut.layers]
     moments = alive(layout.schedule, layout.pp, layout.num_micro_batches, layout.virtual_stages)
     in_block, in_head = working(job, layout)
-    matrices = rank_matrices(job, layout)
+    matrices = [number * params.matrices() for number in cut.num_blocks]
     return [
         ModelShard(
-            params,
-            counts.state_elements(job.optimizer, params, matrices[rank]),
+            count,
+            counts.state_elements(job.optimizer, count, matrices[rank]),
             matrices[rank],
-            max(counts.layer_params(job.model, layout.tp, layout.ep, cut.layers[stage]) for stage in own),
+            max(map(params.layer, cut.of(rank))),
             max(sum(n * stage_bytes[stage] for n, stage in zip(moment, own, strict=True)) for moment in moments[rank]),
             max(in_block, in_head) if len(cut.layers) - 1 in own else in_block,
         )
-        for rank, (own, params) in enumerate(zip(cut.of_rank, rank_params(job, layout), strict=True))
+        for rank, (own, count) in enumerate(zip(cut.of_rank, rank_params(job, layout), strict=True))
     ]
 
 
@@ -195,11 +186,11 @@ def working(job: TrainingJob, layout: ParallelLayout) -> tuple[float, float]:
     Gradients of experts' weights exist twice, one by one and together, for one of the two layers at a time.  A block
     that is recomputed also has all of its activations.
     """
-    precision, model = precision_of(job), job.model
-    elements = (3 if model.is_gated else 2) * counts.hidden(model, layout.ep)
+    precision, model = job.precision, job.model
+    elements = (3 if model.is_gated else 2) * model.hidden_width * counts.fullest_rows(model, layout.ep)
     around = elements * counts.tokens(job, layout) / layout.tp * precision.activation
     if model.num_experts:
-        around += counts.expert_params(model, layout.tp, layout.ep) * precision.gradient
+        around += ParamCounts(model, layout.tp, layout.ep).experts() * precision.gradient
     if layout.recompute != "none":
         around += counts.block_kept(job, layout._replace(recompute="none")).nbytes(precision)
     return around, 2 * 4 * counts.logits(job, layout)
@@ -207,8 +198,7 @@ def working(job: TrainingJob, layout: ParallelLayout) -> tuple[float, float]:
 
 def buffers(job: TrainingJob, layout: ParallelLayout, params: int) -> float:
     """Return the bytes of communication buffers: activations, and without a pipeline the next block and buckets."""
-    precision = precision_of(job)
-    block = counts.block_params(job.model, layout.tp, layout.ep)
+    precision, counted = job.precision, ParamCounts(job.model, layout.tp, layout.ep)
     activations = counts.tokens(job, layout) * job.model.n_embd * precision.activation
     total = 2.0 * GROWTH * counts.fullest_rows(job.model, layout.ep) * activations if layout.ep > 1 else 0.0
     total += 2.0 * activations * (layout.tp > 1)
@@ -217,32 +207,26 @@ def buffers(job: TrainingJob, layout: ParallelLayout, params: int) -> float:
         return total
     if layout.zero_stage == 2:
         mlp = job.model.n_embd * counts.mlp_inputs(job.model) // layout.tp
-        largest = max(counts.vocabulary_params(job.model, layout.tp), mlp)
+        largest = max(counted.vocabulary(), mlp)
         bucket = max(job.bucket_mb * 2**20, largest * precision.gradient)
         total += min(2 * bucket, params * precision.gradient)
     if layout.zero_stage == 3:
-        total += block * (2 * precision.parameter + precision.gradient)
-        total += params % block * precision.parameter  # parameters outside of blocks stay gathered
+        total += counted.block() * (2 * precision.parameter + precision.gradient)
+        total += params % counted.block() * precision.parameter  # parameters outside of blocks stay gathered
     return total
 
 
-def layer_bytes(job: TrainingJob, layout: ParallelLayout) -> float:
-    """Return ZeRO's working bytes in a pipeline per element of the largest layer.
-
-    They hold the gradients of one layer, those of two that are being reduced, and with stage 3 two layers' parameters.
-    """
-    precision = precision_of(job)
-    if layout.pp == 1 or layout.zero_stage < 2:
-        return 0.0
-    return 3.0 * precision.gradient + 2 * precision.parameter * (layout.zero_stage == 3)
-
-
 def memory(job: TrainingJob, layout: ParallelLayout, shards: list[ModelShard], owners: int) -> Memory:
-    """Return the memory of the rank that needs most; ZeRO shards over `owners` ranks."""
-    stage, precision = layout.zero_stage, precision_of(job)
+    """Return the memory of the rank that needs most; ZeRO shards over `owners` ranks.
+
+    In a pipeline, ZeRO's working bytes per element of the largest layer, `in_layer`, hold the gradients of one layer,
+    those of two that are being reduced, and with stage 3 two layers' parameters.
+    """
+    stage, precision, number = layout.zero_stage, job.precision, owners if layout.zero_stage >= 1 else 1
     parameter = precision.parameter / (owners if stage >= 3 else 1)
     gradient = precision.gradient / (owners if stage >= 2 else 1)
-    number, in_layer = owners if stage >= 1 else 1, layer_bytes(job, layout)
+    in_layer = 3.0 * precision.gradient + 2 * precision.parameter * (stage == 3)
+    in_layer *= layout.pp > 1 and stage >= 2
 
     def optimizer(shard: ModelShard) -> float:
         return (shard.params * precision.master + shard.states * precision.state) / number
@@ -267,4 +251,4 @@ def matrix_buffers(job: TrainingJob, layout: ParallelLayout, shard: ModelShard, 
     replicas = layout.dp * layout.sp // layout.ep
     if job.optimizer != "muon" or replicas * layout.tp == 1:
         return 0.0
-    return 2 * (1 / replicas + 1 / owners) * shard.matrices * precision_of(job).state
+    return 2 * (1 / replicas + 1 / owners) * shard.matrices * job.precision.state

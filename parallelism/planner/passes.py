@@ -4,15 +4,16 @@ Source: those of `parallelism.tensor.layers`, `ring_attention`, `sequence_parall
 collectives are modelled, with the computation that hides each.
 """
 
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from models.flops import attention_flops, head_flops, matrix_flops
 from parallelism.planner import counts
-from parallelism.planner.counts import precision_of
+from parallelism.planner.counts import ParamCounts
 from parallelism.planner.layout import ParallelLayout, TrainingJob
-from parallelism.planner.memory import stages
+from parallelism.planner.memory import Stages, stages
 from parallelism.planner.place import RankPlacement
 
 # A pass is an array of seconds, (kinds, parts).
@@ -30,25 +31,32 @@ class PassContext(NamedTuple):
     least_pass_s: float = 0.0
 
     @property
+    def cut(self) -> Stages:
+        return stages(self.job, self.layout)
+
+    @property
+    def params(self) -> ParamCounts:
+        return ParamCounts(self.job.model, self.layout.tp, self.layout.ep)
+
+    @property
     def tokens(self) -> int:
         return counts.tokens(self.job, self.layout)
 
     @property
-    def splits(self) -> bool:
-        return stages(self.job, self.layout).splits
+    def activation_bytes(self) -> int:
+        """Size of all tokens' activations between split layers, in bytes."""
+        return self.tokens * self.job.model.n_embd * self.job.precision.activation
 
     def compute_s(self, flops_per_token: float) -> float:
         return flops_per_token * self.tokens / self.layout.tp / self.flops_per_s
 
-    def gelu_s(self) -> float:
-        """Return the seconds of GELU, which reads and writes four times the width, or of a gated MLP's gate."""
-        nbytes = counts.mlp_inputs(self.job.model) / self.job.model.n_embd * self.activation_bytes / self.layout.tp
+    def copy_s(self, nbytes: float) -> float:
         return nbytes * self.place.network.copy_s_per_byte
 
-    @property
-    def activation_bytes(self) -> int:
-        """Size of all tokens' activations between split layers, in bytes."""
-        return self.tokens * self.job.model.n_embd * precision_of(self.job).activation
+    def gelu_s(self) -> float:
+        """Return the seconds of GELU, which reads and writes four times the width, or of a gated MLP's gate."""
+        width = counts.mlp_inputs(self.job.model) / self.job.model.n_embd
+        return self.copy_s(width * self.activation_bytes / self.layout.tp)
 
     def sum_s(self) -> float:
         """Return the seconds to sum activations over tp ranks, or to reduce-scatter them if sequences are split."""
@@ -59,100 +67,91 @@ class PassContext(NamedTuple):
         """Return the seconds to gather activations that are sharded over tp ranks."""
         return self.place.tp.seconds("all_gather", self.activation_bytes) if self.layout.sequence_parallel else 0.0
 
+    def block(self) -> np.ndarray:
+        """Return the costs of one block."""
+        costs, model = empty(), self.job.model
+        matrices, attention = self.compute_s(matrix_flops(model)), self.compute_s(attention_flops(model))
+        seconds = matrices + attention, matrices + 2 * attention, matrices
+        costs[:, COMPUTE] = np.maximum(seconds, self.least_pass_s)
+        width, kv_width = counts.widths(model)
+        columns = width + 2 * kv_width, counts.mlp_inputs(model)
+        costs[FORWARD, TP] = 2 * (self.gather_s() + self.sum_s())
+        costs[INPUTS, TP] = sum(self.column_backward_s(outputs) + self.gather_s() for outputs in columns)
+        costs[FORWARD, SP], costs[INPUTS, SP] = self.sequence_s(attention)
+        if model.num_experts:  # a dispatch or a combine copies each token and its rows for experts
+            costs[[FORWARD, INPUTS], COMPUTE] += 2 * self.copy_s((1 + model.experts_per_token) * self.activation_bytes)
+            costs[[FORWARD, INPUTS], EP] = 2 * self.crossing_s()
+        if self.layout.recompute == "full":
+            costs[INPUTS] += costs[FORWARD]
+            costs[INPUTS, TP] -= self.sum_s()  # the last sum is not repeated, as its result is not saved
+        if self.layout.recompute == "selective":
+            costs[INPUTS, COMPUTE] += self.gelu_s()
+        return costs
+
+    def column_backward_s(self, outputs: int) -> float:
+        """Return the exposed seconds of the collectives of a layer split by outputs.
+
+        The sum of x's gradient overlaps with the computation of the weight gradient, unless that is deferred; the
+        second gather of a split x overlaps with the computation of its gradient.
+        """
+        product_s = self.compute_s(2 * self.job.model.n_embd * outputs)
+        hidden_s = 0.0 if self.cut.splits else product_s
+        return max(0.0, self.sum_s() - hidden_s) + max(0.0, self.gather_s() - product_s)
+
+    def sequence_s(self, attention_s: float) -> tuple[float, float]:
+        """Return the seconds of attention's exchanges between sp ranks, forward and backward.
+
+        Attention hides the ring shifts, except for the last one, which returns gradients to their owner.
+        """
+        job, layout, place, itemsize = self.job, self.layout, self.place, self.job.precision.activation
+        parts = job.head_ranks(layout.sp)
+        ring = layout.sp // parts
+        width, kv_width = (w * self.tokens / layout.tp for w in counts.widths(job.model))
+        kv_width *= max(1, parts // (job.model.num_kv_heads // layout.tp))
+        exchange_s = 2 * sum(place.heads.seconds("all_to_all", w * itemsize) for w in (width, kv_width))
+        if ring == 1:
+            return exchange_s, exchange_s
+        shift_s, home_s = (place.ring.seconds(2 * kv_width * size) for size in (itemsize, max(4, itemsize)))
+        forward_s = (ring - 1) * max(0.0, shift_s - attention_s / ring)
+        backward_s = (ring - 1) * max(0.0, shift_s + home_s - 2 * attention_s / ring) + home_s
+        return exchange_s + forward_s, exchange_s + backward_s
+
+    def crossing_s(self) -> float:
+        """Return the seconds of a dispatch or a combine between ranks: a barrier, and each token's row to each host."""
+        ep, meet_s = self.place.ep, self.place.network.meet_s
+        if len(ep.nodes) == 1:
+            return meet_s * (ep.size > 1)
+        hosts = min(self.job.model.experts_per_token, len(ep.nodes))
+        return meet_s + ep.seconds("all_to_all", hosts * self.activation_bytes)
+
+    def head(self) -> np.ndarray:
+        """Return the costs of the head and the loss, in addition to the last block."""
+        costs, model, tp = empty(), self.job.model, self.place.tp
+        costs[:, COMPUTE] = self.compute_s(head_flops(model))
+        loss_s = sum(tp.seconds("all_reduce", rows * self.tokens * 4) for rows in (1, 3))
+        costs[FORWARD, TP] = self.gather_s() + loss_s
+        costs[INPUTS, TP] = self.column_backward_s(model.vocab_size) if self.layout.tp > 1 else 0.0
+        return costs
+
+    def stage_costs(self) -> np.ndarray:
+        """Return the costs of each stage.  Shapes: (stages, kinds, parts)."""
+        costs = np.array([len(part) for part in self.cut.layers])[:, None, None] * self.block()
+        costs[0, FORWARD, TP] += self.sum_s()  # of the embeddings
+        costs[0, INPUTS, TP] += self.gather_s()
+        costs[-1] += self.head()
+        return costs
+
+    def least_s(self, costs: np.ndarray) -> float:
+        """Return a lower bound of a step: each rank's passes, forward passes before them, and backward passes after.
+
+        With split backward passes, a rank computes weight gradients while it waits for the last backward passes.
+        """
+        kinds, number = costs.sum(2), self.layout.num_micro_batches
+        backward = (kinds[:, INPUTS] + kinds[:, WEIGHTS]) * (not self.cut.splits)
+        before, after = ([0.0, *accumulate(passes.tolist())] for passes in (kinds[:, FORWARD], backward))
+        own_s = (number * float(kinds[list(own)].sum()) + before[own[0]] + after[own[0]] for own in self.cut.of_rank)
+        return max(own_s)
+
 
 def empty() -> np.ndarray:
     return np.zeros((len(KINDS), len(PARTS)))
-
-
-def block(setting: PassContext) -> np.ndarray:
-    """Return the costs of one block."""
-    costs, model = empty(), setting.job.model
-    matrices, attention = setting.compute_s(matrix_flops(model)), setting.compute_s(attention_flops(model))
-    seconds = matrices + attention, matrices + 2 * attention, matrices
-    costs[:, COMPUTE] = np.maximum(seconds, setting.least_pass_s)
-    width, kv_width = counts.widths(model)
-    columns = width + 2 * kv_width, counts.mlp_inputs(model)
-    costs[FORWARD, TP] = 2 * (setting.gather_s() + setting.sum_s())
-    costs[INPUTS, TP] = sum(column_backward_s(setting, outputs) + setting.gather_s() for outputs in columns)
-    costs[FORWARD, SP], costs[INPUTS, SP] = sequence_s(setting, attention)
-    if model.num_experts:
-        costs[[FORWARD, INPUTS], COMPUTE] += 2 * rows_s(setting)
-        costs[[FORWARD, INPUTS], EP] = 2 * crossing_s(setting)
-    if setting.layout.recompute == "full":
-        costs[INPUTS] += costs[FORWARD]
-        costs[INPUTS, TP] -= setting.sum_s()  # the last sum is not repeated, as its result is not saved
-    if setting.layout.recompute == "selective":
-        costs[INPUTS, COMPUTE] += setting.gelu_s()
-    return costs
-
-
-def column_backward_s(setting: PassContext, outputs: int) -> float:
-    """Return the exposed seconds of the collectives of a layer split by outputs.
-
-    The sum of x's gradient overlaps with the computation of the weight gradient, unless that is deferred; the second
-    gather of a split x overlaps with the computation of its gradient.
-    """
-    product_s = setting.compute_s(2 * setting.job.model.n_embd * outputs)
-    hidden_s = 0.0 if setting.splits else product_s
-    return max(0.0, setting.sum_s() - hidden_s) + max(0.0, setting.gather_s() - product_s)
-
-
-def sequence_s(setting: PassContext, attention_s: float) -> tuple[float, float]:
-    """Return the seconds of attention's exchanges between sp ranks, forward and backward.
-
-    Attention hides the ring shifts, except for the last one, which returns gradients to their owner.
-    """
-    job, layout, place = setting.job, setting.layout, setting.place
-    parts = job.head_ranks(layout.sp)
-    ring = layout.sp // parts
-    width, kv_width = (w * setting.tokens / layout.tp for w in counts.widths(job.model))
-    kv_width *= max(1, parts // (job.model.num_kv_heads // layout.tp))
-    itemsize = precision_of(job).activation
-    exchange_s = 2 * sum(place.heads.seconds("all_to_all", w * itemsize) for w in (width, kv_width))
-    if ring == 1:
-        return exchange_s, exchange_s
-    shift_s, home_s = (place.ring.seconds(2 * kv_width * size) for size in (itemsize, max(4, itemsize)))
-    forward_s = (ring - 1) * max(0.0, shift_s - attention_s / ring)
-    backward_s = (ring - 1) * max(0.0, shift_s + home_s - 2 * attention_s / ring) + home_s
-    return exchange_s + forward_s, exchange_s + backward_s
-
-
-def rows_s(setting: PassContext) -> float:
-    """Return the seconds of the copies in a dispatch or a combine: each token, and its rows for experts."""
-    rows = 1 + setting.job.model.experts_per_token
-    return rows * setting.activation_bytes * setting.place.network.copy_s_per_byte
-
-
-def crossing_s(setting: PassContext) -> float:
-    """Return the seconds of a dispatch or a combine between ranks: a barrier, and each token's row to each host."""
-    ep = setting.place.ep
-    if len(ep.nodes) == 1:
-        return setting.place.network.meet_s * (ep.size > 1)
-    hosts = min(setting.job.model.experts_per_token, len(ep.nodes))
-    return setting.place.network.meet_s + ep.seconds("all_to_all", hosts * setting.activation_bytes)
-
-
-def head(setting: PassContext) -> np.ndarray:
-    """Return the costs of the head and the loss, in addition to the last block."""
-    costs, model, tp = empty(), setting.job.model, setting.place.tp
-    costs[:, COMPUTE] = setting.compute_s(head_flops(model))
-    loss_s = sum(tp.seconds("all_reduce", rows * setting.tokens * 4) for rows in (1, 3))
-    costs[FORWARD, TP] = setting.gather_s() + loss_s
-    costs[INPUTS, TP] = column_backward_s(setting, model.vocab_size) if setting.layout.tp > 1 else 0.0
-    return costs
-
-
-def embedding(setting: PassContext) -> np.ndarray:
-    """Return the costs of the embeddings, in addition to the first block."""
-    costs = empty()
-    costs[FORWARD, TP], costs[INPUTS, TP] = setting.sum_s(), setting.gather_s()
-    return costs
-
-
-def of_stages(setting: PassContext) -> np.ndarray:
-    """Return the costs of each stage.  Shapes: (stages, kinds, parts)."""
-    layers = stages(setting.job, setting.layout).layers
-    costs = np.array([len(part) for part in layers])[:, None, None] * block(setting)
-    costs[0] += embedding(setting)
-    costs[-1] += head(setting)
-    return costs

@@ -1,4 +1,4 @@
-"""Rank placement: map a layout's axes to nodes, and predict the times of their collectives.
+"""The machine, and rank placement: map a layout's axes to nodes, and predict the times of their collectives.
 
 Ranks are ordered as in `parallelism.mesh`, tp innermost.  All groups of an axis communicate at once: groups on the same
 node share its cores and its links to other nodes.
@@ -34,7 +34,30 @@ BY_MESSAGES = {
     "all_to_all": ("pairwise", "bruck"),
 }
 
+SPARE = 0.1  # fraction of memory reserved for libraries and fragmentation, which are not counted
 RING = "sp/heads"  # ranks across the groups that exchange heads, which are nested in sp
+
+
+class Machine(NamedTuple):
+    """Nodes and links; `flops_per_s` is a rank's speed in matrix products, `memory_bytes` its capacity.
+
+    A pass of a block takes at least `least_pass_s`, however small the block is.
+    """
+
+    nodes: Nodes
+    network: Network
+    flops_per_s: float
+    memory_bytes: float
+    least_pass_s: float = 0.0
+
+    @property
+    def world_size(self) -> int:
+        return sum(map(len, self.nodes))
+
+    @property
+    def node_of(self) -> tuple[int, ...]:
+        homes = {rank: number for number, node in enumerate(self.nodes) for rank in node}
+        return tuple(homes[rank] for rank in range(self.world_size))
 
 
 @dataclass(eq=False)
@@ -117,10 +140,8 @@ class Hops(NamedTuple):
     leaving: int
 
     def seconds(self, nbytes: float) -> float:
-        link, gate = self.network.within, self.network.gate
-        if not self.leaving:
-            return link.alpha_s + nbytes * link.beta_s_per_byte
-        link, ahead = self.network.between, self.leaving - 1
+        link = self.network.between if self.leaving else self.network.within
+        gate, ahead = self.network.gate, max(0, self.leaving - 1)
         return link.alpha_s + ahead * gate.alpha_s + nbytes * (link.beta_s_per_byte + ahead * gate.beta_s_per_byte)
 
 

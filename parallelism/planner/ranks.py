@@ -15,7 +15,7 @@ from models.config import LlamaConfig, ModelConfig
 from models.model import make
 from parallelism.pipeline.layer_times import now
 from parallelism.planner.layout import TrainingJob
-from parallelism.planner.machine import SPARE, Machine
+from parallelism.planner.place import SPARE, Machine
 from parallelism.planner.search import NOTHING_FIXED, PlannedLayout, best
 
 LEAST_S = 0.1

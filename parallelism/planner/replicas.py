@@ -8,9 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from parallelism.numerics.precision import ITEMSIZES
-from parallelism.planner import counts, passes
-from parallelism.planner.counts import precision_of
-from parallelism.planner.memory import stages
 from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, ZERO, PassContext
 
 Seconds = Callable[[float], float]  # of a number of parameters
@@ -21,7 +18,7 @@ class Replicas:
 
     def __init__(self, setting: PassContext):
         self.setting, self.zero_stage = setting, setting.layout.zero_stage
-        self.precision, self.split = precision_of(setting.job), (setting.layout.tp, setting.layout.ep)
+        self.precision, self.params = setting.job.precision, setting.params
         self.gradient_bytes = ITEMSIZES.get(setting.job.grad_dtype or "", self.precision.gradient)  # on the wire
         self.owners, self.across = setting.place.owners[setting.layout.zero_group]
 
@@ -30,12 +27,6 @@ class Replicas:
         if self.zero_stage:
             return self.owners.seconds("reduce_scatter", num_params * self.gradient_bytes)
         return self.setting.place.samples.seconds("all_reduce", num_params * self.gradient_bytes)
-
-    def undivided_s(self, num_params: float) -> float:
-        """Return the seconds to reduce non-expert gradients over the owners of the same shards among ep ranks."""
-        if not self.zero_stage:
-            return 0.0
-        return self.setting.place.ep.seconds("all_reduce", num_params / self.owners.size * self.gradient_bytes)
 
     def across_s(self, num_params: float) -> float:
         """Return the seconds to reduce gradients over owners of the same shards on other nodes."""
@@ -50,7 +41,7 @@ class Replicas:
         if self.zero_stage < 2:
             return costs
         costs = costs.copy()
-        for cost, layers in zip(costs, stages(self.setting.job, self.setting.layout).layers, strict=True):
+        for cost, layers in zip(costs, self.setting.cut.layers, strict=True):
             if self.setting.layout.pp > 1:
                 cost[:, ZERO] += self.in_pipeline(cost, layers)
             elif self.zero_stage == 2:
@@ -67,29 +58,20 @@ class Replicas:
         Layers are gathered for each pass except for weight gradients; gradients are reduced in the backward pass, or in
         its second part if it is split.
         """
-        model, (tp, ep), computing_s = self.setting.job.model, self.split, cost.sum(1)
-        each = counts.block_params(model, tp, ep)
-        rest = counts.stage_params(model, tp, ep, layers) - len(layers) * each
+        computing_s, each, rest = cost.sum(1), self.params.block(), self.params.beside_blocks(layers)
         gather_s = (len(layers) * self.gather_s(each) + self.gather_s(rest)) * (self.zero_stage == 3)
         reduce_s = len(layers) * self.reduce_s(each) + self.reduce_s(rest)
-        if self.setting.splits:
+        if self.setting.cut.splits:
             return np.maximum(0.0, (gather_s, gather_s, reduce_s) - computing_s)
         backward_s = computing_s[INPUTS] + computing_s[WEIGHTS]
         return np.array((max(0.0, gather_s - computing_s[FORWARD]), max(0.0, gather_s + reduce_s - backward_s), 0.0))
-
-    def last_s(self) -> float:
-        """Return the seconds of the reduction left after a pipeline's passes: the first layer's gradients."""
-        model, (tp, ep) = self.setting.job.model, self.split
-        return self.reduce_s(counts.layer_params(model, tp, ep, range(1)))
 
     def by_blocks(self, cost: np.ndarray, layers: range) -> tuple[float, float]:
         """Return the exposed seconds of stage 3, forward and backward: a block is gathered while another one computes.
 
         The first block of the backward pass is already gathered.
         """
-        model, (tp, ep), hidden = self.setting.job.model, self.split, len(layers) - 1
-        each = counts.block_params(model, tp, ep)
-        rest = counts.stage_params(model, tp, ep, layers) - len(layers) * each
+        hidden, each, rest = len(layers) - 1, self.params.block(), self.params.beside_blocks(layers)
         gather_s, both_s = self.gather_s(each), self.gather_s(each) + self.reduce_s(each)
         forward_s, backward_s = (cost[list(kinds)].sum() / len(layers) for kinds in ((FORWARD,), (INPUTS, WEIGHTS)))
         return (
@@ -108,17 +90,15 @@ class Replicas:
 
         The gradients of a vocabulary that embedding and head have in common come last.
         """
-        model, (tp, ep) = self.setting.job.model, self.split
-        first, last = layers.start == 0, layers.stop == model.n_layer
+        first, last = self.params.ends(layers)
         backward_s = float(cost[[INPUTS, WEIGHTS]].sum())
-        head_s = float(passes.head(self.setting)[[INPUTS, WEIGHTS]].sum()) if last else 0.0
+        head_s = float(self.setting.head()[[INPUTS, WEIGHTS]].sum()) if last else 0.0
         if last:
-            has_head = not (first and model.tied)
-            yield head_s, counts.norm_params(model) + counts.vocabulary_params(model, tp) * has_head
+            yield head_s, self.params.beside_blocks(layers) - self.params.embedding() * first
         for number in range(1, len(layers) + 1):
-            yield head_s + number * (backward_s - head_s) / len(layers), counts.block_params(model, tp, ep)
+            yield head_s + number * (backward_s - head_s) / len(layers), self.params.block()
         if first:
-            yield backward_s, counts.embedding_params(model, tp)
+            yield backward_s, self.params.embedding()
 
 
 def shown_s(ready: Iterable[tuple[float, float]], bucket: float, seconds: Seconds) -> float:
@@ -127,15 +107,14 @@ def shown_s(ready: Iterable[tuple[float, float]], bucket: float, seconds: Second
     >>> shown_s([(1.0, 10), (2.0, 10), (3.0, 10)], bucket=10, seconds=lambda params: params / 20)
     3.5
     """
-    free_s = waiting = 0.0
-    last = 0.0
+    free_s = waiting = ready_s = 0.0
     for ready_s, params in ready:
-        waiting, last = waiting + params, ready_s
+        waiting += params
         if waiting >= bucket:
             number = int(waiting // bucket)
             free_s = max(free_s, ready_s) + number * seconds(waiting / number)
             waiting = 0.0
-    return max(free_s, last) + (seconds(waiting) if waiting else 0.0)
+    return max(free_s, ready_s) + (seconds(waiting) if waiting else 0.0)
 
 
 def one_by_one_s(ready: Iterable[tuple[float, float]], seconds: Seconds) -> float:

@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelism.planner import passes
 from parallelism.planner.layout import ParallelLayout, TrainingJob, families, mesh_of, meshes, refusal, refused_mesh
-from parallelism.planner.machine import Machine
 from parallelism.planner.memory import Memory, in_bytes, memory, model_shards
 from parallelism.planner.passes import PassContext
-from parallelism.planner.place import RankPlacement
-from parallelism.planner.step import StepModel, Time, least_s
+from parallelism.planner.place import Machine, RankPlacement
+from parallelism.planner.step import StepModel, Time
 
 NEAREST = 3  # number of listed layouts that do not fit
 TIE = 1e-5  # relative difference of times that counts as equal
@@ -46,8 +44,6 @@ class ZeroVariants(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """Result of a search."""
-
     best: list[PlannedLayout]  # the best of each mesh, fastest first
     fitting: int  # number of layouts that fit
     too_large: int
@@ -76,8 +72,8 @@ def search(
             fitting, too_large = fitting + len(fits), too_large + len(misses)
             nearest = nsmallest(NEAREST, [*nearest, *misses], key=lambda pair: pair[1].total)
             if fits:
-                costs = passes.of_stages(setting)
-                candidates.append(ZeroVariants(least_s(setting, costs), setting, costs, fits))
+                costs = setting.stage_costs()
+                candidates.append(ZeroVariants(setting.least_s(costs), setting, costs, fits))
     return SearchResult(fastest(candidates, number), fitting, too_large, nearest, undivided)
 
 
@@ -136,7 +132,6 @@ def best(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = NOTHING_
 
 
 def nothing(result: SearchResult, machine: Machine) -> str:
-    """Explain why there is no layout."""
     if not result.too_large:
         why, number = result.undivided.most_common(1)[0] if result.undivided else ("none has the requested values", 0)
         others = f", and {result.undivided.total() - number} others" if result.undivided.total() > number else ""

@@ -1,7 +1,7 @@
 """Step time: the passes by the pipeline schedule, the reduction of gradients, and the update."""
 
 from functools import lru_cache
-from itertools import accumulate
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -9,9 +9,8 @@ import numpy as np
 from models.flops import muon_flops
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.price import EQUAL, Costs, play, rules
-from parallelism.planner import counts
-from parallelism.planner.counts import precision_of
-from parallelism.planner.memory import rank_matrices, rank_params, stages, steady
+from parallelism.planner.counts import between_tp, state_elements
+from parallelism.planner.memory import rank_params, steady
 from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, PassContext
 from parallelism.planner.replicas import Replicas, one_by_one_s
 
@@ -46,39 +45,51 @@ class StepModel:
     """A step of a layout, given the `costs` of its stages' passes without ZeRO."""
 
     def __init__(self, setting: PassContext, costs: np.ndarray):
-        self.setting, self.cut, self.replicas = setting, stages(setting.job, setting.layout), Replicas(setting)
+        self.setting, self.cut, self.replicas = setting, setting.cut, Replicas(setting)
         self.costs = self.replicas.added_to(costs)
         self.params = rank_params(setting.job, setting.layout)
         most, zero_stage = max(self.params), setting.layout.zero_stage
+        self.reduces_at_end = zero_stage < 2  # gradients, in the last micro-batch only
         self.after_s = self.replicas.across_s(most) + self.undivided_s() + self.tied_s()
         if zero_stage in (1, 2):
             self.after_s += self.replicas.gather_s(most)
         if zero_stage > 1 and setting.layout.pp > 1:
-            self.after_s += self.replicas.last_s()
-        matrices = max(rank_matrices(setting.job, setting.layout))
-        self.update_s = update_s(setting, most, matrices, self.replicas.owners.size if zero_stage else 1)
+            self.after_s += self.replicas.reduce_s(setting.params.layer(range(1)))  # left after the passes
+        num_blocks = max(self.cut.num_blocks)
+        self.update_s = self.copies_s(most, num_blocks)
         if setting.job.optimizer == "muon":
-            self.update_s += muon_s(setting, matrices)
-
-    @property
-    def reduces_at_end(self) -> bool:
-        """Whether gradients are reduced in the last micro-batch only."""
-        return self.setting.layout.zero_stage < 2
+            self.update_s += self.muon_s(num_blocks)
 
     def undivided_s(self) -> float:
         """Return the seconds to average ZeRO's shards of non-expert parameters over ep; 0 without ZeRO."""
-        model, (tp, ep) = self.setting.job.model, self.replicas.split
-        each = counts.expert_params(model, tp, ep)
-        blocks = [sum(map(len, self.cut.of(rank))) for rank in range(len(self.params))]
-        most = max(params - number * each for params, number in zip(self.params, blocks, strict=True))
-        return self.replicas.undivided_s(most)
+        if not self.setting.layout.zero_stage:
+            return 0.0
+        experts = self.setting.params.experts()
+        most = max(params - n * experts for params, n in zip(self.params, self.cut.num_blocks, strict=True))
+        nbytes = most / self.replicas.owners.size * self.replicas.gradient_bytes
+        return self.setting.place.ep.seconds("all_reduce", nbytes)
 
     def tied_s(self) -> float:
         """Return the seconds to sum the vocabulary's gradients, if the first and last stages are on different ranks."""
         if self.cut.of_rank[0][-1] == self.setting.layout.num_stages - 1:
             return 0.0
-        vocabulary = counts.vocabulary_params(self.setting.job.model, self.setting.layout.tp)
-        return self.setting.place.ends.seconds("all_reduce", vocabulary * self.replicas.gradient_bytes)
+        nbytes = self.setting.params.vocabulary() * self.replicas.gradient_bytes
+        return self.setting.place.ends.seconds("all_reduce", nbytes)
+
+    def copies_s(self, params: int, num_blocks: int) -> float:
+        """Return the seconds to read and write weights and states, and to read gradients, at copy speed."""
+        setting, precision = self.setting, self.setting.job.precision
+        states = state_elements(setting.job.optimizer, params, num_blocks * setting.params.matrices()) * precision.state
+        weights = params * (precision.parameter + precision.master)
+        nbytes = (states + weights) + params * precision.gradient / 2
+        return setting.copy_s(nbytes / (self.replicas.owners.size if setting.layout.zero_stage else 1))
+
+    def muon_s(self, num_blocks: int) -> float:
+        """Return Muon's seconds: each matrix of a block is sent to one rank, orthogonalized there, and sent back."""
+        setting, ranks = self.setting, self.setting.place.matrices
+        elements = num_blocks * setting.params.matrices() / setting.place.replicas.size
+        products_s = num_blocks * muon_flops(setting.job.model, setting.layout.ep) / ranks.size / setting.flops_per_s
+        return 2 * ranks.seconds("all_to_all", elements * setting.job.precision.state) + products_s
 
     def time(self) -> Time:
         number = self.setting.layout.num_micro_batches
@@ -89,7 +100,7 @@ class StepModel:
 
     def least_s(self) -> float:
         """Return a lower bound that needs no schedule: gradients follow the forward passes."""
-        bound_s = least_s(self.setting, self.costs)
+        bound_s = self.setting.least_s(self.costs)
         if self.reduces_at_end:
             for own, params in zip(self.cut.of_rank, self.params, strict=True):
                 forward_s = self.setting.layout.num_micro_batches * float(self.costs[list(own), FORWARD].sum())
@@ -100,48 +111,45 @@ class StepModel:
         """Return the seconds of an undivided model's passes, and of the exposed reductions after them."""
         cost = self.costs[0]
         span_s = self.setting.layout.num_micro_batches * float(cost.sum())
-        if not self.reduces_at_end:
-            return span_s, 0.0
-        return span_s, self.replicas.shown_in_s(cost, self.cut.layers[0])
+        return span_s, self.replicas.shown_in_s(cost, self.cut.layers[0]) if self.reduces_at_end else 0.0
 
     def pipeline(self) -> tuple[float, float]:
         """Return the seconds of a pipeline's passes, and of the exposed reductions after them.
 
         A stage's gradients are reduced after its last pass, while its rank continues with other stages.
         """
-        layout, model = self.setting.layout, self.setting.job.model
+        layout, params = self.setting.layout, self.setting.params
         kinds = [tuple(self.costs[:, kind].sum(1).tolist()) for kind in (FORWARD, INPUTS, WEIGHTS)]
-        costs = Costs(*kinds, tuple(messages_s(self.setting)))  # type: ignore[call-arg]
+        costs = Costs(*kinds, tuple(self.messages_s()))  # type: ignore[call-arg]
         few, rounds = steady(layout.pp, layout.num_micro_batches)
         first_s, ends = played(layout.schedule, layout.pp, few, layout.virtual_stages, costs)
-        more_s = (
-            rounds and played(layout.schedule, layout.pp, few + layout.pp, layout.virtual_stages, costs)[0] - first_s
-        )
-        exposed_s = 0.0
+        exposed_s = more_s = 0.0
+        if rounds:
+            more_s = played(layout.schedule, layout.pp, few + layout.pp, layout.virtual_stages, costs)[0] - first_s
         if self.reduces_at_end:
             for own in self.cut.of_rank:
-                layers = [self.cut.layers[stage] for stage in own]
-                params = [counts.stage_params(model, layout.tp, layout.ep, part) for part in layers]
-                ready = sorted(zip([ends[stage] for stage in own], params, strict=True))
+                ready = sorted((ends[stage], params.stages(self.cut.layers[stage])) for stage in own)
                 exposed_s = max(exposed_s, one_by_one_s(ready, self.replicas.reduce_s) - first_s)
         return first_s + rounds * more_s, exposed_s
 
+    def messages_s(self) -> list[float]:
+        """Return the seconds of a message from each stage to the next."""
+        home = {stage: rank for rank, own in enumerate(self.cut.of_rank) for stage in own}
+        nbytes = self.setting.activation_bytes / between_tp(self.setting.layout)
+        pairs = pairwise(home[stage] for stage in range(len(home)))
+        return [self.setting.place.to_stage(*pair).seconds(nbytes) if len({*pair}) > 1 else 0.0 for pair in pairs]
 
-class NumberedSchedule(NamedTuple):
-    """A schedule with numbered actions, and each stage's last action."""
 
-    home: dict[int, int]
-    orders: list[list[int]]
-    last: list[int]
+Numbered = tuple[dict[int, int], list[list[int]], list[int]]  # each stage's rank, ranks' actions, stages' last actions
 
 
 @lru_cache(maxsize=256)
-def numbered(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> NumberedSchedule:
+def numbered(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> Numbered:
     instance = registry.make(schedule, pp, num_micro_batches, virtual_stages)
     number = rules(instance.home, num_micro_batches, EQUAL).number
     last = {action.stage: number(action) for order in instance.orders for action in order}
     orders = [list(map(number, order)) for order in instance.orders]
-    return NumberedSchedule(instance.home, orders, [last[s] for s in range(instance.num_stages)])
+    return instance.home, orders, [last[stage] for stage in range(instance.num_stages)]
 
 
 @lru_cache(maxsize=1 << 12)
@@ -149,48 +157,7 @@ def played(
     schedule: str, pp: int, num_micro_batches: int, virtual_stages: int, costs: Costs
 ) -> tuple[float, list[float]]:
     """Return a schedule's duration in seconds, and the end of each stage's last pass."""
-    instance = numbered(schedule, pp, num_micro_batches, virtual_stages)
-    graph = rules(instance.home, num_micro_batches, costs)
-    begin_s, span_s = play(instance.orders, graph)
-    return span_s, [begin_s[number] + graph.takes_s[number] for number in instance.last]
-
-
-def least_s(setting: PassContext, costs: np.ndarray) -> float:
-    """Return a lower bound in seconds: each rank's passes, forward passes before them, and backward passes after.
-
-    With split backward passes, a rank computes weight gradients while it waits for the last backward passes.
-    """
-    cut = stages(setting.job, setting.layout)
-    kinds = costs.sum(2)
-    backward = (kinds[:, INPUTS] + kinds[:, WEIGHTS]) * (not cut.splits)
-    before, after = ([0.0, *accumulate(passes.tolist())] for passes in (kinds[:, FORWARD], backward))
-    number = setting.layout.num_micro_batches
-    return max(number * float(kinds[list(own)].sum()) + before[own[0]] + after[own[0]] for own in cut.of_rank)
-
-
-def update_s(setting: PassContext, params: int, matrices: int, owners: int) -> float:
-    """Return the seconds of the update, at copy speed: it reads and writes weights and states, and reads gradients."""
-    precision = precision_of(setting.job)
-    states = counts.state_elements(setting.job.optimizer, params, matrices) * precision.state
-    weights = params * (precision.parameter + precision.master)
-    touched = 2 * (states + weights) + params * precision.gradient
-    return touched / owners / 2 * setting.place.network.copy_s_per_byte
-
-
-def muon_s(setting: PassContext, matrices: int) -> float:
-    """Return Muon's seconds: each matrix of a block is sent to one rank, orthogonalized there, and sent back."""
-    model, ranks, ep = setting.job.model, setting.place.matrices, setting.layout.ep
-    each = counts.block_matrices(model, setting.layout.tp, ep)
-    nbytes = matrices / setting.place.replicas.size * precision_of(setting.job).state
-    products_s = matrices / each * muon_flops(model, ep) / ranks.size / setting.flops_per_s
-    return 2 * ranks.seconds("all_to_all", nbytes) + products_s
-
-
-def messages_s(setting: PassContext) -> list[float]:
-    """Return the seconds of a message from each stage to the next."""
-    home = {stage: rank for rank, own in enumerate(stages(setting.job, setting.layout).of_rank) for stage in own}
-    nbytes = setting.activation_bytes / counts.between_tp(setting.layout)
-    return [
-        setting.place.to_stage(home[stage], home[stage + 1]).seconds(nbytes) if home[stage] != home[stage + 1] else 0.0
-        for stage in range(len(home) - 1)
-    ]
+    home, orders, last = numbered(schedule, pp, num_micro_batches, virtual_stages)
+    graph = rules(home, num_micro_batches, costs)
+    begin_s, span_s = play(orders, graph)
+    return span_s, [begin_s[number] + graph.takes_s[number] for number in last]

@@ -11,7 +11,6 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from collectives.job.settings import Parser, Range, positive
 from collectives.schedule.draw import refuse, refuse_picture, save
@@ -38,20 +37,13 @@ def parser() -> Parser:
     command = Parser("python -m parallelism.pipeline.schedule", __doc__)
     acts = command.add_subparsers(required=True, metavar="draw | search | check")
     draws = acts.add_parser("draw", help="draw a schedule, with its bubble and live activations")
-    draws.add_argument(
-        "--schedule", metavar="NAME", help=f"name of the schedule: {', '.join(registry.names())} (default: 1f1b)"
-    )
-    draws.add_argument(
-        "--file", metavar="FILE", help="read the schedule from a file instead: a line of actions for each rank"
-    )
+    text = f"name of the schedule: {', '.join(registry.names())} (default: 1f1b)"
+    draws.add_argument("--schedule", metavar="NAME", help=text)
+    text = "read the schedule from a file instead: a line of actions for each rank"
+    draws.add_argument("--file", metavar="FILE", help=text)
     searches = acts.add_parser("search", help="search a schedule for these times under a memory limit")
-    searches.add_argument(
-        "--memory",
-        type=positive,
-        nargs="+",
-        metavar="N",
-        help="largest number of live activations, one number or one for each rank",
-    )
+    text = "largest number of live activations, one number or one for each rank"
+    searches.add_argument("--memory", type=positive, nargs="+", metavar="N", help=text)
     checks = acts.add_parser("check", help="prove schedules in files")
     checks.add_argument("files", nargs="+", metavar="FILE")
     for each in (draws, searches):
@@ -64,12 +56,8 @@ def parser() -> Parser:
 def add_common_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--stages", type=positive, metavar="P", help=f"number of pipeline ranks (default: {STAGES})")
-    add(
-        "--virtual_stages",
-        type=positive,
-        metavar="V",
-        help="stages on each rank (default: the fewest that the schedule takes; search: 1)",
-    )
+    text = "stages on each rank (default: the fewest that the schedule takes; search: 1)"
+    add("--virtual_stages", type=positive, metavar="V", help=text)
     add("--micro_batches", type=positive, metavar="M", help=f"number of micro-batches (default: {MICRO_BATCHES})")
     for name, default in Costs()._asdict().items():
         each = "pair of consecutive stages" if name == "message" else "stage"
@@ -115,11 +103,7 @@ def show(schedule: Schedule, flags: argparse.Namespace) -> None:
 
 
 def costs(flags: argparse.Namespace) -> Costs:
-    return Costs(*(alone_or_all(getattr(flags, name)) for name in Costs._fields))
-
-
-def alone_or_all(numbers: list) -> Any:
-    return numbers[0] if len(numbers) == 1 else numbers
+    return Costs(*(getattr(flags, name) for name in Costs._fields))
 
 
 def has_colors() -> bool:
@@ -131,7 +115,7 @@ def find(flags: argparse.Namespace) -> None:
     """Search, and compare the result with the known schedules."""
     refuse_outputs(flags)
     shape = flags.stages or STAGES, flags.micro_batches or MICRO_BATCHES, flags.virtual_stages or 1
-    limits = limits_of(alone_or_all(flags.memory) if flags.memory else None, *shape)
+    limits = limits_of(flags.memory, *shape)
     show(search(*shape, costs(flags), limits), flags)
     print("\nknown:")
     for schedule in registered(*shape):

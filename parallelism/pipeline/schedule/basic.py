@@ -8,23 +8,17 @@ Sources: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using
 and 2.2.2 (interleaved); Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, Action, Order, Schedule
 
 
-def passes(stage: int, kind: str, micro_batches: range) -> list[Action]:
-    return [Action(stage, kind, micro_batch) for micro_batch in micro_batches]
-
-
 def naive(num_ranks: int, num_micro_batches: int) -> Schedule:
     """Let one stage compute at a time: a micro-batch goes forward and backward before the next one begins."""
-    orders = [
-        tuple(chain.from_iterable((Action(s, FORWARD, m), Action(s, BACKWARD, m)) for m in range(num_micro_batches)))
-        for s in range(num_ranks)
-    ]
+    steps = [(kind, micro_batch) for micro_batch in range(num_micro_batches) for kind in (FORWARD, BACKWARD)]
+    orders = [tuple(Action(stage, *step) for step in steps) for stage in range(num_ranks)]
     return Schedule("naive", tuple(orders), (1,) * num_ranks)
 
 
@@ -39,11 +33,11 @@ def one_f_one_b(num_ranks: int, num_micro_batches: int) -> Schedule:
     Bubble (p-1)/(m+p-1) as GPipe's, but stage s has at most p-s live activations.
     """
     peaks = tuple(min(num_ranks - stage, num_micro_batches) for stage in range(num_ranks))
-    every = range(num_micro_batches)
-    orders = [
-        alternate(passes(stage, FORWARD, every), passes(stage, BACKWARD, every), peak)
-        for stage, peak in enumerate(peaks)
-    ]
+    every = [range(num_micro_batches)]
+    orders = []
+    for stage, peak in enumerate(peaks):
+        forward, backward = (rounds([stage], kind, every) for kind in (FORWARD, BACKWARD))
+        orders.append(alternate(forward, backward, peak))
     return Schedule("1f1b", tuple(orders), peaks)
 
 
@@ -88,6 +82,6 @@ def breadth_first(num_ranks: int, num_micro_batches: int, virtual_stages: int) -
     return Schedule("breadth_first", tuple(orders), (virtual_stages * num_micro_batches,) * num_ranks)
 
 
-def rounds(stages: range, kind: str, groups: Iterable[range]) -> list[Action]:
-    """Pass each group through all stages."""
-    return [action for group in groups for stage in stages for action in passes(stage, kind, group)]
+def rounds(stages: Sequence[int], kind: str, groups: Iterable[range]) -> list[Action]:
+    """Pass each group of micro-batches through all stages."""
+    return [Action(stage, kind, micro_batch) for group in groups for stage in stages for micro_batch in group]

@@ -6,7 +6,6 @@ torch.distributed.pipelining for a schedule's compute actions: F, B, I and W.
 
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
 
 from parallelism.pipeline.schedule.actions import Action, Schedule, count_peaks, parse
 from parallelism.pipeline.schedule.failure import ProofError
@@ -15,63 +14,47 @@ from parallelism.pipeline.schedule.proof import prove
 EXAMPLE = "0F0 0F1 0B0 0B1"
 
 
-class FileCell(NamedTuple):
-    """An action and its position in a file; cells are counted from 1, including idle ones."""
-
-    line: int
-    cell: int
-    action: Action
-
-
 def read(path: str | PathLike[str]) -> Schedule:
     """Read and prove a schedule; its live activations are counted.
 
     Raises: ValueError with the line, the cell and the error; OSError.
     """
-    lines = cells_of(Path(path))
-    orders = tuple(tuple(cell.action for cell in line) for line in lines)
+    lines = lines_of(Path(path))
+    orders = tuple(tuple(line.values()) for line in lines.values())
     schedule = Schedule(Path(path).stem, orders, count_peaks(orders))
     try:
         prove(schedule)
     except ProofError as error:
-        where = "".join(place_in(lines[rank], position) for rank, position in error.places[:1])
-        raise ValueError(f"{path}{where}: {error}") from None
+        (rank, position), *_ = error.places
+        line, cells = [*lines.items()][rank]
+        place = f"cell {[*cells][position]}" if position < len(cells) else "behind the last cell"
+        raise ValueError(f"{path}, line {line}, {place}: {error}") from None
     return schedule
 
 
-def place_in(line: list[FileCell], position: int) -> str:
-    if position < len(line):
-        return f", line {line[position].line}, cell {line[position].cell}"
-    return f", line {line[-1].line}, behind the last cell"
-
-
-def cells_of(path: Path) -> list[list[FileCell]]:
-    """Return the actions of each line that is not empty."""
+def lines_of(path: Path) -> dict[int, dict[int, Action]]:
+    """Return the actions of each line that is not empty, by line and cell, counted from 1 and including idle cells."""
     try:
         text = path.read_text("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not text ({error}): write a line of actions for each rank, as {EXAMPLE}") from None
-    lines = [actions_of(path, number, line) for number, line in enumerate(text.splitlines(), 1) if bare(line)]
+    texts = [line.partition("#")[0].strip() for line in text.splitlines()]
+    lines = {number: actions_of(f"{path}, line {number}", line) for number, line in enumerate(texts, 1) if line}
     if not lines:
         raise ValueError(f"{path} has no actions: write a line of them for each rank, as {EXAMPLE}")
     return lines
 
 
-def bare(line: str) -> str:
-    return line.partition("#")[0].strip()
-
-
-def actions_of(path: Path, number: int, line: str) -> list[FileCell]:
-    words = [word for part in bare(line).split(",") for word in part.split() or [""]]
-    cells = []
-    for cell, word in enumerate(words, 1):
+def actions_of(place: str, line: str) -> dict[int, Action]:
+    actions: dict[int, Action] = {}
+    for cell, word in enumerate((word for part in line.split(",") for word in part.split() or [""]), 1):
         try:
-            cells += [FileCell(number, cell, parse(word))] if word else []
+            actions |= {cell: parse(word)} if word else {}
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}, cell {cell}: {error}; messages follow from these") from None
-    if not cells:
-        raise ValueError(f"{path}, line {number}: a rank without actions; write some, as {EXAMPLE}, or no line")
-    return cells
+            raise ValueError(f"{place}, cell {cell}: {error}; messages follow from these") from None
+    if not actions:
+        raise ValueError(f"{place}: a rank without actions; write some, as {EXAMPLE}, or no line")
+    return actions
 
 
 def write(schedule: Schedule, path: str | PathLike[str]) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action
 from parallelism.pipeline.schedule.greedy import SchedulingProblem
-from parallelism.pipeline.schedule.price import ActionGraph, SimulatedTimes, play
+from parallelism.pipeline.schedule.price import ActionGraph, play
 
 DISTANCES = (1, 1, 1, 2, 3, 4, 6)  # by which an action is moved
 TOLERANCE = 0.02  # by which a schedule may be longer at first
@@ -28,12 +28,10 @@ class TimedOrders(NamedTuple):
 
 def timed(job: SchedulingProblem, orders: Iterable[Iterable[Action]]) -> TimedOrders:
     """Split backward passes, which delays no action, and return the orders with their duration."""
-    numbered = [[job.rules.number(part) for action in order for part in parts(action)] for order in orders]
-    return TimedOrders(play(numbered, job.rules).span_s, job, numbered)
-
-
-def parts(action: Action) -> list[Action]:
-    return [action._replace(kind=kind) for kind in (INPUTS, WEIGHTS)] if action.kind == BACKWARD else [action]
+    parts = {BACKWARD: (INPUTS, WEIGHTS)}
+    split = [[a._replace(kind=kind) for a in order for kind in parts.get(a.kind, (a.kind,))] for order in orders]
+    numbered = [list(map(job.rules.number, order)) for order in split]
+    return TimedOrders(play(numbered, job.rules)[1], job, numbered)
 
 
 def improve(start: TimedOrders, draws: random.Random, work: int, least_s: float) -> TimedOrders:
@@ -44,14 +42,15 @@ def improve(start: TimedOrders, draws: random.Random, work: int, least_s: float)
     """
     best, now_s, orders = start, start.span_s, [*start.orders]
     job, budget, size = start.job, work, sum(map(len, orders))
-    pairs = critical(orders, play(orders, job.rules), job.rules)
+    pairs = critical(orders, play(orders, job.rules)[0], job.rules)
     while budget > 0 and pairs and best.span_s > least_s:
         rank, position = draws.choice(pairs)
         before, orders[rank] = orders[rank], moved(orders[rank], position, draws)
         played = play_legal(orders, rank, job)
         budget -= size if played else len(before)
-        if played and played.span_s <= now_s * (1 + TOLERANCE * max(0, budget) / work * draws.random() ** 2):
-            now_s, pairs = played.span_s, critical(orders, played, job.rules)
+        if played and played[1] <= now_s * (1 + TOLERANCE * max(0, budget) / work * draws.random() ** 2):
+            begin_s, now_s = played
+            pairs = critical(orders, begin_s, job.rules)
             if now_s < best.span_s:
                 best = TimedOrders(now_s, job, [*orders])
         else:
@@ -68,36 +67,30 @@ def moved(order: list[int], position: int, draws: random.Random) -> list[int]:
     return [*rest[:dest], order[source], *rest[dest:]]
 
 
-def play_legal(orders: list[list[int]], rank: int, job: SchedulingProblem) -> SimulatedTimes | None:
-    """Simulate the orders; return None if the rank's order is illegal, or the ranks deadlock."""
+def play_legal(orders: list[list[int]], rank: int, job: SchedulingProblem) -> tuple[list[float], float] | None:
+    """Simulate the orders; return None if the rank exceeds its limit, has WEIGHTS before INPUTS, or ranks deadlock."""
+    num_alive, earlier = 0, set()
+    for action in orders[rank]:
+        kind = KINDS[action // job.num_micro_batches % len(KINDS)]
+        num_alive += kind == FORWARD
+        if num_alive > job.limits[rank] or (kind == WEIGHTS and action - job.num_micro_batches not in earlier):
+            return None
+        num_alive -= kind == WEIGHTS
+        earlier.add(action)
     with suppress(ValueError):
-        if is_legal(orders[rank], job.num_micro_batches, job.limits[rank]):
-            return play(orders, job.rules)
+        return play(orders, job.rules)
     return None
 
 
-def is_legal(order: Sequence[int], num_micro_batches: int, limit: int) -> bool:
-    """Return whether live activations are within the limit, and WEIGHTS come after INPUTS."""
-    num_alive, earlier = 0, set()
-    for action in order:
-        kind = KINDS[action // num_micro_batches % len(KINDS)]
-        num_alive += kind == FORWARD
-        if num_alive > limit or (kind == WEIGHTS and action - num_micro_batches not in earlier):
-            return False
-        num_alive -= kind == WEIGHTS
-        earlier.add(action)
-    return True
-
-
-def critical(orders: Sequence[Sequence[int]], played: SimulatedTimes, graph: ActionGraph) -> list[tuple[int, int]]:
+def critical(orders: Sequence[Sequence[int]], begin_s: Sequence[float], graph: ActionGraph) -> list[tuple[int, int]]:
     """Return the ranks and positions at which the critical path goes from an action to its rank's next one."""
     at = {action: (rank, position) for rank, order in enumerate(orders) for position, action in enumerate(order)}
     pairs = []
-    action = max(at, key=lambda action: played.begin_s[action] + graph.takes_s[action])
+    action = max(at, key=lambda action: begin_s[action] + graph.takes_s[action])
     while True:
         rank, position = at[action]
         previous = orders[rank][position - 1] if position else None
-        if previous is not None and played.begin_s[previous] + graph.takes_s[previous] == played.begin_s[action]:
+        if previous is not None and begin_s[previous] + graph.takes_s[previous] == begin_s[action]:
             pairs.append((rank, position))
             action = previous
         elif (awaited := graph.reads[action]) is not None:

@@ -54,26 +54,22 @@ Op = PostRecv | WaitRecv | Compute | StartSend
 
 def incoming(schedule: Schedule, action: Action) -> StageMessage | None:
     """Return the message that an action waits for, or None if its input is local."""
-    stage, kind, micro_batch = action
-    return (
-        between(schedule, stage - 1 if kind == FORWARD else stage + 1, stage, micro_batch) if kind != WEIGHTS else None
-    )
+    before = action.stage - 1 if action.kind == FORWARD else action.stage + 1
+    return between(schedule, action, before, action.stage)
 
 
 def outgoing(schedule: Schedule, action: Action) -> StageMessage | None:
     """Return the message that carries an action's result, or None if no other rank needs it."""
-    stage, kind, micro_batch = action
-    return (
-        between(schedule, stage, stage + 1 if kind == FORWARD else stage - 1, micro_batch) if kind != WEIGHTS else None
-    )
+    after = action.stage + 1 if action.kind == FORWARD else action.stage - 1
+    return between(schedule, action, action.stage, after)
 
 
-def between(schedule: Schedule, stage: int, dest: int, micro_batch: int) -> StageMessage | None:
-    """Return the message from a stage to its neighbour `dest`, or None if one does not exist, or both are on a rank."""
+def between(schedule: Schedule, action: Action, stage: int, dest: int) -> StageMessage | None:
+    """Return an action's message from a stage to its neighbour `dest`; None if there is none, or they share a rank."""
     ranks = schedule.home.get(stage), schedule.home.get(dest)
-    if None in ranks or ranks[0] == ranks[1]:
+    if action.kind == WEIGHTS or None in ranks or ranks[0] == ranks[1]:
         return None
-    return StageMessage(dest < stage, dest, micro_batch, *ranks)  # type: ignore[arg-type]
+    return StageMessage(dest < stage, dest, action.micro_batch, *ranks)  # type: ignore[arg-type]
 
 
 def program(schedule: Schedule, rank: int, ahead: int = AHEAD) -> Iterator[Op]:

@@ -3,6 +3,7 @@
 A cell's width is the action's duration.  Its name is `F3` if ranks have one stage each, `6F3` if several.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,12 +17,10 @@ TERMINAL = {FORWARD: 44, BACKWARD: 42, INPUTS: 46, WEIGHTS: 43}  # backgrounds
 WAIT, WAIT_COLOR, OTHER_COLOR = "wait", "0.85", "#8a4fa3"  # measured spans, by their first word
 MOST_COLUMNS = 400
 NARROW, WIDEST, TALLEST = 8.0, 40.0, 40.0  # inches
-DIGIT = 0.08
+SPAN, DIGIT = 0.25, 0.08  # mean width of a span, and width of a digit
 
 
 class ScheduleGrid(NamedTuple):
-    """Each rank's spans in time."""
-
     title: str
     num_ranks: int
     spans: Sequence[Span]
@@ -36,7 +35,6 @@ def planned(timeline: Timeline) -> ScheduleGrid:
 
 
 def title(timeline: Timeline) -> str:
-    """Summarize a schedule's cost in one line."""
     _, unit, scale = time_axis(timeline.span_s)
     return (
         f"{timeline.schedule.name}: {timeline.span_s * scale:.4g} {unit}, bubble {timeline.bubble:.1%}, "
@@ -69,21 +67,17 @@ class DrawnAction(NamedTuple):
 
 
 def cells(grid: ScheduleGrid) -> list[DrawnAction]:
-    """Return the spans that are actions."""
     actions = [(span, action) for span in grid.spans if (action := action_of(span))]
     stages: dict[int, list[int]] = {}
     for rank, stage in sorted({(span.rank, action.stage) for span, action in actions}):
         stages.setdefault(rank, []).append(stage)
     is_alone = all(len(own) == 1 for own in stages.values())
-    return [
-        DrawnAction(
-            span,
-            action,
-            f"{action.kind}{action.micro_batch}" if is_alone else str(action),
-            stages[span.rank].index(action.stage) / len(stages[span.rank]),
-        )
-        for span, action in actions
-    ]
+    drawn = []
+    for span, action in actions:
+        label = f"{action.kind}{action.micro_batch}" if is_alone else str(action)
+        own = stages[span.rank]
+        drawn.append(DrawnAction(span, action, label, own.index(action.stage) / len(own)))
+    return drawn
 
 
 def text(grid: ScheduleGrid, columns: int = MOST_COLUMNS, colored: bool = False) -> str:
@@ -136,7 +130,8 @@ def figure(grids: Sequence[ScheduleGrid]) -> Any:
 
     end, unit, scale = time_axis(max(grid.end_s for grid in grids))
     lanes = [0.4 * grid.num_ranks + 0.8 for grid in grids]
-    width = inches(grids)
+    most = max(Counter((n, span.rank) for n, grid in enumerate(grids) for span in grid.spans).values(), default=0)
+    width = min(WIDEST, max(NARROW, most * SPAN))
     fig = Figure(figsize=(width, min(TALLEST, sum(lanes) + 0.5)), layout="constrained")
     every = fig.subplots(len(grids), squeeze=False, sharex=True, height_ratios=lanes).flat
     for axes, grid in zip(every, grids, strict=True):
@@ -144,25 +139,10 @@ def figure(grids: Sequence[ScheduleGrid]) -> Any:
         axes.yaxis.get_major_locator().set_params(integer=True)
         draw(axes, grid, scale, width / end)
     axes.set_xlabel(f"time ({unit})")
-    fig.legend(*legend(fig.axes), loc="outside lower center", ncols=6)
+    labelled = (zip(*axes.get_legend_handles_labels(), strict=True) for axes in fig.axes)
+    entries = {label: handle for pairs in labelled for handle, label in pairs}
+    fig.legend(entries.values(), entries, loc="outside lower center", ncols=6)
     return fig
-
-
-def inches(grids: Sequence[ScheduleGrid]) -> float:
-    """Return the figure's width, enough for a micro-batch's number in most actions, within limits."""
-    actions = [cell for grid in grids for cell in cells(grid)]
-    lengths = sorted(length(cell.span) for cell in actions)
-    if not lengths or not lengths[len(lengths) // 4]:
-        return NARROW
-    digits = max(len(str(cell.action.micro_batch)) for cell in actions)
-    ideal = 1.4 * DIGIT * digits * max(grid.end_s for grid in grids) / lengths[len(lengths) // 4]
-    return min(WIDEST, max(NARROW, ideal))
-
-
-def legend(every: Iterable[Any]) -> tuple[list[Any], list[str]]:
-    """Return the handles and labels of several axes, each label once."""
-    handles = {label: handle for axes in every for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    return [*handles.values()], [*handles]
 
 
 def draw(axes: Any, grid: ScheduleGrid, scale: float, unit_inches: float) -> None:
@@ -170,14 +150,13 @@ def draw(axes: Any, grid: ScheduleGrid, scale: float, unit_inches: float) -> Non
     actions = sorted(cells(grid), key=lambda cell: cell.paleness)  # the legend uses the first one's color
     for kind, label in LABELS.items():
         some = [cell for cell in actions if cell.action.kind == kind]
-        bars(axes, [cell.span for cell in some], scale, [pale(COLORS[kind], cell.paleness) for cell in some], label)
+        colors = [(COLORS[kind], 1 - 0.7 * cell.paleness) for cell in some]  # with opacity
+        bars(axes, [cell.span for cell in some], scale, colors, label)
     others = [span for span in grid.spans if not action_of(span)]
     for word in dict.fromkeys(span.what.split()[0] for span in others):
         some_others = [span for span in others if span.what.split()[0] == word]
-        if word == WAIT:
-            bars(axes, some_others, scale, WAIT_COLOR, word)
-        else:  # on the lane's lower edge, as it may overlap with actions
-            bars(axes, some_others, scale, OTHER_COLOR, word, middle=0.4, height=0.15)
+        at_edge = {} if word == WAIT else {"middle": 0.4, "height": 0.15}  # others may overlap with actions
+        bars(axes, some_others, scale, WAIT_COLOR if word == WAIT else OTHER_COLOR, word, **at_edge)
     for cell in actions:
         number = str(cell.action.micro_batch)
         if length(cell.span) * scale * unit_inches > DIGIT * len(number):
@@ -189,13 +168,7 @@ def draw(axes: Any, grid: ScheduleGrid, scale: float, unit_inches: float) -> Non
 def bars(
     axes: Any, spans: Sequence[Span], scale: float, color: Any, label: str, middle: float = 0.0, height: float = 0.8
 ) -> None:
-    begins, widths = [span.begin_s * scale for span in spans], [length(span) * scale for span in spans]
-    ranks = [span.rank + middle for span in spans]
     if spans:
+        begins, widths = [span.begin_s * scale for span in spans], [length(span) * scale for span in spans]
+        ranks = [span.rank + middle for span in spans]
         axes.barh(ranks, widths, height, begins, color=color, edgecolor="w", lw=0.5, label=label)
-
-
-def pale(color: str, paleness: float) -> tuple[float, ...]:
-    from matplotlib.colors import to_rgb
-
-    return tuple(c + (1 - c) * 0.7 * paleness for c in to_rgb(color))

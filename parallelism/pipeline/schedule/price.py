@@ -48,7 +48,8 @@ EQUAL = Costs()  # as in zero-bubble papers: a backward pass takes twice as long
 
 def spread(name: str, times: Seconds, count: int) -> list[float]:
     """Return `count` numbers, given one number for all or one for each."""
-    seconds = [float(times)] * count if isinstance(times, float | int) else [float(second) for second in times]
+    seconds = [float(second) for second in ([times] if isinstance(times, float | int) else times)]
+    seconds *= count if len(seconds) == 1 else 1
     if len(seconds) != count:
         raise ValueError(f"{name} has {len(seconds)} times: pass one, or {count}")
     if wrong := [second for second in seconds if not 0 <= second < math.inf]:
@@ -85,7 +86,6 @@ class Timeline:
 
     @property
     def peaks(self) -> tuple[int, ...]:
-        """Peak number of live activations of each rank."""
         return actions.count_peaks(self.schedule.orders)
 
     @property
@@ -134,15 +134,8 @@ def rules(home: Mapping[int, int], num_micro_batches: int, costs: Costs) -> Acti
     return graph
 
 
-class SimulatedTimes(NamedTuple):
-    """Begin of each action, by its number, and the end of the last."""
-
-    begin_s: list[float]
-    span_s: float
-
-
-def play(orders: Sequence[Sequence[int]], rules: ActionGraph) -> SimulatedTimes:
-    """Simulate all ranks' actions, given by their numbers.
+def play(orders: Sequence[Sequence[int]], rules: ActionGraph) -> tuple[list[float], float]:
+    """Simulate all ranks' actions, given by their numbers: return the begin of each, and the end of the last.
 
     Raises: ValueError if all ranks wait, which is impossible in a proved schedule.
     """
@@ -170,11 +163,10 @@ def play(orders: Sequence[Sequence[int]], rules: ActionGraph) -> SimulatedTimes:
                 ready.append(waiting.pop(output))
         free_s[rank] = now_s
     if waiting:
-        stuck = ", ".join(
-            f"{rules.action(orders[rank][num_done[rank]])} on rank {rank}" for rank in sorted(waiting.values())
-        )
-        raise ValueError(f"no rank can proceed; waiting: {stuck}")
-    return SimulatedTimes(begin_s, max(free_s, default=0.0))
+        stuck = {rank: rules.action(orders[rank][num_done[rank]]) for rank in sorted(waiting.values())}
+        named = ", ".join(f"{action} on rank {rank}" for rank, action in stuck.items())
+        raise ValueError(f"no rank can proceed; waiting: {named}")
+    return begin_s, max(free_s, default=0.0)
 
 
 def price(schedule: Schedule, costs: Costs = EQUAL) -> Timeline:
@@ -183,7 +175,7 @@ def price(schedule: Schedule, costs: Costs = EQUAL) -> Timeline:
     Raises: ValueError for invalid costs, and if all ranks wait.
     """
     graph = rules(schedule.home, schedule.num_micro_batches, costs)
-    played = play([list(map(graph.number, order)) for order in schedule.orders], graph)
+    times_s, _ = play([list(map(graph.number, order)) for order in schedule.orders], graph)
     numbers = {action: graph.number(action) for order in schedule.orders for action in order}
-    begin_s = {action: played.begin_s[number] for action, number in numbers.items()}
+    begin_s = {action: times_s[number] for action, number in numbers.items()}
     return Timeline(schedule, begin_s, {a: begin_s[a] + graph.takes_s[number] for a, number in numbers.items()})

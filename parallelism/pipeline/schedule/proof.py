@@ -22,41 +22,34 @@ def prove(schedule: Schedule, programs: Programs = program) -> None:
 
     Raises: ProofError.
     """
-    check_homes(schedule)
-    check_passes(schedule)
+    check_actions(schedule)
     check_peaks(schedule)
     SymbolicRun(schedule, programs).run()
 
 
-def check_homes(schedule: Schedule) -> None:
-    """Check that every rank has a stage, and that each stage's actions are on one rank."""
-    home = homes(schedule)
+def check_actions(schedule: Schedule) -> None:
+    """Check that each stage is on one rank, and each micro-batch passes it forward once and backward once or in parts.
+
+    A stage belongs to the rank with most of its actions.
+    """
     if not schedule.orders:
         raise ProofError(schedule, "it has no ranks")
+    counts = Counter((action.stage, rank) for rank, order in enumerate(schedule.orders) for action in order)
+    home = {stage: rank for (stage, rank), _ in reversed(counts.most_common())}  # the last, most common one wins
+    places: dict[Action, ActionPosition] = {}
     for rank, order in enumerate(schedule.orders):
         if not order:
             raise ProofError(schedule, f"rank {rank} has no action", ActionPosition(rank, 0))
         for index, action in enumerate(order):
-            if home[action.stage] != rank:
-                why = f"{action} is on rank {rank}, but stage {action.stage} belongs to rank {home[action.stage]}"
-                raise ProofError(schedule, why, ActionPosition(rank, index))
-
-
-def homes(schedule: Schedule) -> dict[int, int]:
-    """Return the rank with most actions of each stage."""
-    counts = Counter((action.stage, rank) for rank, order in enumerate(schedule.orders) for action in order)
-    return {stage: rank for (stage, rank), _ in reversed(counts.most_common())}  # the last, most common one wins
-
-
-def check_passes(schedule: Schedule) -> None:
-    """Check that each micro-batch passes each stage once forward and once backward, whole or in two parts."""
-    places: dict[Action, ActionPosition] = {}
-    for rank, order in enumerate(schedule.orders):
-        for index, action in enumerate(order):
+            why, own = "", home[action.stage]
             if action.kind not in KINDS or min(action.stage, action.micro_batch) < 0:
-                raise ProofError(schedule, f"{action} is not an action", ActionPosition(rank, index))
-            if action in places:
-                raise ProofError(schedule, f"{action} appears twice", ActionPosition(rank, index))
+                why = f"{action} is not an action"
+            elif own != rank:
+                why = f"{action} is on rank {rank}, but stage {action.stage} belongs to rank {own}"
+            elif action in places:
+                why = f"{action} appears twice"
+            if why:
+                raise ProofError(schedule, why, ActionPosition(rank, index))
             places[action] = ActionPosition(rank, index)
     for stage in range(schedule.num_stages):
         for micro_batch in range(schedule.num_micro_batches):
@@ -138,7 +131,9 @@ class SymbolicRun:
             raise self.failure(rank, f"the program has {action} here")
         for need in actions.needs(action, self.schedule.num_stages):
             if need not in self.results[rank]:
-                raise self.failure(rank, f"{action} needs {self.named(need)}, which has not been done")
+                whole = need._replace(kind=BACKWARD)
+                is_whole = need.kind == INPUTS and any(whole in own for own in self.schedule.orders)
+                raise self.failure(rank, f"{action} needs {whole if is_whole else need}, which has not been done")
         self.num_done[rank] += 1
         self.results[rank].add(actions.result(action))
 
@@ -168,11 +163,6 @@ class SymbolicRun:
 
     def failure(self, rank: int, why: str) -> ProofError:
         return ProofError(self.schedule, f"{why} on rank {rank}", ActionPosition(rank, self.num_done[rank]))
-
-    def named(self, need: Action) -> Action:
-        """Return the action of this schedule that yields a result."""
-        whole = need._replace(kind=BACKWARD)
-        return whole if need.kind == INPUTS and any(whole in order for order in self.schedule.orders) else need
 
     def deadlock(self) -> ProofError:
         """Return the error for ranks that wait for each other in a cycle, or for one that has ended."""

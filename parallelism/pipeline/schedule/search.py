@@ -1,6 +1,6 @@
 """Schedule search: find a schedule for given costs and a memory limit, at least as good as every known one.
 
-Known schedules within the limit, and greedy ones of many policies (see `greedy`), are simulated; the best of them are
+Known schedules within the limit, and greedy ones with many caps (see `greedy`), are simulated; the best of them are
 improved by moving actions that only their rank's order delays.  The same arguments give the same schedule on every
 machine, because the search ends after an amount of work, not of time.
 """
@@ -8,21 +8,21 @@ machine, because the search ends after an amount of work, not of time.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
 from operator import add, attrgetter
 
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, Schedule, count_peaks
-from parallelism.pipeline.schedule.greedy import Greedy, SchedulingProblem, policies
+from parallelism.pipeline.schedule.greedy import Greedy, SchedulingProblem, caps_of
 from parallelism.pipeline.schedule.improve import LEAST_GAIN, TimedOrders, improve, timed
 from parallelism.pipeline.schedule.price import Costs, play, price
 from parallelism.pipeline.schedule.proof import prove
 from parallelism.pipeline.schedule.zero_bubble import in_turn
 
 WORK = 3_000_000  # actions to simulate; about 2 s at most
-GREEDY_WORK = 10  # relative cost of an action by a policy
+GREEDY_WORK = 10  # relative cost of an action of a greedy schedule
 NUM_IMPROVED = 3
 
 
@@ -33,7 +33,6 @@ def search(
     costs: Costs,
     limit: int | Sequence[int] | None = None,
     *,
-    seed: int = 0,
     work: int = WORK,
 ) -> Schedule:
     """Search for the best schedule with at most `limit` live activations: one number, or one per rank.
@@ -46,20 +45,17 @@ def search(
     fitting = [each for each in registered(num_ranks, num_micro_batches, virtual_stages) if keeps(each, limits)]
     homes = [tuple(schedule.home[stage] for stage in range(schedule.num_stages)) for schedule in fitting]
     baselines = (timed(replace(jobs[0], home=home), each.orders) for home, each in zip(homes, fitting, strict=True))
-    draws = random.Random(seed)
-    starts = sorted(until(least_s, chain(baselines, by_policy(jobs, draws, work // 2))), key=span_s)
-    shares = [improve(start, draws, work // 2 // NUM_IMPROVED, least_s) for start in starts[:NUM_IMPROVED]]
-    best = chosen([*fitting, finished(min(shares, key=span_s))], costs)
+    draws = random.Random(0)
+    starts = []
+    for start in chain(baselines, by_caps(jobs, draws, work // 2)):
+        starts.append(start)
+        if start.span_s <= least_s:  # it cannot be improved
+            break
+    starts.sort(key=span_s)
+    improved = [improve(start, draws, work // 2 // NUM_IMPROVED, least_s) for start in starts[:NUM_IMPROVED]]
+    best = chosen([*fitting, finished(min(improved, key=span_s))], costs)
     prove(best)
     return best
-
-
-def until(least_s: float, each: Iterable[TimedOrders]) -> Iterator[TimedOrders]:
-    """Yield up to and including the first that cannot be improved."""
-    for orders in each:
-        yield orders
-        if orders.span_s <= least_s:
-            return
 
 
 def chosen(schedules: Sequence[Schedule], costs: Costs) -> Schedule:
@@ -79,15 +75,14 @@ def limits_of(
     if min(num_ranks, num_micro_batches, virtual_stages) < 1:
         counts = f"{num_ranks} ranks, {num_micro_batches} micro-batches and {virtual_stages} stages a rank"
         raise ValueError(f"a pipeline of {counts}: use 1 or more of each")
-    most = num_micro_batches * virtual_stages
-    limits = [most if limit is None else limit] * num_ranks if limit is None or isinstance(limit, int) else [*limit]
+    limit = num_micro_batches * virtual_stages if limit is None else limit
+    limits = [limit] if isinstance(limit, int) else [*limit]
+    limits *= num_ranks if len(limits) == 1 else 1
     if len(limits) != num_ranks:
         raise ValueError(f"{len(limits)} limits for {num_ranks} ranks: pass one, or {num_ranks}")
     if min(limits) < virtual_stages:
-        raise ValueError(
-            f"a limit of {min(limits)} activations: a rank has one alive for each of its stages, "
-            f"use {virtual_stages} or more"
-        )
+        why = f"a rank has one alive for each of its stages, use {virtual_stages} or more"
+        raise ValueError(f"a limit of {min(limits)} activations: {why}")
     return tuple(limits)
 
 
@@ -128,13 +123,13 @@ def keeps(schedule: Schedule, limits: Sequence[int]) -> bool:
     return all(peak <= limit for peak, limit in zip(schedule.peaks, limits, strict=True))
 
 
-def by_policy(jobs: Sequence[SchedulingProblem], draws: random.Random, work: int) -> Iterator[TimedOrders]:
-    """Yield the schedules of some random policies, or of all of them if `work` suffices."""
-    each = [(job, policy) for job in jobs for policy in policies(job)]
+def by_caps(jobs: Sequence[SchedulingProblem], draws: random.Random, work: int) -> Iterator[TimedOrders]:
+    """Yield greedy schedules with some random caps, or with all of them if `work` suffices."""
+    each = [(job, caps) for job in jobs for caps in caps_of(job)]
     draws.shuffle(each)
     size = 3 * len(jobs[0].home) * jobs[0].num_micro_batches
-    for job, policy in each[: max(1, work // (GREEDY_WORK * size))]:
-        yield timed(job, Greedy(job, policy).run())
+    for job, caps in each[: max(1, work // (GREEDY_WORK * size))]:
+        yield timed(job, Greedy(job, caps).run())
 
 
 def bound_s(job: SchedulingProblem) -> float:
@@ -156,7 +151,7 @@ def finished(best: TimedOrders) -> Schedule:
     for stage in range(len(best.job.home)):
         whole = tuple(tuple(joined(order, stage)) for order in orders)
         numbers = [list(map(best.job.rules.number, order)) for order in whole]
-        orders = whole if play(numbers, best.job.rules).span_s <= (1 + LEAST_GAIN) * best.span_s else orders
+        orders = whole if play(numbers, best.job.rules)[1] <= (1 + LEAST_GAIN) * best.span_s else orders
     return Schedule("searched", orders, count_peaks(orders))
 
 

@@ -20,17 +20,14 @@ def zb_h1(num_ranks: int, num_micro_batches: int) -> Schedule:
 
     Bubble p-1 forward passes, a third of 1F1B's, if m >= p; at most p live activations.
     """
-    orders = [h1_order(rank, num_ranks, num_micro_batches) for rank in range(num_ranks)]
+    orders = []
+    for rank in range(num_ranks):  # its weights' parts are `rank` micro-batches behind its inputs' parts
+        forward, inputs, weights = ((rank, kind) for kind in (FORWARD, INPUTS, WEIGHTS))
+        steps = [forward] * (num_ranks - rank)
+        for micro_batch in range(num_micro_batches):
+            steps += [inputs, weights, forward] if micro_batch >= rank else [inputs, forward]
+        orders.append(in_turn([*steps, *[weights] * rank], num_micro_batches))
     return Schedule("zb_h1", tuple(orders), (min(num_ranks, num_micro_batches),) * num_ranks)
-
-
-def h1_order(rank: int, num_ranks: int, num_micro_batches: int) -> Order:
-    """Return rank r's steps, in which weights' parts are r micro-batches behind inputs' parts."""
-    forward, inputs, weights = ((rank, kind) for kind in (FORWARD, INPUTS, WEIGHTS))
-    steps = [forward] * (num_ranks - rank)
-    for micro_batch in range(num_micro_batches):
-        steps += [inputs, weights, forward] if micro_batch >= rank else [inputs, forward]
-    return in_turn([*steps, *[weights] * rank], num_micro_batches)
 
 
 def zb_v(num_ranks: int, num_micro_batches: int) -> Schedule:
