@@ -296,7 +296,7 @@ def test_the_planner_counts_what_a_rank_holds(started, schedule, zero_stage):
     layout = layout._replace(num_micro_batches=COUNT, micro_batch_size=SAMPLES)
     job = TrainingJob(CONFIG, run.num_samples, dtype="float64")
     prediction = memory(job, layout, model_shards(job, layout), owners=2)
-    working = sum(tensor.nbytes for _, tensor in run.zero.gradients.working)
+    working = sum(buffer.tensor.nbytes for buffer in run.zero.working)
     if zero_stage == 3:
         slots = {layer.slot for layer in run.zero.layers.values()}
         working += sum(slot.tensor.nbytes for slot in slots)
@@ -343,7 +343,7 @@ def test_the_next_layer_is_on_its_way(started, schedule):
 
     def watched(number, layer, gather):
         def gathered():
-            events.append((number, layer.slot.layer is layer))
+            events.append((number, layer.slot.user is layer))
             gather()
 
         layer.gather = gathered

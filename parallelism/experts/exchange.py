@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -74,11 +73,6 @@ class ExpertExchange(ExposedTime):
             torch.cuda.current_stream(x.device).synchronize()
         with self.waiting():
             self.host.barrier()
-
-    def wait_for(self, messages: Iterable[Any]) -> None:
-        with self.waiting():
-            for message in messages:
-                message.wait()
 
     def free(self) -> None:
         """Free the host's communicator.  Collective."""

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from parallelism.buffers.gradients import remove_hooks
+from parallelism.data.loop import REPLICAS
 from parallelism.mesh import Mesh, replica_axes
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.driver import Pipeline
@@ -16,7 +17,6 @@ from parallelism.pipeline.events import Listeners, StepTimes
 from parallelism.pipeline.local_parameters import LocalParameters, TiedGradients, tied_names
 from parallelism.pipeline.schedule.actions import WEIGHTS, Schedule
 from parallelism.pipeline.stage import Batch, Layer, cut
-from parallelism.zero.sharded import REPLICAS
 from parallelism.zero.units import ShardGroups
 
 
