@@ -612,8 +612,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/data/sampler.py",
-        "indices.reshape(len(self), self.size, -1)[:, self.rank]",
-        "indices.reshape(len(self), -1, self.size)[:, :, self.rank]",
+        ".reshape(len(self), self.size, -1)[:, self.rank]",
+        ".reshape(len(self), -1, self.size)[:, :, self.rank]",
         ("test_sampler.py", "equally_and_in_order"),
     ),
     mutant(

@@ -101,7 +101,7 @@ def measured(
 ) -> tuple[list[Layer], Schedule]:
     """Return the layers with their measured times as costs, and the schedule, searched for these if requested."""
     times = agreed(measure(gpt, layers, batch, prepare), mesh.comm)
-    layers = [layer._replace(cost=sum(each)) for layer, each in zip(layers, times, strict=True)]
+    layers = [layer._replace(cost=each.sum()) for layer, each in zip(layers, times, strict=True)]
     if config.schedule == SEARCH:
         with torch.no_grad():
             sent = layers[0].run(None, batch)

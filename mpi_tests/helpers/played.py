@@ -86,7 +86,7 @@ class Players:
             layers = gpt2_layers(model)
             parts = balance([layer.cost for layer in layers], schedule.num_stages)
             own = {stage: parts[stage] for stage in schedule.stages(rank)}
-            self.stages |= cut(model, layers, own, self.prepare, splits)
+            self.stages |= cut(model, layers, own, prepare=self.prepare, splits=splits)
 
     def prepare(self, batch):
         if self.place:

@@ -62,7 +62,7 @@ class Training:
         self.model = self.staged(schedule, zero_stage)
         self.replica = self.model.replica
         monitor = GradientMonitor(self.replica.own.names)
-        self.model.pipeline.listeners.add(monitor)
+        self.model.listeners.insert(0, monitor)
         self.masters, self.optimizer, self.shard = self.replica.masters, self.replica.optimizer, self.replica.shard
         self.guard = StepGuard(comm, "skip", self.scale, monitor, self.warnings.append)
         self.clip = GradientClip(1.0, self.gpt, self.masters, self.mesh, tied, self.shard)

@@ -93,7 +93,7 @@ def test_loss_and_gradients_of_the_plain_model(comm, piped, name):
             loss = pp.step(batches).item()
             assert loss == (pytest.approx(want_loss, rel=1e-10) if pp.has_loss else 0)
             check(model, want)
-        losses = pp.pipeline.losses(batches[::-1])
+        losses = pp.losses(batches[::-1])
         assert len(losses) == count
         assert sum(losses) == (pytest.approx(want_loss * count) if pp.has_loss else 0)
 
@@ -114,7 +114,7 @@ def test_loss_and_gradients_in_float32(comm, piped, name):
 def test_as_many_activations_are_alive_as_stated(comm, piped, name):
     count = 9
     _, pp = piped(name, count)
-    stages, alive = pp.pipeline.stages.values(), []
+    stages, alive = pp.stages.values(), []
     for stage in stages:
         forward = stage.forward
 
@@ -125,10 +125,10 @@ def test_as_many_activations_are_alive_as_stated(comm, piped, name):
 
         stage.forward = counting_forward
     batches = batches_of(count)
-    pp.pipeline.form(batches[0])
+    pp.form(batches[0])
     alive.clear()
     pp.step(batches)
-    assert max(alive) == pp.pipeline.schedule.peaks[comm.rank]
+    assert max(alive) == pp.schedule.peaks[comm.rank]
     assert sum(stage.num_alive for stage in stages) == 0
     if name == "1f1b":
         assert max(alive) == comm.size - comm.rank
@@ -172,12 +172,12 @@ def test_the_norm_counts_tied_gradients_once(comm, piped):
 def test_gradients_are_on_their_way_after_a_stages_last_backward_pass(comm, piped):
     """Of a rank's two stages, the later one's gradients are reduced while the earlier one still computes."""
     _, pp = piped("interleaved", 2, dp=2, pp=2)
-    pipeline, started = pp.pipeline, []
+    started = []
     for bucket in pp.replica.buckets:
         start = bucket.plan.start
-        bucket.plan.start = lambda start=start: (started.append(pipeline.now), start())[1]
+        bucket.plan.start = lambda start=start: (started.append(pp.now), start())[1]
     pp.step(batches_of(2))
-    order = [a for a in pipeline.schedule.orders[pipeline.comm.rank] if a.kind == "B"]
+    order = [a for a in pp.schedule.orders[pp.comm.rank] if a.kind == "B"]
     last = {a.stage: a for a in order}
     assert set(started) == set(last.values())
     first_ended = min(last.values(), key=order.index)
@@ -230,13 +230,13 @@ def test_micro_batches_may_count_by_their_targets(comm, piped):
 @pytest.mark.sizes(2)
 def test_what_a_rank_does_is_recorded(comm, piped):
     _, pp = piped("zb_h1", 3)
-    pp.pipeline.form(batches_of(3)[0])
+    pp.form(batches_of(3)[0])
     recorder = SpanRecorder(comm.rank)
-    with pp.pipeline.listeners.adding(recorder):
+    with pp.notifying(recorder):
         pp.step(batches_of(3))
     spans = recorder.spans
     assert [span.what for span in spans if re.fullmatch(r"\d+[FBIW]\d+", span.what)] == [
-        str(action) for action in pp.pipeline.schedule.orders[comm.rank]
+        str(action) for action in pp.schedule.orders[comm.rank]
     ]
     assert {span.rank for span in spans} == {comm.rank}
     assert all(a.begin_s <= a.end_s <= b.begin_s for a, b in pairwise(spans))

@@ -87,7 +87,7 @@ class Sharded(nn.Module):
     def _gradient_appeared(self, param: Tensor) -> None:
         if self.sync or self.replica.every_micro_batch:
             self._begin_backward()
-            self.replica.gradient_ready(param, self._micro_batch)
+            self.replica.gradient_ready(param)
 
     def _begin_backward(self) -> None:
         if not self._in_backward:

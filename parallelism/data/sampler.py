@@ -34,13 +34,10 @@ class DistributedSampler:
         return self.num_samples // self.batch_size
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        indices = self.order()[: len(self) * self.batch_size]
-        return iter(indices.reshape(len(self), self.size, -1)[:, self.rank])
-
-    def order(self) -> np.ndarray:
         # Sorting raw bits gives the same order in every version of NumPy, which permutation() does not promise.
         philox = np.random.Philox(key=[self.seed, self.epoch])
-        return np.argsort(philox.random_raw(self.num_samples), kind="stable")
+        order = np.argsort(philox.random_raw(self.num_samples), kind="stable")
+        return iter(order[: len(self) * self.batch_size].reshape(len(self), self.size, -1)[:, self.rank])
 
 
 def check(num_samples: int, batch_size: int, rank: int, size: int):

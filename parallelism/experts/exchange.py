@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,7 +86,8 @@ class ExchangeRouting:
 
     def __init__(self, exchange: ExpertExchange, route: Route, num_tokens: int, device: torch.device):
         self.exchange, self.num_tokens, self.counts = exchange, num_tokens, route.counts
-        self.me, index = exchange.host.rank, partial(on_device, device)
+        self.me = exchange.host.rank
+        index: Callable[..., Any] = partial(torch.as_tensor, device=device)
         self.choices, self.num_slots = index(route.choices), len(route.choices)
         self.route = route
         self.sends = [(peer, index(rows)) for peer, rows in route.sends if len(rows)]
@@ -137,7 +138,3 @@ class ExchangeRouting:
         for rows, part in arriving:
             total.index_add_(0, rows, part.to(wide))
         return total.to(y.dtype)
-
-
-def on_device(device: torch.device, indices: np.ndarray) -> Any:
-    return torch.from_numpy(np.ascontiguousarray(indices)).to(device)

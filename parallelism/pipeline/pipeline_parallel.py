@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,15 +14,15 @@ from parallelism.data.loop import REPLICAS
 from parallelism.mesh import Mesh, replica_axes
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.driver import Pipeline
-from parallelism.pipeline.events import Listeners, StepTimes
+from parallelism.pipeline.events import StepTimes
 from parallelism.pipeline.local_parameters import LocalParameters, TiedGradients, tied_names
 from parallelism.pipeline.schedule.actions import WEIGHTS, Schedule
-from parallelism.pipeline.stage import Batch, Layer, cut
+from parallelism.pipeline.stage import Batch, Layer, cut, nothing
 from parallelism.zero.units import ShardGroups
 
 
-class PipelineParallel:
-    """A model with layers divided over `mesh.pp`, and gradients averaged over dp and sp after each step.
+class PipelineParallel(Pipeline):
+    """A pipeline of a model's layers, divided over `mesh.pp`; gradients are averaged over dp and sp after each step.
 
     All ranks pass the same model; layers of other ranks' stages are deleted.  Stages are balanced by the layers' costs.
     `prepare` is called with the micro-batch before each forward pass.
@@ -39,7 +40,7 @@ class PipelineParallel:
         schedule: Schedule,
         mesh: Mesh,
         device: str = "cpu",
-        prepare: Callable[[Batch], None] = lambda batch: None,
+        prepare: Callable[[Batch], None] = nothing,
         zero_group: str | int = "all",
         zero_stage: int = 0,
         **options: Any,
@@ -51,8 +52,8 @@ class PipelineParallel:
         names, order = tied_names(model), schedule.orders[mesh.pp.rank]
         splits = any(action.kind == WEIGHTS for action in order)
         watched = [self._watched(*each) for each in enumerate(layers)]
-        stages = cut(model, watched, self.parts, prepare, splits, lambda param: self.pipeline.gradient_ready(param))
-        first = mesh.dp.rank * schedule.num_micro_batches
+        appeared = partial(self.emit, "gradient_ready")
+        stages = cut(model, watched, self.parts, prepare=prepare, splits=splits, appeared=appeared)
         own = LocalParameters(
             model,
             {number: layers[number].modules for part in self.parts.values() for number in part},
@@ -61,16 +62,14 @@ class PipelineParallel:
             order,
             TiedGradients(names, model, mesh.pp),
             is_cut=schedule.num_stages > 1,
-            first_micro_batch=first,
         )
         replicas, samples = mesh.along(*replica_axes(mesh.shape)), mesh.along("dp", "sp")
         ranks = ShardGroups.of(replicas, zero_group if zero_stage else "all", samples)
         self.replica = REPLICAS[zero_stage](own, ranks, device=device, **options)
         self.times = StepTimes()
-        self.pipeline = Pipeline(stages, schedule, mesh.pp, device, Listeners(self.times, self.replica), first)
-        self._own = own
+        super().__init__(stages, schedule, mesh.pp, device, [self.times, self.replica])
         for tensor in own.leaves:
-            tensor.register_post_accumulate_grad_hook(self.pipeline.gradient_appeared)
+            tensor.register_post_accumulate_grad_hook(self.gradient_appeared)
 
     def _watched(self, number: int, layer: Layer) -> Layer:
         """Return a layer that emits events around its computation."""
@@ -83,18 +82,14 @@ class PipelineParallel:
             return y
 
         def needed(gradient: Tensor | None = None) -> None:
-            self.pipeline.listeners.emit("parameters_needed", number)
+            self.emit("parameters_needed", number)
 
         return layer._replace(run=run)
 
     @property
     def exposed_s(self) -> float:
         """Total time that steps have waited for other ranks, in seconds."""
-        return self.replica.exposed_s + self.times.waited_s
-
-    def step(self, batches: Sequence[Batch], weights: Sequence[float] | Sequence[Tensor] | None = None) -> Tensor:
-        """Run a step as `Pipeline.step` does, and average the gradients."""
-        return self.pipeline.step(batches, weights)
+        return self.replica.exposed_s + self.times.exposed_s
 
     def zero_grad(self) -> None:
         """Clear the gradients in place."""
@@ -102,13 +97,13 @@ class PipelineParallel:
 
     def remove_hooks(self) -> None:
         """Remove the gradient hooks, which would keep this model in memory."""
-        for tensor in self._own.leaves:
+        for tensor in self.replica.own.leaves:
             remove_hooks(tensor)
 
     @property
     def groups(self) -> list[TiedGradients | ShardGroups]:
         """Objects with communicators to free."""
-        return [self._own.tied, self.replica.ranks]
+        return [self.replica.own.tied, self.replica.ranks]
 
     def free(self) -> None:
         """Free its communicators.  Collective."""

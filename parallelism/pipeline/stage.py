@@ -63,28 +63,16 @@ def nothing(_: Any) -> None:
     pass
 
 
-def cut(
-    model: nn.Module,
-    layers: Sequence[Layer],
-    stages: Mapping[int, range],
-    prepare: Callable[[Batch], None] = nothing,
-    splits: bool = False,
-    appeared: Callable[[Tensor], None] = nothing,
-) -> dict[int, Stage]:
+def cut(model: nn.Module, layers: Sequence[Layer], stages: Mapping[int, range], **options: Any) -> dict[int, Stage]:
     """Cut out this rank's stages, by number, with the layers in `stages`.  Other modules are deleted.
 
-    Parameter names do not change.  A tied parameter remains tied among this rank's modules.  `prepare` is called before
-    each forward pass.  With `splits`, backward passes may be done in two parts; `appeared` is called with each
-    parameter whose gradient was deferred, once it is computed.
+    Parameter names do not change.  A tied parameter remains tied among this rank's modules.  `options` are a `Stage`'s.
     """
     own_names = {name for part in stages.values() for layer in layers[part.start : part.stop] for name in layer.modules}
     for name in (name for layer in layers for name in layer.modules if name not in own_names):
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, Absent(name))
-    return {
-        number: Stage(reduce(joined, layers[part.start : part.stop]), prepare, splits, appeared)
-        for number, part in stages.items()
-    }
+    return {number: Stage(reduce(joined, layers[part.start : part.stop]), **options) for number, part in stages.items()}
 
 
 class SavedForBackward(NamedTuple):
@@ -98,7 +86,8 @@ class SavedForBackward(NamedTuple):
 class Stage:
     """Consecutive layers of a model.  Gradients accumulate in the parameters' `grad`.
 
-    With `splits`, a backward pass may be done in two parts; `appeared` is as in `cut`.
+    `prepare` is called before each forward pass.  With `splits`, a backward pass may be done in two parts; `appeared`
+    is called with each parameter whose gradient was deferred, once it is computed.
     """
 
     def __init__(

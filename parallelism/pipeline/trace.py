@@ -10,7 +10,6 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -64,10 +63,7 @@ def gather(comm: collectives.Communicator, spans: Sequence[Span]) -> list[Span]:
 
 
 def clocks_ahead_s(comm: collectives.Communicator) -> list[float]:
-    """Measure how far each rank's clock is ahead of rank 0's, in seconds; others return zeros.  Collective.
-
-    Ranks of the same host have the same clock.
-    """
+    """Measure how far each rank's clock, that of its host, is ahead of rank 0's, in seconds, on rank 0.  Collective."""
     hosts = comm.host_names()
     first = [hosts.index(host) for host in hosts]
     ahead_s = {rank: clock_ahead_s(comm, rank) if rank else 0.0 for rank in dict.fromkeys(first)}
@@ -101,13 +97,12 @@ class CompletedAction(NamedTuple):
 
 def done(spans: Sequence[Span]) -> dict[Action, CompletedAction]:
     """Return the completed actions of a step, by the result that each produces."""
-    ranked = sorted((span for span in spans if action_of(span)), key=lambda span: (span.rank, span.begin_s))
-    index = {}
-    for before, span in pairwise([None, *ranked]):
-        assert span
-        action = action_of(span)
-        assert action
-        index[result(action)] = CompletedAction(action, span, before if before and before.rank == span.rank else None)
+    index: dict[Action, CompletedAction] = {}
+    latest: dict[int, Span] = {}  # by rank
+    for span in sorted(spans, key=lambda span: span.begin_s):
+        if action := action_of(span):
+            index[result(action)] = CompletedAction(action, span, latest.get(span.rank))
+            latest[span.rank] = span
     return index
 
 

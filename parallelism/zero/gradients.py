@@ -23,7 +23,7 @@ from parallelism.data.buckets import Bucket, BucketQueue, cut_buckets
 from parallelism.data.replica import Replica
 from parallelism.pipeline.events import SHARED
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action
-from parallelism.zero.states import own_weights
+from parallelism.zero.states import shard_weights
 from parallelism.zero.units import FlatParam, ShardGroups, WorkingBuffer, offsets
 
 
@@ -55,7 +55,7 @@ class ReducedGradients(Replica):
         chunk_of = {name: place for unit, place in zip(units, places, strict=True) for name in unit.slices}
         own.tied.bind(self.gradients.array, chunk_of)
         ordered = sorted(self.buckets, key=lambda bucket: own.home(bucket.params[0]) == SHARED)
-        users = {bucket: own.users(set().union(*map(own.layers, bucket.params))) for bucket in ordered}
+        users = {bucket: own.users(set().union(*(own.layers[param] for param in bucket.params))) for bucket in ordered}
         self._of_stage = {stage: [bucket for bucket in ordered if stage in users[bucket]] for stage in own.stages}
         self._queues: dict[tuple[int, int], BucketQueue] = {}  # by stage and micro-batch
         return chunks
@@ -63,11 +63,10 @@ class ReducedGradients(Replica):
     def before(self, action: Action, following: Action | None) -> None:
         stage, kind, micro_batch = action
         if kind != FORWARD and (stage, micro_batch) not in self._queues:
-            number = self.own.first_micro_batch + micro_batch
-            self._queues[stage, micro_batch] = BucketQueue(self._of_stage[stage], number)
+            self._queues[stage, micro_batch] = BucketQueue(self._of_stage[stage])
         self._queue = self._queues.get((stage, micro_batch))
 
-    def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
+    def gradient_ready(self, parameter: Tensor) -> None:
         for buffer in self.working:
             if buffer.user:
                 buffer.user.plan.advance()
@@ -88,10 +87,7 @@ class ReducedGradients(Replica):
 
 
 class ShardedGradients(ReducedGradients):
-    """Stage 2: parameters are replicated; gradients and optimizer states are sharded.
-
-    In a pipeline, there is a bucket per layer.
-    """
+    """Stage 2: gradients, in a pipeline a bucket per layer, and optimizer states are sharded; parameters replicated."""
 
     zero_stage = 2
 
@@ -102,7 +98,7 @@ class ShardedGradients(ReducedGradients):
         units = self._units()
         chunks = self.reduce_units(units, self.grad_dtype or one_dtype(self.params.values()))
         self.arrays = self.arena.parameters, self.gradients.array
-        self.gathering, self.masters = own_weights(self, self.arena, units, chunks)
+        self.gathering, self.masters = shard_weights(self, self.arena, units, chunks)
 
     def _units(self) -> list[FlatParam]:
         """Return the units from the arena's end to its start, the order of the backward pass."""
@@ -141,10 +137,10 @@ class ReduceBucket(Bucket):
         self.own, self.chunk, self.buffer, self.waiting = own, buffer.tensor[chunk], buffer, replica.waiting
 
     @torch.no_grad()
-    def start(self, micro_batch: int | None = None) -> None:
+    def start(self) -> None:
         with self.waiting():
             finish(self.buffer)
-        self.buffer.user, self.micro_batch = self, micro_batch
+        self.buffer.user = self
         for param, home in self.homes.items():
             if param.grad is None:
                 home.zero_()
@@ -158,5 +154,5 @@ def finish(buffer: WorkingBuffer) -> None:
     """Finish the bucket that is being reduced in a buffer, if there is one."""
     if bucket := buffer.user:
         bucket.plan.wait()
-        gradients.add(bucket.own, bucket.chunk, bucket.micro_batch)
+        gradients.add(bucket.own, bucket.chunk)
         buffer.user = None

@@ -37,7 +37,7 @@ class ShardedStates(Averaging):
     def build(self) -> None:
         super().build()
         own_gradients = [self.arena.flat_gradients[chunk] for chunk in self.chunks]
-        self.gathering, self.masters = own_weights(self, self.arena, self.units, own_gradients)
+        self.gathering, self.masters = shard_weights(self, self.arena, self.units, own_gradients)
         self._is_reduced = False
 
     def plans(self, unit: FlatParam, chunk: slice) -> tuple[collectives.Plan, collectives.Plan | None]:
@@ -59,7 +59,7 @@ class ShardedStates(Averaging):
         self._is_reduced = False
 
 
-def own_weights(
+def shard_weights(
     replica: Replica, arena: Arena, units: Sequence[FlatParam], gradients: Sequence[Tensor]
 ) -> tuple[list[collectives.Plan], MasterWeights]:
     """Return the plans that gather an arena's parameters from their owners' chunks, and this rank's master weights.
