@@ -46,15 +46,12 @@ class WeightGradients:
             weight, bias, x, gradient = self._waiting.popleft()
             x, gradient = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, gradient))  # (tokens, width)
             add_product(weight, gradient.t(), x)
-            self._tell(weight)
             if bias is not None:
                 accumulate(bias, gradient.sum(0))
-                self._tell(bias)
-
-    def _tell(self, parameter: Tensor) -> None:
-        self._products[parameter] -= 1
-        if self._products[parameter] == 0:
-            self.appeared(parameter)
+            for parameter in [weight] if bias is None else [weight, bias]:
+                self._products[parameter] -= 1
+                if self._products[parameter] == 0:
+                    self.appeared(parameter)
 
 
 def add_product(parameter: Tensor, left: Tensor, right: Tensor) -> None:

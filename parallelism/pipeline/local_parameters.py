@@ -100,7 +100,7 @@ class LocalParameters:
         tied: TiedGradients | None = None,
         is_cut: bool = False,
     ):
-        self.model, self.comm, self.order, self.is_cut = model, comm, order, is_cut
+        self.model, self.comm, self.is_cut = model, comm, is_cut
         self.stages = stages or {0: range(len(modules))}
         self.tied = tied or TiedGradients([], model, comm)
         self.params = dict(model.named_parameters())

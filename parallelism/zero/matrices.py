@@ -46,10 +46,7 @@ class SplitMatrix(NamedTuple):
 
     def whole(self, parts: Mapping[int, Tensor]) -> Tensor:
         """Assemble the matrix from the parts of its sources."""
-        flat: list[list[Tensor]] = [[] for _ in range(self.num_shards)]
-        for rank, part in self.sources.items():
-            flat[part.number].append(parts[rank])
-        shards = [torch.cat(each).view(self.shape) for each in flat]
+        shards = torch.cat([parts[rank] for rank in self.sources]).view(-1, *self.shape).unbind()
         return self.shard.whole(shards) if self.shard else shards[0]
 
     def parts(self, whole: Tensor) -> dict[int, Tensor]:
