@@ -2,6 +2,7 @@
 
 import math
 import re
+from contextlib import nullcontext
 from functools import cache
 from itertools import pairwise
 
@@ -19,7 +20,7 @@ from parallelism.numerics.recomputation import recompute
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import WEIGHTS
-from parallelism.pipeline.stage import Batch
+from parallelism.pipeline.stage import Batch, within
 from parallelism.pipeline.trace import SpanRecorder
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_layers, gpt2_plan
@@ -67,11 +68,11 @@ def piped(comm):
     """Yield a function that makes a model and its pipeline; free their communicators, as MPI may have few."""
     pipelines = []
 
-    def make(name, count, dtype=torch.float64, model=None, prepare=lambda batch: None, **axes):
+    def make(name, count, dtype=torch.float64, model=None, context=nullcontext, **axes):
         model = model or GPT(CONFIG).to(dtype)
         mesh = Mesh(comm, **(axes or {"pp": comm.size}))
         schedule = registry.make(name, mesh.pp.size, count)
-        pp = PipelineParallel(model, gpt2_layers(model), schedule, mesh, prepare=prepare)
+        pp = PipelineParallel(model, [within(context, layer) for layer in gpt2_layers(model)], schedule, mesh)
         pipelines.append((pp, mesh))
         return model, pp
 
@@ -207,10 +208,11 @@ def test_dropout_and_recomputation_do_not_depend_on_the_layout(comm, piped, name
         for block in model.transformer.h:
             recompute(block, place)
 
-    def prepare(batch):
+    def placed(batch):
         place.samples = batch.samples
+        return nullcontext()
 
-    _, pp = piped(name, 3, model=model, prepare=prepare)
+    _, pp = piped(name, 3, model=model, context=placed)
     loss = pp.step(batches).item()
     assert loss == (pytest.approx(want.item(), rel=1e-10) if pp.has_loss else 0)
     check(model, {name: p.grad for name, p in plain.named_parameters(remove_duplicate=False)})

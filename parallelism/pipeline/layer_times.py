@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,14 +11,12 @@ from torch import Tensor, nn
 
 import collectives
 from parallelism.pipeline.schedule.price import Costs
-from parallelism.pipeline.stage import Batch, Layer, Stage, nothing
+from parallelism.pipeline.stage import Batch, Layer, Stage
 
 REPEATS = 3  # of a layer's passes
 
 
-def measure(
-    model: nn.Module, layers: Sequence[Layer], batch: Batch, prepare: Callable[[Batch], None] = nothing
-) -> np.ndarray:
+def measure(model: nn.Module, layers: Sequence[Layer], batch: Batch) -> np.ndarray:
     """Return each layer's minimum seconds on a batch: forward, backward for inputs, backward for weights.
 
     Gradients do not change.  Collective if the layers communicate; each rank returns its own times.
@@ -29,7 +27,7 @@ def measure(
     model.zero_grad(set_to_none=True)
     x, times_s = None, []
     for layer in layers:
-        stage = Stage(layer, prepare, splits=True)
+        stage = Stage(layer, splits=True)
         times_s.append(np.min([passes_s(stage, x, batch) for _ in range(REPEATS)], axis=0))
         with torch.no_grad():
             x = stage.forward(0, x, batch)

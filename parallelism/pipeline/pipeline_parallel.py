@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ from parallelism.pipeline.driver import Pipeline
 from parallelism.pipeline.events import StepTimes
 from parallelism.pipeline.local_parameters import LocalParameters, TiedGradients, tied_names
 from parallelism.pipeline.schedule.actions import WEIGHTS, Schedule
-from parallelism.pipeline.stage import Batch, Layer, cut, nothing
+from parallelism.pipeline.stage import Batch, Layer, cut
 from parallelism.zero.units import ShardGroups
 
 
@@ -25,7 +24,6 @@ class PipelineParallel(Pipeline):
     """A pipeline of a model's layers, divided over `mesh.pp`; gradients are averaged over dp and sp after each step.
 
     All ranks pass the same model; layers of other ranks' stages are deleted.  Stages are balanced by the layers' costs.
-    `prepare` is called with the micro-batch before each forward pass.
 
     With a `zero_stage`, ZeRO shards over dp and sp, or over groups of these ranks; `replica`, a `Replica` with
     `options`, holds this rank's parameters and updates them.
@@ -40,7 +38,6 @@ class PipelineParallel(Pipeline):
         schedule: Schedule,
         mesh: Mesh,
         device: str = "cpu",
-        prepare: Callable[[Batch], None] = nothing,
         zero_group: str | int = "all",
         zero_stage: int = 0,
         **options: Any,
@@ -52,8 +49,7 @@ class PipelineParallel(Pipeline):
         names, order = tied_names(model), schedule.orders[mesh.pp.rank]
         splits = any(action.kind == WEIGHTS for action in order)
         watched = [self._watched(*each) for each in enumerate(layers)]
-        appeared = partial(self.emit, "gradient_ready")
-        stages = cut(model, watched, self.parts, prepare=prepare, splits=splits, appeared=appeared)
+        stages = cut(model, watched, self.parts, splits=splits, appeared=partial(self.emit, "gradient_ready"))
         own = LocalParameters(
             model,
             {number: layers[number].modules for part in self.parts.values() for number in part},
@@ -109,13 +105,3 @@ class PipelineParallel(Pipeline):
         """Free its communicators.  Collective."""
         for group in self.groups:
             group.free()
-
-
-def within(context: Callable[[], AbstractContextManager], layer: Layer) -> Layer:
-    """Return the layer wrapped in a context, such as autocast's."""
-
-    def run(x, batch):
-        with context():
-            return layer.run(x, batch)
-
-    return layer._replace(run=run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -48,6 +49,16 @@ def joined(first: Layer, second: Layer) -> Layer:
     )
 
 
+def within(context: Callable[[Batch], AbstractContextManager], layer: Layer) -> Layer:
+    """Return the layer, computed in a context that is made for each micro-batch, such as autocast's."""
+
+    def run(x: Tensor | None, batch: Batch) -> Tensor:
+        with context(batch):
+            return layer.run(x, batch)
+
+    return layer._replace(run=run)
+
+
 class Absent(nn.Module):
     """Placeholder for a module of another stage."""
 
@@ -57,10 +68,6 @@ class Absent(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(f"{self.name} is of another stage, on another rank")
-
-
-def nothing(_: Any) -> None:
-    pass
 
 
 def cut(model: nn.Module, layers: Sequence[Layer], stages: Mapping[int, range], **options: Any) -> dict[int, Stage]:
@@ -86,18 +93,12 @@ class SavedForBackward(NamedTuple):
 class Stage:
     """Consecutive layers of a model.  Gradients accumulate in the parameters' `grad`.
 
-    `prepare` is called before each forward pass.  With `splits`, a backward pass may be done in two parts; `appeared`
-    is called with each parameter whose gradient was deferred, once it is computed.
+    With `splits`, a backward pass may be done in two parts; `appeared` is called with each parameter whose gradient was
+    deferred, once it is computed.
     """
 
-    def __init__(
-        self,
-        layer: Layer,
-        prepare: Callable[[Batch], None] = nothing,
-        splits: bool = False,
-        appeared: Callable[[Tensor], None] = nothing,
-    ):
-        self.layer, self.prepare, self.splits, self.appeared = layer, prepare, splits, appeared
+    def __init__(self, layer: Layer, splits: bool = False, appeared: Callable[[Tensor], None] = lambda parameter: None):
+        self.layer, self.splits, self.appeared = layer, splits, appeared
         self._alive: dict[int, SavedForBackward] = {}
 
     def puts_off(self, micro_batch: int, parameter: Tensor) -> bool:
@@ -112,7 +113,6 @@ class Stage:
 
     def forward(self, micro_batch: int, x: Tensor | None, batch: Batch) -> Tensor:
         """Return the output for the next stage, or the scalar loss on the last one; x is None on the first stage."""
-        self.prepare(batch)
         needs_gradient = torch.is_grad_enabled()
         later = WeightGradients(self.appeared) if self.splits and needs_gradient else None
         if x is not None:
