@@ -38,11 +38,20 @@ class Pipeline:
         device: str = "cpu",
         listeners: Sequence[Listener] = (),
     ):
+        with comm.agreed("Pipeline"):
+            if schedule.num_ranks != comm.size:
+                raise ValueError(
+                    f"schedule {schedule.name} is for {schedule.num_ranks} ranks, but there are {comm.size}: make one "
+                    "for those"
+                )
+            if tuple(sorted(stages)) != schedule.stages(comm.rank):
+                raise ValueError(
+                    f"rank {comm.rank} has stages {sorted(stages)}, but by schedule {schedule.name} "
+                    f"{list(schedule.stages(comm.rank))}: cut the model by Schedule.stages"
+                )
         self.stages, self.schedule, self.comm, self.device = stages, schedule, comm, device
         self.listeners = list(listeners)
         self.now: Action | None = None  # the action in progress
-        with comm.agreed("Pipeline"):
-            check_home(stages, schedule, comm)
         self._forms: dict[Any, dict[int, Tensor]] = {}  # of each stage's input, by the shapes of a batch
 
     def emit(self, event: str, *arguments: Any) -> None:
@@ -175,18 +184,6 @@ class Pass:
         else:
             self.losses[micro_batch] = y.detach().double()
             self.held[True, stage, micro_batch] = (torch.ones_like(y) * self.weights[micro_batch]).to(y.dtype)
-
-
-def check_home(stages: Mapping[int, Any], schedule: Schedule, comm: collectives.Communicator) -> None:
-    if schedule.num_ranks != comm.size:
-        raise ValueError(
-            f"schedule {schedule.name} is for {schedule.num_ranks} ranks, but there are {comm.size}: make one for those"
-        )
-    if tuple(sorted(stages)) != schedule.stages(comm.rank):
-        raise ValueError(
-            f"rank {comm.rank} has stages {sorted(stages)}, but by schedule {schedule.name} "
-            f"{list(schedule.stages(comm.rank))}: cut the model by Schedule.stages"
-        )
 
 
 def forward_only(schedule: Schedule, num_micro_batches: int) -> Schedule:

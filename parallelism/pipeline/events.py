@@ -19,10 +19,7 @@ SHARED = -1  # in place of a layer's number, and before all of these: for parame
 
 
 class Listener(ExposedTime):
-    """Base class: is notified of a step's events in order, and ignores them.
-
-    Ranks that hold the same stages have the same events in the same order.
-    """
+    """Base class: ignores a step's events, which are the same and in the same order on ranks with the same stages."""
 
     def before_passes(self) -> None:
         """Prepare for this rank's part of a schedule."""

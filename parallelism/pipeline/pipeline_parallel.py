@@ -69,16 +69,14 @@ class PipelineParallel(Pipeline):
 
     def _watched(self, number: int, layer: Layer) -> Layer:
         """Return a layer that emits events around its computation."""
+        needed = partial(self.emit, "parameters_needed", number)
 
         def run(x: Tensor | None, batch: Batch) -> Tensor:
             needed()
             y = layer.run(x, batch)
             if y.requires_grad:
-                y.register_hook(needed)
+                y.register_hook(lambda gradient: needed())
             return y
-
-        def needed(gradient: Tensor | None = None) -> None:
-            self.emit("parameters_needed", number)
 
         return layer._replace(run=run)
 

@@ -51,14 +51,11 @@ class SpanRecorder(Listener):
 def gather(comm: collectives.Communicator, spans: Sequence[Span]) -> list[Span]:
     """Gather all ranks' spans on rank 0, in its clock, relative to the earliest; others return none.  Collective."""
     ahead_s = clocks_ahead_s(comm)
-    lanes = comm.all_gather_object(spans)
-    if comm.rank:
-        return []
-    begin_s = min((span.begin_s - ahead for own, ahead in zip(lanes, ahead_s, strict=True) for span in own), default=0)
+    gathered = [(span, ahead_s[span.rank]) for own in comm.gather_object(spans) or [] for span in own]
+    begin_s = min((span.begin_s - ahead for span, ahead in gathered), default=0)
     return [
         span._replace(begin_s=span.begin_s - ahead - begin_s, end_s=span.end_s - ahead - begin_s)
-        for own, ahead in zip(lanes, ahead_s, strict=True)
-        for span in own
+        for span, ahead in gathered
     ]
 
 
