@@ -16,8 +16,7 @@ from collectives.arrays.views import to_torch
 from models.gpt import GPT
 from models.optimizer import AdamW, Optimizer
 from parallelism.buffers.arena import Arena
-from parallelism.data.loop import DataParallel
-from parallelism.zero.sharded import Sharded
+from parallelism.data.loop import DataParallel, Sharded
 from parallelism.zero.units import ShardGroups
 
 EVERYTHING_MB = 1e6  # size of a bucket that holds any model

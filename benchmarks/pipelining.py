@@ -35,7 +35,6 @@ import collectives
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.gpt import GPTConfig
-from parallelism.pipeline.driver import Passes
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import WEIGHTS, Schedule
 from parallelism.pipeline.schedule.price import Costs, price
@@ -94,7 +93,7 @@ class Match:
         times = dict(sorted(item for each in MPI.COMM_WORLD.allgather(own) for item in each.items()))
         return Costs(*zip(*times.values(), strict=True))
 
-    def rehearsed(self, number: int, stage: Passes, parts: bool) -> list[float]:
+    def rehearsed(self, number: int, stage: Any, parts: bool) -> list[float]:
         """Return the seconds of a stage's forward pass, and of its backward pass: in parts, or whole and 0."""
         x = self.model.activation if number else None
         times = [rehearse(stage, x, self.model.batches[0], parts) for _ in range(REHEARSALS)]
@@ -119,7 +118,7 @@ def off(actual: Tensor, expected: Tensor) -> float:
     return float(((actual - expected).abs().max() / expected.abs().max()).nan_to_num(nan=math.inf))
 
 
-def rehearse(stage: Passes, x: Tensor | None, batch: Batch, parts: bool) -> list[float]:
+def rehearse(stage: Any, x: Tensor | None, batch: Batch, parts: bool) -> list[float]:
     begin = time.perf_counter()
     y = stage.forward(0, x, batch)
     forward_s, gradient = time.perf_counter() - begin, torch.ones_like(y)

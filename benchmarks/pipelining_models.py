@@ -15,10 +15,10 @@ import collectives
 from models.gpt import GPT, CrossEntropy, GPTConfig
 from parallelism.mesh import Mesh
 from parallelism.pipeline.balance import balance
-from parallelism.pipeline.driver import Passes, Pipeline
+from parallelism.pipeline.driver import Pipeline
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule.actions import Schedule
-from parallelism.pipeline.stage import Batch, cut
+from parallelism.pipeline.stage import Batch, Stage, cut
 from training.gpt import gpt2_layers
 
 Result = tuple[float, dict[str, Tensor]]  # loss and gradients
@@ -27,7 +27,7 @@ Result = tuple[float, dict[str, Tensor]]  # loss and gradients
 class Ours(NamedTuple):
     """Our pipeline of a model."""
 
-    stages: Mapping[int, Passes]
+    stages: Mapping[int, Stage | Sleeping]
     step: Callable[[], float]
     gradients: Callable[[], dict[str, Tensor]]
     zero_grad: Callable[[], None]
@@ -78,7 +78,7 @@ class Gpt(Model):
         model = GPT(self.config)
         pp = PipelineParallel(model, gpt2_layers(model), schedule, Mesh(self.comm, pp=self.comm.size))
         step, gradients = partial(pp.step, self.batches), partial(gradients_of, model)
-        return Ours(pp.pipeline.stages, step, gradients, pp.zero_grad)
+        return Ours(pp.stages, step, gradients, pp.zero_grad)
 
     def torch(self, schedule: Schedule) -> TorchPipeline:
         num_stages = schedule.num_stages

@@ -2,7 +2,7 @@ import torch
 from torch import nn
 
 import collectives
-from parallelism.zero.sharded import Sharded
+from parallelism.data.loop import Sharded
 from parallelism.zero.units import ShardGroups
 
 

@@ -624,8 +624,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/data/sampler.py",
-        "indices.reshape(len(self), self.size, -1)[:, self.rank]",
-        "indices.reshape(len(self), -1, self.size)[:, :, self.rank]",
+        ".reshape(len(self), self.size, -1)[:, self.rank]",
+        ".reshape(len(self), -1, self.size)[:, :, self.rank]",
         ("test_sampler.py", "equally_and_in_order"),
     ),
     mutant(
@@ -798,7 +798,7 @@ ZERO = [
     ),
     mutant(
         "parallelism/zero/gradients.py",
-        "for user in self.users:\n                user.wait()",
+        "finish(self.buffer)",
         "pass",
         ("test_zero.py", "sgd and 2-ranks", 2),
     ),

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def announcement(run: TrainingRun) -> str:
-    config, mesh, tokens, schedule = run.config, run.mesh, run.tokens, run.model.pipeline.schedule
+    config, mesh, tokens, schedule = run.config, run.mesh, run.tokens, run.model.schedule
     batch = f"dp {mesh.dp.size} x micro_batch_size {config.micro_batch_size}"
     lines = [
         f"{tokens.name}: {len(tokens.ids):,} tokens, vocabulary {tokens.vocab_size}",

@@ -75,7 +75,7 @@ class StepProfiler(Listener):
             return
         before, self.seconds, self.is_on = self.exposed(), dict.fromkeys(KINDS, 0.0), True
         begin_s = self.now()
-        with self.run.model.pipeline.listeners.adding(self):
+        with self.run.model.notifying(self):
             yield
         step_s, self.is_on = self.input_s + self.now() - begin_s, False
         self.seconds |= {axis: after - before[axis] for axis, after in self.exposed().items()}

@@ -90,7 +90,7 @@ class TrainingRun:
         self.scale = inputs.precision.loss_scale(config.device)
         monitor = GradientMonitor(self.replica.own.names) if config.non_finite != "ignore" else None
         if monitor:
-            self.model.pipeline.listeners.add(monitor)
+            self.model.listeners.insert(0, monitor)
         self.guard = StepGuard(comm, config.non_finite, self.scale, monitor, device=config.device)
         limit = config.grad_clip or math.inf
         self.clip = GradientClip(limit, self.gpt, self.masters, self.mesh, tied, self.replica.shard, config.device)
@@ -146,7 +146,7 @@ class TrainingRun:
         is_shown = self.config.trace or (self.config.report and self.mesh.pp.size > 1)
         tracing: AbstractContextManager[None] = nullcontext()
         if is_shown and iteration == min(self.first + TRACED - 1, self.config.max_iters):
-            tracing = traced(self.model.pipeline, self.mesh, self.config.trace, self.profiler.keep)
+            tracing = traced(self.model, self.mesh, self.config.trace, self.profiler.keep)
         with tracing, self.profiler.profiling(iteration):
             return self.begun(iteration, inputs)
 
@@ -198,7 +198,7 @@ class TrainingRun:
         windows = TokenWindows(self.val_ids, self.config.block_size, seed=None)
         selection = spread(len(windows), self.config.eval_iters * self.sampler.batch_size)
         self.gpt.eval()
-        total, count = self.add(*validate(self.model.pipeline, self.samples, windows, selection, self.mesh.dp)).tolist()
+        total, count = self.add(*validate(self.model, self.samples, windows, selection, self.mesh.dp)).tolist()
         self.gpt.train()
         return total / (count / self.mesh.pp.size)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,11 +16,11 @@ from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.precision import Precision
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.layer_times import agreed, measure, message_s, stage_costs
-from parallelism.pipeline.pipeline_parallel import PipelineParallel, within
+from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.schedule.price import Costs
 from parallelism.pipeline.schedule.search import search
-from parallelism.pipeline.stage import Batch, Layer
+from parallelism.pipeline.stage import Batch, Layer, within
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.tensor.sharding_plan import parallelize
 from training.compiling import compile_model, compiles_whole
@@ -65,23 +65,22 @@ def staged(
     Collective.
     """
 
-    def prepare(batch: Batch) -> None:
-        """Set the samples by which dropout masks are drawn."""
+    def computing(batch: Batch) -> AbstractContextManager:
+        """Set the samples by which dropout masks are drawn; return the context for the dtype."""
         place.samples = batch.samples
+        return precision.computing(config.device)
 
-    computing = partial(precision.computing, config.device)
     parts = [whole_layer(gpt)] if compiles_whole(config) else layers_of(gpt)
     layers = [within(computing, layer) for layer in parts]
     if mesh.pp.size > 1 and (config.balance == "measured" or config.schedule == SEARCH):
         gpt.to(config.device)  # before the arena, which moves only this rank's parameters
-        layers, schedule = measured(gpt, layers, config, mesh, schedule, make_batch(), prepare)
+        layers, schedule = measured(gpt, layers, config, mesh, schedule, make_batch())
     return PipelineParallel(
         gpt,
         layers,
         schedule,
         mesh,
         config.device,
-        prepare,
         zero_group=zero_group(config),
         zero_stage=config.zero_stage,
         bucket_mb=config.bucket_mb,
@@ -91,17 +90,11 @@ def staged(
 
 
 def measured(
-    gpt: Model,
-    layers: list[Layer],
-    config: Config,
-    mesh: Mesh,
-    schedule: Schedule,
-    batch: Batch,
-    prepare: Callable[[Batch], None],
+    gpt: Model, layers: list[Layer], config: Config, mesh: Mesh, schedule: Schedule, batch: Batch
 ) -> tuple[list[Layer], Schedule]:
     """Return the layers with their measured times as costs, and the schedule, searched for these if requested."""
-    times = agreed(measure(gpt, layers, batch, prepare), mesh.comm)
-    layers = [layer._replace(cost=sum(each)) for layer, each in zip(layers, times, strict=True)]
+    times = agreed(measure(gpt, layers, batch), mesh.comm)
+    layers = [layer._replace(cost=each.sum()) for layer, each in zip(layers, times, strict=True)]
     if config.schedule == SEARCH:
         with torch.no_grad():
             sent = layers[0].run(None, batch)

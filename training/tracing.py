@@ -19,7 +19,7 @@ def traced(pipeline: Pipeline, mesh: Mesh, path: str, keep: Callable[[Timeline, 
     Also write the trace to `path`, and a picture beside it, unless that is empty.  Collective.
     """
     recorder = SpanRecorder(mesh.pp.rank)
-    with pipeline.listeners.adding(recorder):
+    with pipeline.notifying(recorder):
         yield
     spans = gather(mesh.pp, recorder.spans)
     if mesh.comm.rank == 0:

@@ -15,7 +15,7 @@ from mpi_tests.helpers.models import close, random_tokens, randomized
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
-from parallelism.pipeline.stage import Batch, cut
+from parallelism.pipeline.stage import Batch, cut, within
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_layers, gpt2_plan
 
@@ -83,14 +83,15 @@ class Players:
         self.models = [make() for _ in schedule.orders]
         splits = any(action.kind == INPUTS for order in schedule.orders for action in order)
         for rank, model in enumerate(self.models):
-            layers = gpt2_layers(model)
+            layers = [within(self.placed, layer) for layer in gpt2_layers(model)]
             parts = balance([layer.cost for layer in layers], schedule.num_stages)
             own = {stage: parts[stage] for stage in schedule.stages(rank)}
-            self.stages |= cut(model, layers, own, self.prepare, splits)
+            self.stages |= cut(model, layers, own, splits=splits)
 
-    def prepare(self, batch):
+    def placed(self, batch):
         if self.place:
             self.place.samples = batch.samples
+        return nullcontext()
 
     def play(self, batches, sum_up=torch.clone):
         """Run the schedule and return the loss; check that no rank exceeds the schedule's peak of live activations."""

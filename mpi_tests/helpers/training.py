@@ -10,9 +10,9 @@ from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.non_finite import GradientMonitor, StepGuard
 from parallelism.numerics.precision import Precision
 from parallelism.pipeline.local_parameters import tied_names
-from parallelism.pipeline.pipeline_parallel import PipelineParallel, within
+from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.stage import Batch
+from parallelism.pipeline.stage import Batch, within
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_layers, gpt2_plan
 
@@ -62,7 +62,7 @@ class Training:
         self.model = self.staged(schedule, zero_stage)
         self.replica = self.model.replica
         monitor = GradientMonitor(self.replica.own.names)
-        self.model.pipeline.listeners.add(monitor)
+        self.model.listeners.insert(0, monitor)
         self.masters, self.optimizer, self.shard = self.replica.masters, self.replica.optimizer, self.replica.shard
         self.guard = StepGuard(comm, "skip", self.scale, monitor, self.warnings.append)
         self.clip = GradientClip(1.0, self.gpt, self.masters, self.mesh, tied, self.shard)
@@ -74,7 +74,7 @@ class Training:
         precision = {**self.precision.arena_dtypes, "wire_dtype": self.precision.wire_dtype}
         return PipelineParallel(self.gpt, layers, pipeline_schedule, self.mesh, **options, **precision)
 
-    def computing(self):
+    def computing(self, batch):
         return self.precision.computing("cpu")
 
     def step(self, step):

@@ -2,6 +2,7 @@
 
 import math
 import re
+from contextlib import nullcontext
 from functools import cache
 from itertools import pairwise
 
@@ -19,7 +20,7 @@ from parallelism.numerics.recomputation import recompute
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import WEIGHTS
-from parallelism.pipeline.stage import Batch
+from parallelism.pipeline.stage import Batch, within
 from parallelism.pipeline.trace import SpanRecorder
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_layers, gpt2_plan
@@ -67,11 +68,11 @@ def piped(comm):
     """Yield a function that makes a model and its pipeline; free their communicators, as MPI may have few."""
     pipelines = []
 
-    def make(name, count, dtype=torch.float64, model=None, prepare=lambda batch: None, **axes):
+    def make(name, count, dtype=torch.float64, model=None, context=nullcontext, **axes):
         model = model or GPT(CONFIG).to(dtype)
         mesh = Mesh(comm, **(axes or {"pp": comm.size}))
         schedule = registry.make(name, mesh.pp.size, count)
-        pp = PipelineParallel(model, gpt2_layers(model), schedule, mesh, prepare=prepare)
+        pp = PipelineParallel(model, [within(context, layer) for layer in gpt2_layers(model)], schedule, mesh)
         pipelines.append((pp, mesh))
         return model, pp
 
@@ -93,7 +94,7 @@ def test_loss_and_gradients_of_the_plain_model(comm, piped, name):
             loss = pp.step(batches).item()
             assert loss == (pytest.approx(want_loss, rel=1e-10) if pp.has_loss else 0)
             check(model, want)
-        losses = pp.pipeline.losses(batches[::-1])
+        losses = pp.losses(batches[::-1])
         assert len(losses) == count
         assert sum(losses) == (pytest.approx(want_loss * count) if pp.has_loss else 0)
 
@@ -114,7 +115,7 @@ def test_loss_and_gradients_in_float32(comm, piped, name):
 def test_as_many_activations_are_alive_as_stated(comm, piped, name):
     count = 9
     _, pp = piped(name, count)
-    stages, alive = pp.pipeline.stages.values(), []
+    stages, alive = pp.stages.values(), []
     for stage in stages:
         forward = stage.forward
 
@@ -125,10 +126,10 @@ def test_as_many_activations_are_alive_as_stated(comm, piped, name):
 
         stage.forward = counting_forward
     batches = batches_of(count)
-    pp.pipeline.form(batches[0])
+    pp.form(batches[0])
     alive.clear()
     pp.step(batches)
-    assert max(alive) == pp.pipeline.schedule.peaks[comm.rank]
+    assert max(alive) == pp.schedule.peaks[comm.rank]
     assert sum(stage.num_alive for stage in stages) == 0
     if name == "1f1b":
         assert max(alive) == comm.size - comm.rank
@@ -172,12 +173,12 @@ def test_the_norm_counts_tied_gradients_once(comm, piped):
 def test_gradients_are_on_their_way_after_a_stages_last_backward_pass(comm, piped):
     """Of a rank's two stages, the later one's gradients are reduced while the earlier one still computes."""
     _, pp = piped("interleaved", 2, dp=2, pp=2)
-    pipeline, started = pp.pipeline, []
+    started = []
     for bucket in pp.replica.buckets:
         start = bucket.plan.start
-        bucket.plan.start = lambda start=start: (started.append(pipeline.now), start())[1]
+        bucket.plan.start = lambda start=start: (started.append(pp.now), start())[1]
     pp.step(batches_of(2))
-    order = [a for a in pipeline.schedule.orders[pipeline.comm.rank] if a.kind == "B"]
+    order = [a for a in pp.schedule.orders[pp.comm.rank] if a.kind == "B"]
     last = {a.stage: a for a in order}
     assert set(started) == set(last.values())
     first_ended = min(last.values(), key=order.index)
@@ -207,10 +208,11 @@ def test_dropout_and_recomputation_do_not_depend_on_the_layout(comm, piped, name
         for block in model.transformer.h:
             recompute(block, place)
 
-    def prepare(batch):
+    def placed(batch):
         place.samples = batch.samples
+        return nullcontext()
 
-    _, pp = piped(name, 3, model=model, prepare=prepare)
+    _, pp = piped(name, 3, model=model, context=placed)
     loss = pp.step(batches).item()
     assert loss == (pytest.approx(want.item(), rel=1e-10) if pp.has_loss else 0)
     check(model, {name: p.grad for name, p in plain.named_parameters(remove_duplicate=False)})
@@ -230,13 +232,13 @@ def test_micro_batches_may_count_by_their_targets(comm, piped):
 @pytest.mark.sizes(2)
 def test_what_a_rank_does_is_recorded(comm, piped):
     _, pp = piped("zb_h1", 3)
-    pp.pipeline.form(batches_of(3)[0])
+    pp.form(batches_of(3)[0])
     recorder = SpanRecorder(comm.rank)
-    with pp.pipeline.listeners.adding(recorder):
+    with pp.notifying(recorder):
         pp.step(batches_of(3))
     spans = recorder.spans
     assert [span.what for span in spans if re.fullmatch(r"\d+[FBIW]\d+", span.what)] == [
-        str(action) for action in pp.pipeline.schedule.orders[comm.rank]
+        str(action) for action in pp.schedule.orders[comm.rank]
     ]
     assert {span.rank for span in spans} == {comm.rank}
     assert all(a.begin_s <= a.end_s <= b.begin_s for a, b in pairwise(spans))

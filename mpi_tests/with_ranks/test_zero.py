@@ -12,7 +12,7 @@ from collectives import Communicator, InputError
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.models import share
 from mpi_tests.helpers.ranks import IS_PROOF
-from parallelism.data.loop import DataParallel
+from parallelism.data.loop import DataParallel, Sharded
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
@@ -23,7 +23,6 @@ from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.stage import Batch
 from parallelism.tensor.sharding_plan import parallelize
-from parallelism.zero.sharded import Sharded
 from parallelism.zero.units import ShardGroups
 from training.gpt import gpt2_layers, gpt2_plan
 
@@ -288,8 +287,8 @@ def test_gradients_are_never_held_whole(comm, zero_stage):
     for p in params:
         p.register_hook(lambda _: counts.append(sum(q.numel() for q in params if q.grad is not None)))
     run.train(2, micro_batches=2)
-    largest = max(sum(p.numel() for p in bucket.params) for bucket in run.zero.gradients.buckets)
-    working = sum(len(array) for array, _ in run.zero.gradients.working)
+    largest = max(sum(p.numel() for p in bucket.params) for bucket in run.zero.buckets)
+    working = sum(len(buffer.array) for buffer in run.zero.working)
     whole = sum(p.numel() for p in params)
     assert max(counts) <= largest
     assert largest <= working < 0.8 * whole
@@ -308,7 +307,7 @@ def test_two_layers_are_gathered_at_a_time_and_the_last_two_once_for_both_passes
 
     def look(*_):
         resident.append([i for i, block in enumerate(run.plain.blocks) if max(storage_bytes(block)) > 4])
-        coming.append([i for i, layer in enumerate(layers) if layer.slot.layer is layer])
+        coming.append([i for i, layer in enumerate(layers) if layer.slot.user is layer])
 
     for block in run.plain.blocks:
         block.wide.register_forward_hook(look)

@@ -248,7 +248,7 @@ def test_validation_may_have_batches_that_differ_between_replicas(started, zero_
     batch = run.batches(0)[0]
     first = Batch(batch.tokens[:1], batch.targets[:1])
     batches = [batch, first if run.mesh.dp.rank else batch]
-    losses = run.pp.pipeline.losses(batches)
+    losses = run.pp.losses(batches)
     whole = make_model(run.dtype, "none")
     whole.load_state_dict(gathered(run))
     want = [whole(each.tokens, each.targets)[1].item() for each in batches]
@@ -296,7 +296,7 @@ def test_the_planner_counts_what_a_rank_holds(started, schedule, zero_stage):
     layout = layout._replace(num_micro_batches=COUNT, micro_batch_size=SAMPLES)
     job = TrainingJob(CONFIG, run.num_samples, dtype="float64")
     prediction = memory(job, layout, model_shards(job, layout), owners=2)
-    working = sum(tensor.nbytes for _, tensor in run.zero.gradients.working)
+    working = sum(buffer.tensor.nbytes for buffer in run.zero.working)
     if zero_stage == 3:
         slots = {layer.slot for layer in run.zero.layers.values()}
         working += sum(slot.tensor.nbytes for slot in slots)
@@ -343,7 +343,7 @@ def test_the_next_layer_is_on_its_way(started, schedule):
 
     def watched(number, layer, gather):
         def gathered():
-            events.append((number, layer.slot.layer is layer))
+            events.append((number, layer.slot.user is layer))
             gather()
 
         layer.gather = gathered
@@ -351,7 +351,7 @@ def test_the_next_layer_is_on_its_way(started, schedule):
     for number, layer in layers.items():
         watched(number, layer, layer.gather)
     run.pp.step(run.batches(0))
-    order = [*enumerate(run.pp.pipeline.schedule.orders[run.mesh.pp.rank])]
+    order = [*enumerate(run.pp.schedule.orders[run.mesh.pp.rank])]
     parts = [
         (i, list(run.pp.parts[stage])[:: 1 if kind == "F" else -1]) for i, (stage, kind, _) in order if kind != "W"
     ]

@@ -31,7 +31,7 @@ def played():
     """Return a queue of three buckets, the second without a plan across replicas; their plans; recorded events."""
     events = []
     plans = {name: PlayedPlan(name, events) for name in ("a", "b", "c", "a across", "c across")}
-    queue = BucketQueue([Bucket(plans[name], [name], plans.get(f"{name} across")) for name in "abc"])
+    queue = BucketQueue([Bucket([name], plans[name], plans.get(f"{name} across")) for name in "abc"])
     return queue, plans, events
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from torch import Tensor
 
 import collectives
@@ -30,15 +28,27 @@ class Averaging(Replica):
         self.arena = Arena(own.model, own.comm, self.device, dtype=self.dtype, grad_dtype=self.grad_dtype)
         self.arena.broadcast(self.ranks.every)
         self.arrays = self.arena.parameters, self.arena.gradients
-        self.units = self._units()
+        size, rank = (self.shard.size, self.shard.rank) if self.shard else (1, 0)
+        self.units = self._units(size)
+        self.chunks = [unit.chunks[rank] for unit in self.units]  # reduced to this rank
         uses = own.separate()
         self.sums = TiedSums({param: [*others] for param, others in uses.items()})
         self._passes: dict[Tensor, int] = {own.params[name]: own.num_passes(name) for name in own.trained()}
         for others in uses.values():
             self._passes |= others
+        pairs = [*zip(self.units, self.chunks, strict=True)]
+        self.buckets = [
+            Bucket([self.params[name] for name in unit.slices], *self.plans(unit, chunk)) for unit, chunk in pairs
+        ]
+        own.tied.bind(self.arena.gradients, {name: chunk for unit, chunk in pairs for name in unit.slices})
+        self._begin()
 
-    def _units(self) -> list[FlatParam]:
-        """Return the units in the order in which their gradients become complete."""
+    def plans(self, unit: FlatParam, chunk: slice) -> tuple[collectives.Plan, collectives.Plan | None]:
+        """Bind the reduction of a unit's gradients, and that of this rank's chunk across its replicas, if any."""
+        raise NotImplementedError
+
+    def _units(self, size: int) -> list[FlatParam]:
+        """Return the units, sharded over `size` ranks, in the order in which their gradients become complete."""
         own, slices = self.own, self.arena.slices
         across = own.tied.across
 
@@ -46,17 +56,8 @@ class Averaging(Replica):
             return own.end(name), name if name in across else "", self.ranks.averaging(own.params[name])
 
         buckets = cut_buckets(self.arena, own.trained(slices), self.bucket_bytes, key)
-        ordered = sorted((names for _, names in buckets), key=lambda names: own.end(names[0]))
-        size = self.ranks.shard.size if self.zero_stage else 1
+        ordered = sorted(buckets, key=lambda names: own.end(names[0]))
         return [FlatParam.of({name: slices[name] for name in names}, self.arena.line, size) for names in ordered]
-
-    def reduce_by(self, plans: Iterable[tuple[collectives.Plan, collectives.Plan | None]]) -> None:
-        """Reduce each unit by a plan, followed by one across the ranks that own the same chunks, if there are any."""
-        self.buckets = [
-            Bucket(plan, [self.params[name] for name in unit.slices], across)
-            for (plan, across), unit in zip(plans, self.units, strict=True)
-        ]
-        self._begin()
 
     def _begin(self) -> None:
         self._queue, self._left = BucketQueue(self.buckets), dict(self._passes)
@@ -65,7 +66,7 @@ class Averaging(Replica):
         if action.kind != FORWARD:
             self.arena.check_gradients()
 
-    def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
+    def gradient_ready(self, parameter: Tensor) -> None:
         self._queue.advance()
         passes_left = self._left[parameter] = self._left[parameter] - 1
         owner = self.sums.owner(parameter)
@@ -96,8 +97,7 @@ class Replicated(Averaging):
 
     def build(self) -> None:
         super().build()
-        own, gradients = self.own, self.arena.gradients
-        every = ((self.groups(unit).every, gradients[unit.place]) for unit in self.units)
-        self.reduce_by((comm.plan("all_reduce", part, **self.reduction), None) for comm, part in every)
-        own.tied.bind(gradients, {name: self.arena.slices[name] for name in own.trained()})
-        self.masters = MasterWeights.of(own.model, self.arena)
+        self.masters = MasterWeights.of(self.own.model, self.arena)
+
+    def plans(self, unit: FlatParam, chunk: slice) -> tuple[collectives.Plan, None]:
+        return self.groups(unit).every.plan("all_reduce", self.arena.gradients[chunk], **self.reduction), None

@@ -15,25 +15,18 @@ from parallelism.buffers.arena import Arena
 class Bucket:
     """Parameters whose gradients are reduced together, then `across` the ranks that own the same chunks, if any."""
 
-    def __init__(self, plan: collectives.Plan, params: Iterable[Tensor], across: collectives.Plan | None = None):
-        self.plan, self.params, self.across = plan, tuple(params), across
+    def __init__(self, params: Iterable[Tensor], plan: collectives.Plan, across: collectives.Plan | None = None):
+        self.params, self.plan, self.across = tuple(params), plan, across
 
-    def start(self, micro_batch: int | None = None) -> None:
-        """Reduce the gradients of a micro-batch, numbered in the global batch, or the accumulated gradients of all."""
+    def start(self) -> None:
+        """Reduce the gradients of a micro-batch, or the accumulated gradients of all."""
         self.plan.start()
-
-    def advance(self) -> None:
-        self.plan.advance()
-
-    def wait(self) -> None:
-        self.plan.wait()
 
 
 class BucketQueue:
     """Starts buckets in an order common to all ranks, each once all its gradients are ready."""
 
-    def __init__(self, buckets: Sequence[Bucket], micro_batch: int | None = None):
-        self.micro_batch = micro_batch
+    def __init__(self, buckets: Sequence[Bucket]):
         self._waiting, self._started = deque(buckets), deque[Bucket]()
         self._across: list[collectives.Plan] = []
         self._missing = {bucket: set(bucket.params) for bucket in buckets}
@@ -42,7 +35,7 @@ class BucketQueue:
     def advance(self) -> None:
         """Progress the started buckets; start the reduction `across` of those that are reduced, in the same order."""
         for bucket in self._started:
-            bucket.advance()
+            bucket.plan.advance()
         while self._started and self._started[0].plan.done():
             self._go_across()
         for plan in self._across:
@@ -61,7 +54,7 @@ class BucketQueue:
 
     def _start(self) -> None:
         bucket = self._waiting.popleft()
-        bucket.start(self.micro_batch)
+        bucket.start()
         self._started.append(bucket)
 
     def flush(self) -> None:
@@ -72,7 +65,7 @@ class BucketQueue:
     def wait(self) -> None:
         """Wait until all started buckets are reduced, also `across`."""
         while self._started:
-            self._started[0].wait()
+            self._started[0].plan.wait()
             self._go_across()
         for plan in self._across:
             plan.wait()
@@ -86,19 +79,19 @@ def num_bytes(bucket_mb: float) -> int:
 
 def cut_buckets(
     arena: Arena, names: list[str], bucket_bytes: int, key: Callable[[str], object] = lambda name: None
-) -> list[tuple[slice, list[str]]]:
-    """Cut the arena into slices of about `bucket_bytes`, from its end to its start, the order of the backward pass.
+) -> list[list[str]]:
+    """Cut the arena into buckets of about `bucket_bytes`, from its end to its start, the order of the backward pass.
 
-    Each bucket lists its names in the arena's order; all have the same `key`.
+    Return each bucket's names in the arena's order; all have the same `key`.
     """
-    buckets: list[tuple[slice, list[str]]] = []
+    buckets: list[list[str]] = []
     inside: list[str] = []
     for index in reversed(range(len(names))):
         name, before = names[index], names[index - 1] if index else None
         inside.insert(0, name)
-        place = slice(arena.slices[name].start, arena.slices[inside[-1]].stop)
-        is_full = (place.stop - place.start) * arena.parameters.dtype.itemsize >= bucket_bytes
+        length = arena.slices[inside[-1]].stop - arena.slices[name].start
+        is_full = length * arena.parameters.dtype.itemsize >= bucket_bytes
         if is_full or before is None or key(before) != key(name):
-            buckets.append((place, inside))
+            buckets.append(inside)
             inside = []
     return buckets

@@ -19,7 +19,19 @@ class DistributedSampler:
     """
 
     def __init__(self, num_samples: int, batch_size: int, rank: int, size: int, *, seed: int = 0):
-        check(num_samples, batch_size, rank, size)
+        for name, value in (("num_samples", num_samples), ("batch_size", batch_size), ("size", size)):
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        if not 0 <= rank < size:
+            raise ValueError(f"rank={rank} must be from 0 to {size - 1}, as size={size}")
+        if rest := batch_size % size:
+            below, above = batch_size - rest, batch_size - rest + size
+            sizes = f"{below} or {above}" if below else f"{above}"
+            raise ValueError(f"batch_size={batch_size} is not divisible by {size} ranks: use {sizes}")
+        if num_samples < batch_size:
+            raise ValueError(
+                f"num_samples={num_samples} is below batch_size={batch_size}: use a smaller batch, or more samples"
+            )
         if not 0 <= seed < 2**63:
             raise ValueError(f"seed={seed} must be from 0 to 2**63 - 1")
         self.num_samples, self.batch_size = num_samples, batch_size
@@ -34,26 +46,7 @@ class DistributedSampler:
         return self.num_samples // self.batch_size
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        indices = self.order()[: len(self) * self.batch_size]
-        return iter(indices.reshape(len(self), self.size, -1)[:, self.rank])
-
-    def order(self) -> np.ndarray:
         # Sorting raw bits gives the same order in every version of NumPy, which permutation() does not promise.
         philox = np.random.Philox(key=[self.seed, self.epoch])
-        return np.argsort(philox.random_raw(self.num_samples), kind="stable")
-
-
-def check(num_samples: int, batch_size: int, rank: int, size: int):
-    for name, value in (("num_samples", num_samples), ("batch_size", batch_size), ("size", size)):
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")
-    if not 0 <= rank < size:
-        raise ValueError(f"rank={rank} must be from 0 to {size - 1}, as size={size}")
-    if rest := batch_size % size:
-        below, above = batch_size - rest, batch_size - rest + size
-        sizes = f"{below} or {above}" if below else f"{above}"
-        raise ValueError(f"batch_size={batch_size} is not divisible by {size} ranks: use {sizes}")
-    if num_samples < batch_size:
-        raise ValueError(
-            f"num_samples={num_samples} is below batch_size={batch_size}: use a smaller batch, or more samples"
-        )
+        order = np.argsort(philox.random_raw(self.num_samples), kind="stable")
+        return iter(order[: len(self) * self.batch_size].reshape(len(self), self.size, -1)[:, self.rank])

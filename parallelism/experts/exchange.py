@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,8 +24,9 @@ class HostBuffer:
     def __init__(self, host: collectives.Communicator):
         self.host, self.nbytes = host, 0
 
-    def rows(self, count: int, width: int, like: Tensor) -> list[Tensor]:
-        """Return each rank's buffer of `count` rows.  Collective on the host; all arguments must agree."""
+    def rows(self, count: int, like: Tensor) -> list[Tensor]:
+        """Return each rank's buffer of `count` rows, as long as those of `like`.  Collective on the host."""
+        width = like.shape[1]
         nbytes = count * width * like.element_size()
         if nbytes > self.nbytes:
             self.nbytes = int(nbytes * GROWTH)
@@ -63,10 +63,10 @@ class ExpertExchange(ExposedTime):
         route = make_route(self.comm.rank, every.numpy(), lengths, num_experts, self.comm.topology.nodes)
         return ExchangeRouting(self, route, len(experts), experts.device)
 
-    def written(self, count: int, longest: int, like: Tensor) -> list[Tensor]:
-        """Return the host ranks' buffers; this rank writes `count` rows to its own."""
+    def written(self, count: int, like: Tensor) -> list[Tensor]:
+        """Return the host ranks' buffers of `count` rows, as many as the rank with the most writes to its own."""
         self.buffers.reverse()
-        return self.buffers[0].rows(max(longest, count), like.shape[1], like)
+        return self.buffers[0].rows(count, like)
 
     def synchronize(self, x: Tensor) -> None:
         """Wait until all ranks of the host have written their rows."""
@@ -74,11 +74,6 @@ class ExpertExchange(ExposedTime):
             torch.cuda.current_stream(x.device).synchronize()
         with self.waiting():
             self.host.barrier()
-
-    def wait_for(self, messages: Iterable[Any]) -> None:
-        with self.waiting():
-            for message in messages:
-                message.wait()
 
     def free(self) -> None:
         """Free the host's communicator.  Collective."""
@@ -92,7 +87,8 @@ class ExchangeRouting:
 
     def __init__(self, exchange: ExpertExchange, route: Route, num_tokens: int, device: torch.device):
         self.exchange, self.num_tokens, self.counts = exchange, num_tokens, route.counts
-        self.me, index = exchange.host.rank, partial(on_device, device)
+        self.me = exchange.host.rank
+        index: Callable[..., Any] = partial(torch.as_tensor, device=device)
         self.choices, self.num_slots = index(route.choices), len(route.choices)
         self.route = route
         self.sends = [(peer, index(rows)) for peer, rows in route.sends if len(rows)]
@@ -109,7 +105,7 @@ class ExchangeRouting:
     def spread(self, x: Tensor) -> Tensor:
         """Send tokens to the hosts of their experts; read this rank's experts' rows from the tables of its host."""
         exchange, x = self.exchange, x.contiguous()
-        tables = exchange.written(self.route.table_length, self.route.longest_table, x)
+        tables = exchange.written(self.route.longest_table, x)
         own = tables[self.me]
         with exchange.waiting(), exchange.comm.group():
             for peer, rows in self.sends:
@@ -126,7 +122,7 @@ class ExchangeRouting:
     def gather(self, y: Tensor) -> Tensor:
         """Sum each token's rows on each host, and send the sums back to the token's rank."""
         exchange = self.exchange
-        experts = exchange.written(self.num_slots, self.route.most_slots, y)
+        experts = exchange.written(self.route.most_slots, y)
         experts[self.me][: self.num_slots] = y
         exchange.synchronize(y)
         wide = torch.promote_types(y.dtype, torch.float32)
@@ -143,7 +139,3 @@ class ExchangeRouting:
         for rows, part in arriving:
             total.index_add_(0, rows, part.to(wide))
         return total.to(y.dtype)
-
-
-def on_device(device: torch.device, indices: np.ndarray) -> Any:
-    return torch.from_numpy(np.ascontiguousarray(indices)).to(device)

@@ -58,10 +58,7 @@ def shard_experts(layer: ExpertLinear, hidden: int, exchange: ExpertExchange | N
 
 
 def check_experts(num_experts: int, ep: int, dp: int) -> None:
-    """Check that experts can be divided over `ep` ranks, which are nested in dp.
-
-    Raises: ValueError with valid values.
-    """
+    """Raise ValueError, with valid values, if experts cannot be divided over `ep` ranks, which are nested in dp."""
     if ep == 1:
         return
     if not num_experts:

@@ -24,13 +24,10 @@ class Transfer(NamedTuple):
 
 
 class ExpertBlock(NamedTuple):
-    """Rows of a table for one expert; `slots` are their indices among all rows of its owner's experts.
+    """Rows of a table for one expert; `slots` are their indices among all rows of its owner's experts."""
 
-    `table` and `owner` are local ranks.
-    """
-
-    table: int
-    owner: int
+    table: int  # local rank
+    owner: int  # local rank
     rows: np.ndarray
     slots: slice
 

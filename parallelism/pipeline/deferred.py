@@ -1,6 +1,4 @@
-"""Split backward passes: linear layers compute input gradients immediately and defer their weight gradients.
-
-Weight gradients, which no other stage waits for, fill the pipeline bubble.
+"""Split backward passes: linear layers defer weight gradients, which no other stage waits for, to fill the bubble.
 
 Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv 2401.10241, section 2.
 """
@@ -43,23 +41,17 @@ class WeightGradients:
 
     @torch.no_grad()
     def add(self) -> None:
-        """Compute the deferred gradients, and add them to the parameters' gradients in place.
-
-        The parameters' hooks are not called.
-        """
+        """Add the deferred gradients to the parameters' gradients in place; the parameters' hooks are not called."""
         while self._waiting:
             weight, bias, x, gradient = self._waiting.popleft()
             x, gradient = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, gradient))  # (tokens, width)
             add_product(weight, gradient.t(), x)
-            self._tell(weight)
             if bias is not None:
                 accumulate(bias, gradient.sum(0))
-                self._tell(bias)
-
-    def _tell(self, parameter: Tensor) -> None:
-        self._products[parameter] -= 1
-        if self._products[parameter] == 0:
-            self.appeared(parameter)
+            for parameter in [weight] if bias is None else [weight, bias]:
+                self._products[parameter] -= 1
+                if self._products[parameter] == 0:
+                    self.appeared(parameter)
 
 
 def add_product(parameter: Tensor, left: Tensor, right: Tensor) -> None:

@@ -6,43 +6,19 @@ Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import mul
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import collectives
-from parallelism.pipeline.events import Listeners
+from parallelism.pipeline.events import Listener
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action, Schedule
 from parallelism.pipeline.schedule.messages import Compute, PostRecv, StageMessage, StartSend, WaitRecv, program
-
-
-class Passes(Protocol):
-    """Passes of a stage on a micro-batch; the stage saves activations between them."""
-
-    def forward(self, micro_batch: int, x: Tensor | None, batch: Any) -> Tensor:
-        """Return the input of the next stage, or the loss on the last stage."""
-
-    def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
-        """Return the gradient of the input, and accumulate the gradients of the weights."""
-
-    def backward_inputs(self, micro_batch: int, gradient: Tensor) -> Tensor | None: ...
-
-    def backward_weights(self, micro_batch: int) -> None: ...
-
-    def puts_off(self, micro_batch: int, parameter: Tensor) -> bool: ...
-
-
-class Form(NamedTuple):
-    """Shape and dtype of the activations between two stages."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def empty(self, device: Any) -> Tensor:
-        return torch.empty(self.shape, dtype=self.dtype, device=device)
+from parallelism.pipeline.stage import Stage
 
 
 class Pipeline:
@@ -51,25 +27,44 @@ class Pipeline:
     `stages` are this rank's, by their numbers in `schedule`.  Messages between stages are sent directly from the memory
     of the activations, received into new tensors, and overlap with computation.  `listeners` are notified of the events
     of each step.  Hooks on layers emit `parameters_needed` before a layer computes, and hooks on parameters call
-    `gradient_appeared` after autograd has accumulated a gradient.  Micro-batches are numbered within the global batch;
-    this rank's begin with `first_micro_batch`.
+    `gradient_appeared` after autograd has accumulated a gradient.
     """
 
     def __init__(
         self,
-        stages: Mapping[int, Passes],
+        stages: Mapping[int, Stage],
         schedule: Schedule,
         comm: collectives.Communicator,
         device: str = "cpu",
-        listeners: Listeners | None = None,
-        first_micro_batch: int = 0,
+        listeners: Sequence[Listener] = (),
     ):
-        self.stages, self.schedule, self.comm, self.device = stages, schedule, comm, device
-        self.listeners, self.first_micro_batch = listeners or Listeners(), first_micro_batch
-        self.now: Action | None = None  # the action in progress
         with comm.agreed("Pipeline"):
-            check_home(stages, schedule, comm)
-        self.forms: dict[Any, dict[int, Form]] = {}  # of each stage's input, by the shapes of a batch
+            if schedule.num_ranks != comm.size:
+                raise ValueError(
+                    f"schedule {schedule.name} is for {schedule.num_ranks} ranks, but there are {comm.size}: make one "
+                    "for those"
+                )
+            if tuple(sorted(stages)) != schedule.stages(comm.rank):
+                raise ValueError(
+                    f"rank {comm.rank} has stages {sorted(stages)}, but by schedule {schedule.name} "
+                    f"{list(schedule.stages(comm.rank))}: cut the model by Schedule.stages"
+                )
+        self.stages, self.schedule, self.comm, self.device = stages, schedule, comm, device
+        self.listeners = list(listeners)
+        self.now: Action | None = None  # the action in progress
+        self._forms: dict[Any, dict[int, Tensor]] = {}  # of each stage's input, by the shapes of a batch
+
+    def emit(self, event: str, *arguments: Any) -> None:
+        """Call the listeners' methods with the event's name, in order, or those of `after` events in reverse order."""
+        for listener in reversed(self.listeners) if event.startswith("after") else self.listeners:
+            getattr(listener, event)(*arguments)
+
+    @contextmanager
+    def notifying(self, listener: Listener) -> Iterator[None]:
+        """Notify another listener, ahead of the others, in this context."""
+        self.listeners.insert(0, listener)
+        yield
+        self.listeners.remove(listener)
 
     def step(self, batches: Sequence[Any], weights: Sequence[float] | Sequence[Tensor] | None = None) -> Tensor:
         """Run a step's passes; each batch is a micro-batch, the same on all ranks.  Collective.
@@ -85,7 +80,7 @@ class Pipeline:
                 f"{self.schedule.num_micro_batches}: pass as many, or make one for {len(batches)}"
             )
         loss = Pass(self, self.schedule, batches, weights or [1 / len(batches)] * len(batches)).run()
-        self.listeners.emit("step_done")
+        self.emit("step_done")
         return loss
 
     def gradient_appeared(self, parameter: Tensor) -> None:
@@ -93,11 +88,7 @@ class Pipeline:
         assert self.now
         stage, _, micro_batch = self.now
         if not self.stages[stage].puts_off(micro_batch, parameter):
-            self.gradient_ready(parameter)
-
-    def gradient_ready(self, parameter: Tensor) -> None:
-        assert self.now
-        self.listeners.emit("gradient_ready", parameter, self.first_micro_batch + self.now.micro_batch)
+            self.emit("gradient_ready", parameter)
 
     @torch.no_grad()
     def losses(self, batches: Sequence[Any]) -> list[float]:
@@ -106,30 +97,24 @@ class Pipeline:
         run.run()
         return [float(loss) for loss in run.losses]
 
-    def form(self, batch: Any) -> dict[int, Form]:
-        """Return the form of each stage's input, which is exchanged once per batch shape.
-
-        A single rank sends nothing, and needs no forms.
-        """
-        if self.comm.size == 1:
-            return {}
-        key = tuple(part.shape for part in batch if part is not None)
-        if key not in self.forms:
-            self.forms[key] = self._learn(batch)
-        return self.forms[key]
-
     @torch.no_grad()
-    def _learn(self, batch: Any) -> dict[int, Form]:
-        """Run a batch through the stages on zeros, and share the forms of their outputs.  Collective."""
-        home = self.schedule.home
-        forms: dict[int, Form] = {}
+    def form(self, batch: Any) -> dict[int, Tensor]:
+        """Return tensors without memory, of the shapes and dtypes of each stage's input.  Collective.
+
+        For each new shape of batch, zeros are run through the stages.  A single rank sends nothing, and needs no forms.
+        """
+        key = tuple(part.shape for part in batch if part is not None)
+        if self.comm.size == 1 or key in self._forms:
+            return self._forms.get(key, {})
+        forms: dict[int, Tensor] = {}
         for stage in range(self.schedule.num_stages - 1):
-            form = None
-            if home[stage] == self.comm.rank:
-                x = torch.zeros_like(forms[stage].empty(self.device)) if stage else None
+            form, home = None, self.schedule.home[stage]
+            if home == self.comm.rank:
+                x = torch.zeros_like(forms[stage], device=self.device) if stage else None
                 y = self.stages[stage].forward(0, x, batch)
-                form = Form(tuple(y.shape), y.dtype)
-            forms[stage + 1] = self.comm.broadcast_object(form, home[stage])
+                form = torch.empty(y.shape, dtype=y.dtype, device="meta")
+            forms[stage + 1] = self.comm.broadcast_object(form, home)
+        self._forms[key] = forms
         return forms
 
 
@@ -145,13 +130,14 @@ class Pass:
         self.held: dict[tuple[bool, int, int], Tensor] = {}  # activations or gradients, by stage and micro-batch
 
     def run(self) -> Tensor:
-        comm, emit = self.pipeline.comm, self.pipeline.listeners.emit
+        comm, emit, device = self.pipeline.comm, self.pipeline.emit, self.pipeline.device
         emit("before_passes")
         following = iter(self.schedule.orders[comm.rank][1:])
         for op in program(self.schedule, comm.rank):
             match op:
                 case PostRecv(message):
-                    x = self.forms[message.micro_batch][message.stage + message.is_gradient].empty(self.pipeline.device)
+                    form = self.forms[message.micro_batch][message.stage + message.is_gradient]
+                    x = torch.empty_like(form, device=device)
                     self.coming[message] = comm.recv(x, message.source, self.tag(message), blocking=False)
                 case WaitRecv(message):
                     emit("before_wait", message)
@@ -198,18 +184,6 @@ class Pass:
         else:
             self.losses[micro_batch] = y.detach().double()
             self.held[True, stage, micro_batch] = (torch.ones_like(y) * self.weights[micro_batch]).to(y.dtype)
-
-
-def check_home(stages: Mapping[int, Any], schedule: Schedule, comm: collectives.Communicator) -> None:
-    if schedule.num_ranks != comm.size:
-        raise ValueError(
-            f"schedule {schedule.name} is for {schedule.num_ranks} ranks, but there are {comm.size}: make one for those"
-        )
-    if tuple(sorted(stages)) != schedule.stages(comm.rank):
-        raise ValueError(
-            f"rank {comm.rank} has stages {sorted(stages)}, but by schedule {schedule.name} "
-            f"{list(schedule.stages(comm.rank))}: cut the model by Schedule.stages"
-        )
 
 
 def forward_only(schedule: Schedule, num_micro_batches: int) -> Schedule:

@@ -1,15 +1,11 @@
-"""Events of a training step, and their listeners.
+"""Listeners to the events of a training step, which the pipeline driver emits, and modules in custom training loops.
 
-The pipeline driver emits them, and so do modules in custom training loops.  Data parallelism and ZeRO are listeners, as
-are step timers, trace recorders and gradient monitors.
+Data parallelism and ZeRO are listeners, as are step timers, trace recorders and gradient monitors.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -23,10 +19,7 @@ SHARED = -1  # in place of a layer's number, and before all of these: for parame
 
 
 class Listener(ExposedTime):
-    """Base class: is notified of a step's events in order, and ignores them.
-
-    Ranks that hold the same stages have the same events in the same order.
-    """
+    """Base class: ignores a step's events, which are the same and in the same order on ranks with the same stages."""
 
     def before_passes(self) -> None:
         """Prepare for this rank's part of a schedule."""
@@ -49,45 +42,23 @@ class Listener(ExposedTime):
     def parameters_needed(self, layer: int) -> None:
         """Provide a layer's parameters before it computes, forward or backward."""
 
-    def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
-        """Handle a gradient that a backward pass has accumulated; micro-batches are numbered in the global batch."""
+    def gradient_ready(self, parameter: Tensor) -> None:
+        """Handle a gradient to which a backward pass has been added."""
 
     def step_done(self) -> None:
         """Make the gradients those of all ranks, after all micro-batches have been computed."""
 
 
-class Listeners:
-    """Listeners of a driver, which are notified in order, of `after` events in reverse order."""
-
-    def __init__(self, *listeners: Listener):
-        self.listeners = list(listeners)
-
-    def emit(self, event: str, *arguments: Any) -> None:
-        """Call each listener's method with the event's name."""
-        for listener in reversed(self.listeners) if event.startswith("after") else self.listeners:
-            getattr(listener, event)(*arguments)
-
-    def add(self, listener: Listener) -> None:
-        """Add a listener, ahead of the others."""
-        self.listeners.insert(0, listener)
-
-    @contextmanager
-    def adding(self, listener: Listener) -> Iterator[None]:
-        """Add a listener, ahead of the others, for the duration of this context."""
-        self.add(listener)
-        yield
-        self.listeners.remove(listener)
-
-
 class StepTimes(Listener):
-    """Accumulates the time of this rank's actions, `busy_s`, and of the schedules it runs, `span_s`, in seconds."""
+    """Measures the latest schedule that this rank ran, `span_s`, and its actions, `busy_s`, in seconds.
 
-    def __init__(self) -> None:
-        self.busy_s = self.span_s = 0.0
-        self.last = 0.0, 0.0  # busy and span of the last schedule
+    `exposed_s` is the total time between actions, spent waiting for other ranks.
+    """
+
+    busy_s = span_s = 0.0
 
     def before_passes(self) -> None:
-        self._busy_before_s, self._begin_s = self.busy_s, time.perf_counter()
+        self.busy_s, self._begin_s = 0.0, time.perf_counter()
 
     def before(self, action: Action, following: Action | None) -> None:
         self._action_begin_s = time.perf_counter()
@@ -96,21 +67,12 @@ class StepTimes(Listener):
         self.busy_s += time.perf_counter() - self._action_begin_s
 
     def after_passes(self) -> None:
-        self.last = self.busy_s - self._busy_before_s, time.perf_counter() - self._begin_s
-        self.span_s += self.last[1]
-
-    @property
-    def waited_s(self) -> float:
-        """Time between actions, spent waiting for other ranks, in seconds."""
-        return self.span_s - self.busy_s
+        self.span_s = time.perf_counter() - self._begin_s
+        self.exposed_s += self.span_s - self.busy_s
 
     def bubble(self, comm: collectives.Communicator) -> float | None:
-        """Return the idle fraction of the last step, 0 to 1, over the ranks of `comm`; None for one rank.
-
-        Collective.
-        """
+        """Return the idle fraction of the step, 0 to 1, over the ranks of `comm`; None for one rank.  Collective."""
         if comm.size == 1:
             return None
-        busy_s, span_s = self.last
-        busy = comm.all_reduce(np.array([busy_s]), op="avg")[0]
-        return float(1 - busy / comm.all_reduce(np.array([span_s]), op="max")[0])
+        busy_s = comm.all_reduce(np.array([self.busy_s]), op="avg")[0]
+        return float(1 - busy_s / comm.all_reduce(np.array([self.span_s]), op="max")[0])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,46 +11,34 @@ from torch import Tensor, nn
 
 import collectives
 from parallelism.pipeline.schedule.price import Costs
-from parallelism.pipeline.stage import Batch, Layer, Stage, nothing
+from parallelism.pipeline.stage import Batch, Layer, Stage
+
+REPEATS = 3  # of a layer's passes
 
 
-class LayerTimes(NamedTuple):
-    """Times of a layer's passes in seconds: forward, backward for inputs, backward for weights."""
+def measure(model: nn.Module, layers: Sequence[Layer], batch: Batch) -> np.ndarray:
+    """Return each layer's minimum seconds on a batch: forward, backward for inputs, backward for weights.
 
-    forward: float
-    inputs: float
-    weights: float
+    Gradients do not change.  Collective if the layers communicate; each rank returns its own times.
 
-
-def measure(
-    model: nn.Module,
-    layers: Sequence[Layer],
-    batch: Batch,
-    prepare: Callable[[Batch], None] = nothing,
-    repeats: int = 3,
-) -> list[LayerTimes]:
-    """Measure each layer's minimum times on a batch.  Gradients do not change.
-
-    Collective if the layers communicate; each rank returns its own times.
+    Shapes: (layers, 3).
     """
     gradients = {p: p.grad for p in model.parameters()}
     model.zero_grad(set_to_none=True)
-    x, times = None, []
+    x, times_s = None, []
     for layer in layers:
-        stage = Stage(layer, prepare, splits=True)
-        runs = [passes(stage, x, batch) for _ in range(repeats)]
-        times.append(LayerTimes(*map(min, zip(*runs, strict=True))))
+        stage = Stage(layer, splits=True)
+        times_s.append(np.min([passes_s(stage, x, batch) for _ in range(REPEATS)], axis=0))
         with torch.no_grad():
             x = stage.forward(0, x, batch)
     for p, gradient in gradients.items():
         p.grad = gradient
-    return times
+    return np.array(times_s)
 
 
-def agreed(times: Sequence[LayerTimes], comm: collectives.Communicator) -> list[LayerTimes]:
+def agreed(times_s: np.ndarray, comm: collectives.Communicator) -> np.ndarray:
     """Return the mean times over all ranks, identical on each.  Collective."""
-    means = comm.broadcast(comm.all_reduce(np.array(times), op="avg"))
-    return [LayerTimes(*row) for row in means.tolist()]
+    return comm.broadcast(comm.all_reduce(times_s, op="avg"))
 
 
 def message_s(x: Tensor, comm: collectives.Communicator, repeats: int = 5) -> float:
@@ -65,27 +52,26 @@ def message_s(x: Tensor, comm: collectives.Communicator, repeats: int = 5) -> fl
     return float(comm.all_reduce(shortest, op="min")[0])
 
 
-def stage_costs(times: Sequence[LayerTimes], parts: Sequence[range], message: float) -> Costs:
+def stage_costs(times_s: np.ndarray, parts: Sequence[range], message: float) -> Costs:
     """Return the costs of stages, given the layers of each.
 
-    >>> times = [LayerTimes(1, 2, 3), LayerTimes(1, 1, 1), LayerTimes(4, 4, 4)]
-    >>> stage_costs(times, [range(0, 2), range(2, 3)], message=0.5)
+    >>> stage_costs(np.array([[1, 2, 3], [1, 1, 1], [4, 4, 4]]), [range(0, 2), range(2, 3)], message=0.5)
     Costs(forward=[2, 4], inputs=[3, 4], weights=[4, 4], message=0.5)
     """
-    stages = [LayerTimes(*map(sum, zip(*times[part.start : part.stop], strict=True))) for part in parts]
-    forward, inputs, weights = map(list, zip(*stages, strict=True))
+    forward, inputs, weights = np.transpose([times_s[part.start : part.stop].sum(0) for part in parts]).tolist()
     return Costs(forward, inputs, weights, message)
 
 
-def passes(stage: Stage, x: Tensor | None, batch: Batch) -> LayerTimes:
+def passes_s(stage: Stage, x: Tensor | None, batch: Batch) -> np.ndarray:
+    """Return the seconds of a stage's forward pass, and of its backward pass for inputs and for weights."""
     device = batch.tokens.device
-    begin = now(device)
+    marks = [now(device)]
     y = stage.forward(0, x, batch)
-    forward = now(device)
+    marks.append(now(device))
     stage.backward_inputs(0, torch.ones_like(y))
-    inputs = now(device)
+    marks.append(now(device))
     stage.backward_weights(0)
-    return LayerTimes(forward - begin, inputs - forward, now(device) - inputs)
+    return np.diff([*marks, now(device)])
 
 
 def now(device: torch.device | str) -> float:

@@ -1,7 +1,4 @@
-"""Local parameters: the parameters of a model that a rank holds, with the layers and stages that use them.
-
-Tied parameters are used in several places of a model, on one rank or on several.
-"""
+"""Local parameters: the parameters of a model that a rank holds, with the layers and stages that use them."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ Tied = list[tuple[str, ...]]
 
 
 def tied_names(model: nn.Module) -> Tied:
-    """Return the names of each tied parameter."""
+    """Return the names of each tied parameter, which is used in several places of a model."""
     names: dict[nn.Parameter, list[str]] = defaultdict(list)
     for name, param in model.named_parameters(remove_duplicate=False):
         names[param].append(name)
@@ -42,8 +39,7 @@ class TiedGradients(ExposedTime):
         params = dict(model.named_parameters())
         for group in names if pp.size > 1 else ():
             own = [name for name in group if name in params]
-            comm = pp.split(0 if own else None)
-            if comm is not None:
+            if comm := pp.split(0 if own else None):
                 self._groups.append((own[0], comm))
 
     @property
@@ -92,7 +88,6 @@ class LocalParameters:
 
     `modules` names each layer's modules, by layer number, and `stages` the layers of each stage; `order` is the rank's
     sequence of actions.  `comm` allocates memory for collectives.  With `is_cut`, the model has several stages.
-    Micro-batches are numbered within the global batch from `first_micro_batch` on.
     """
 
     def __init__(
@@ -104,10 +99,8 @@ class LocalParameters:
         order: Order = ALONE,
         tied: TiedGradients | None = None,
         is_cut: bool = False,
-        first_micro_batch: int = 0,
     ):
-        self.model, self.comm, self.order, self.is_cut = model, comm, order, is_cut
-        self.first_micro_batch = first_micro_batch
+        self.model, self.comm, self.is_cut = model, comm, is_cut
         self.stages = stages or {0: range(len(modules))}
         self.tied = tied or TiedGradients([], model, comm)
         self.params = dict(model.named_parameters())
@@ -119,18 +112,14 @@ class LocalParameters:
             name: {number for number, owned in modules.items() if any(not m or name.startswith(f"{m}.") for m in owned)}
             for name in self._names
         }
-        self._users: dict[Tensor, set[int]] = {}  # layers that use each parameter
+        self.layers: dict[Tensor, set[int]] = defaultdict(set)  # that use each parameter
         for name, param in self._names.items():
-            self._users.setdefault(param, set()).update(self._layers[name])
+            self.layers[param] |= self._layers[name]
         self._last = {action.stage: index for index, action in enumerate(order) if action.kind != FORWARD}
-
-    def layers(self, param: Tensor) -> set[int]:
-        """Return the numbers of the layers that use a parameter."""
-        return self._users[param]
 
     def home(self, param: Tensor) -> int:
         """Return the layer that uses a parameter, or SHARED if there are several or none."""
-        layers = self.layers(param)
+        layers = self.layers[param]
         return next(iter(layers)) if len(layers) == 1 else SHARED
 
     def users(self, layers: set[int]) -> set[int]:
@@ -139,7 +128,7 @@ class LocalParameters:
 
     def end(self, name: str) -> int:
         """Return the index, in this rank's order, of the action that completes a parameter's gradient."""
-        return max(self._last[stage] for stage in self.users(self.layers(self.params[name])))
+        return max(self._last[stage] for stage in self.users(self.layers[self.params[name]]))
 
     def num_passes(self, *names: str) -> int:
         """Count the backward passes of a step that contribute to these parameters."""

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from parallelism.buffers.gradients import remove_hooks
+from parallelism.data.loop import REPLICAS
 from parallelism.mesh import Mesh, replica_axes
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.driver import Pipeline
-from parallelism.pipeline.events import Listeners, StepTimes
+from parallelism.pipeline.events import StepTimes
 from parallelism.pipeline.local_parameters import LocalParameters, TiedGradients, tied_names
 from parallelism.pipeline.schedule.actions import WEIGHTS, Schedule
 from parallelism.pipeline.stage import Batch, Layer, cut
-from parallelism.zero.sharded import REPLICAS
 from parallelism.zero.units import ShardGroups
 
 
-class PipelineParallel:
-    """A model with layers divided over `mesh.pp`, and gradients averaged over dp and sp after each step.
+class PipelineParallel(Pipeline):
+    """A pipeline of a model's layers, divided over `mesh.pp`; gradients are averaged over dp and sp after each step.
 
     All ranks pass the same model; layers of other ranks' stages are deleted.  Stages are balanced by the layers' costs.
-    `prepare` is called with the micro-batch before each forward pass.
 
     With a `zero_stage`, ZeRO shards over dp and sp, or over groups of these ranks; `replica`, a `Replica` with
     `options`, holds this rank's parameters and updates them.
@@ -39,7 +38,6 @@ class PipelineParallel:
         schedule: Schedule,
         mesh: Mesh,
         device: str = "cpu",
-        prepare: Callable[[Batch], None] = lambda batch: None,
         zero_group: str | int = "all",
         zero_stage: int = 0,
         **options: Any,
@@ -51,8 +49,7 @@ class PipelineParallel:
         names, order = tied_names(model), schedule.orders[mesh.pp.rank]
         splits = any(action.kind == WEIGHTS for action in order)
         watched = [self._watched(*each) for each in enumerate(layers)]
-        stages = cut(model, watched, self.parts, prepare, splits, lambda param: self.pipeline.gradient_ready(param))
-        first = mesh.dp.rank * schedule.num_micro_batches
+        stages = cut(model, watched, self.parts, splits=splits, appeared=partial(self.emit, "gradient_ready"))
         own = LocalParameters(
             model,
             {number: layers[number].modules for part in self.parts.values() for number in part},
@@ -61,40 +58,32 @@ class PipelineParallel:
             order,
             TiedGradients(names, model, mesh.pp),
             is_cut=schedule.num_stages > 1,
-            first_micro_batch=first,
         )
         replicas, samples = mesh.along(*replica_axes(mesh.shape)), mesh.along("dp", "sp")
         ranks = ShardGroups.of(replicas, zero_group if zero_stage else "all", samples)
         self.replica = REPLICAS[zero_stage](own, ranks, device=device, **options)
         self.times = StepTimes()
-        self.pipeline = Pipeline(stages, schedule, mesh.pp, device, Listeners(self.times, self.replica), first)
-        self._own = own
+        super().__init__(stages, schedule, mesh.pp, device, [self.times, self.replica])
         for tensor in own.leaves:
-            tensor.register_post_accumulate_grad_hook(self.pipeline.gradient_appeared)
+            tensor.register_post_accumulate_grad_hook(self.gradient_appeared)
 
     def _watched(self, number: int, layer: Layer) -> Layer:
         """Return a layer that emits events around its computation."""
+        needed = partial(self.emit, "parameters_needed", number)
 
         def run(x: Tensor | None, batch: Batch) -> Tensor:
             needed()
             y = layer.run(x, batch)
             if y.requires_grad:
-                y.register_hook(needed)
+                y.register_hook(lambda gradient: needed())
             return y
-
-        def needed(gradient: Tensor | None = None) -> None:
-            self.pipeline.listeners.emit("parameters_needed", number)
 
         return layer._replace(run=run)
 
     @property
     def exposed_s(self) -> float:
         """Total time that steps have waited for other ranks, in seconds."""
-        return self.replica.exposed_s + self.times.waited_s
-
-    def step(self, batches: Sequence[Batch], weights: Sequence[float] | Sequence[Tensor] | None = None) -> Tensor:
-        """Run a step as `Pipeline.step` does, and average the gradients."""
-        return self.pipeline.step(batches, weights)
+        return self.replica.exposed_s + self.times.exposed_s
 
     def zero_grad(self) -> None:
         """Clear the gradients in place."""
@@ -102,25 +91,15 @@ class PipelineParallel:
 
     def remove_hooks(self) -> None:
         """Remove the gradient hooks, which would keep this model in memory."""
-        for tensor in self._own.leaves:
+        for tensor in self.replica.own.leaves:
             remove_hooks(tensor)
 
     @property
     def groups(self) -> list[TiedGradients | ShardGroups]:
         """Objects with communicators to free."""
-        return [self._own.tied, self.replica.ranks]
+        return [self.replica.own.tied, self.replica.ranks]
 
     def free(self) -> None:
         """Free its communicators.  Collective."""
         for group in self.groups:
             group.free()
-
-
-def within(context: Callable[[], AbstractContextManager], layer: Layer) -> Layer:
-    """Return the layer wrapped in a context, such as autocast's."""
-
-    def run(x, batch):
-        with context():
-            return layer.run(x, batch)
-
-    return layer._replace(run=run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -48,6 +49,16 @@ def joined(first: Layer, second: Layer) -> Layer:
     )
 
 
+def within(context: Callable[[Batch], AbstractContextManager], layer: Layer) -> Layer:
+    """Return the layer, computed in a context that is made for each micro-batch, such as autocast's."""
+
+    def run(x: Tensor | None, batch: Batch) -> Tensor:
+        with context(batch):
+            return layer.run(x, batch)
+
+    return layer._replace(run=run)
+
+
 class Absent(nn.Module):
     """Placeholder for a module of another stage."""
 
@@ -59,32 +70,16 @@ class Absent(nn.Module):
         raise RuntimeError(f"{self.name} is of another stage, on another rank")
 
 
-def nothing(_: Any) -> None:
-    pass
-
-
-def cut(
-    model: nn.Module,
-    layers: Sequence[Layer],
-    stages: Mapping[int, range],
-    prepare: Callable[[Batch], None] = nothing,
-    splits: bool = False,
-    appeared: Callable[[Tensor], None] = nothing,
-) -> dict[int, Stage]:
+def cut(model: nn.Module, layers: Sequence[Layer], stages: Mapping[int, range], **options: Any) -> dict[int, Stage]:
     """Cut out this rank's stages, by number, with the layers in `stages`.  Other modules are deleted.
 
-    Parameter names do not change.  A tied parameter remains tied among this rank's modules.  `prepare` is called before
-    each forward pass.  With `splits`, backward passes may be done in two parts; `appeared` is called with each
-    parameter whose gradient was deferred, once it is computed.
+    Parameter names do not change.  A tied parameter remains tied among this rank's modules.  `options` are a `Stage`'s.
     """
     own_names = {name for part in stages.values() for layer in layers[part.start : part.stop] for name in layer.modules}
     for name in (name for layer in layers for name in layer.modules if name not in own_names):
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, Absent(name))
-    return {
-        number: Stage(reduce(joined, layers[part.start : part.stop]), prepare, splits, appeared)
-        for number, part in stages.items()
-    }
+    return {number: Stage(reduce(joined, layers[part.start : part.stop]), **options) for number, part in stages.items()}
 
 
 class SavedForBackward(NamedTuple):
@@ -98,17 +93,12 @@ class SavedForBackward(NamedTuple):
 class Stage:
     """Consecutive layers of a model.  Gradients accumulate in the parameters' `grad`.
 
-    With `splits`, a backward pass may be done in two parts; `appeared` is as in `cut`.
+    With `splits`, a backward pass may be done in two parts; `appeared` is called with each parameter whose gradient was
+    deferred, once it is computed.
     """
 
-    def __init__(
-        self,
-        layer: Layer,
-        prepare: Callable[[Batch], None] = nothing,
-        splits: bool = False,
-        appeared: Callable[[Tensor], None] = nothing,
-    ):
-        self.layer, self.prepare, self.splits, self.appeared = layer, prepare, splits, appeared
+    def __init__(self, layer: Layer, splits: bool = False, appeared: Callable[[Tensor], None] = lambda parameter: None):
+        self.layer, self.splits, self.appeared = layer, splits, appeared
         self._alive: dict[int, SavedForBackward] = {}
 
     def puts_off(self, micro_batch: int, parameter: Tensor) -> bool:
@@ -123,7 +113,6 @@ class Stage:
 
     def forward(self, micro_batch: int, x: Tensor | None, batch: Batch) -> Tensor:
         """Return the output for the next stage, or the scalar loss on the last one; x is None on the first stage."""
-        self.prepare(batch)
         needs_gradient = torch.is_grad_enabled()
         later = WeightGradients(self.appeared) if self.splits and needs_gradient else None
         if x is not None:

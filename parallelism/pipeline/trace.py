@@ -10,7 +10,6 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -52,22 +51,16 @@ class SpanRecorder(Listener):
 def gather(comm: collectives.Communicator, spans: Sequence[Span]) -> list[Span]:
     """Gather all ranks' spans on rank 0, in its clock, relative to the earliest; others return none.  Collective."""
     ahead_s = clocks_ahead_s(comm)
-    lanes = comm.all_gather_object(spans)
-    if comm.rank:
-        return []
-    begin_s = min((span.begin_s - ahead for own, ahead in zip(lanes, ahead_s, strict=True) for span in own), default=0)
+    gathered = [(span, ahead_s[span.rank]) for own in comm.gather_object(spans) or [] for span in own]
+    begin_s = min((span.begin_s - ahead for span, ahead in gathered), default=0)
     return [
         span._replace(begin_s=span.begin_s - ahead - begin_s, end_s=span.end_s - ahead - begin_s)
-        for own, ahead in zip(lanes, ahead_s, strict=True)
-        for span in own
+        for span, ahead in gathered
     ]
 
 
 def clocks_ahead_s(comm: collectives.Communicator) -> list[float]:
-    """Measure how far each rank's clock is ahead of rank 0's, in seconds; others return zeros.  Collective.
-
-    Ranks of the same host have the same clock.
-    """
+    """Measure how far each rank's clock, that of its host, is ahead of rank 0's, in seconds, on rank 0.  Collective."""
     hosts = comm.host_names()
     first = [hosts.index(host) for host in hosts]
     ahead_s = {rank: clock_ahead_s(comm, rank) if rank else 0.0 for rank in dict.fromkeys(first)}
@@ -101,13 +94,12 @@ class CompletedAction(NamedTuple):
 
 def done(spans: Sequence[Span]) -> dict[Action, CompletedAction]:
     """Return the completed actions of a step, by the result that each produces."""
-    ranked = sorted((span for span in spans if action_of(span)), key=lambda span: (span.rank, span.begin_s))
-    index = {}
-    for before, span in pairwise([None, *ranked]):
-        assert span
-        action = action_of(span)
-        assert action
-        index[result(action)] = CompletedAction(action, span, before if before and before.rank == span.rank else None)
+    index: dict[Action, CompletedAction] = {}
+    latest: dict[int, Span] = {}  # by rank
+    for span in sorted(spans, key=lambda span: span.begin_s):
+        if action := action_of(span):
+            index[result(action)] = CompletedAction(action, span, latest.get(span.rank))
+            latest[span.rank] = span
     return index
 
 

@@ -46,10 +46,7 @@ class SplitMatrix(NamedTuple):
 
     def whole(self, parts: Mapping[int, Tensor]) -> Tensor:
         """Assemble the matrix from the parts of its sources."""
-        flat: list[list[Tensor]] = [[] for _ in range(self.num_shards)]
-        for rank, part in self.sources.items():
-            flat[part.number].append(parts[rank])
-        shards = [torch.cat(each).view(self.shape) for each in flat]
+        shards = torch.cat([parts[rank] for rank in self.sources]).view(-1, *self.shape).unbind()
         return self.shard.whole(shards) if self.shard else shards[0]
 
     def parts(self, whole: Tensor) -> dict[int, Tensor]:
@@ -135,20 +132,13 @@ def split_matrices(
     shards = {name: shard_of(param, "tp") for name, param in params.items()}
     spans = {name: masters.spans[name] if name in masters.pieces else slice(0, 0) for name in params}  # updated here
     own = [HeldPart(mesh.tp.rank if shards[name] else 0, span.start, span.stop) for name, span in spans.items()]
-    holders, owners = all_parts(comm, own), owners_of([param.shape for param in params.values()], comm.size)
+    owners, of_ranks = owners_of([param.shape for param in params.values()], comm.size), comm.all_gather_object(own)
     matrices = {}
-    for (name, param), parts, owner in zip(params.items(), holders, owners, strict=True):
-        shard, sources = shards[name], nearest(parts, owner)
-        matrices[name] = SplitMatrix(param.shape, shard, mesh.tp.size if shard else 1, owner, parts, sources)
+    for (name, param), owner, *parts in zip(params.items(), owners, *of_ranks, strict=True):
+        holders = {rank: part for rank, part in enumerate(parts) if part.start < part.stop}
+        shard, sources = shards[name], nearest(holders, owner)
+        matrices[name] = SplitMatrix(param.shape, shard, mesh.tp.size if shard else 1, owner, holders, sources)
     return matrices
-
-
-def all_parts(comm: collectives.Communicator, own: Sequence[HeldPart]) -> list[dict[int, HeldPart]]:
-    """Return which ranks hold which part of each matrix, given this rank's parts.  Collective."""
-    rows = comm.all_gather(np.array(own, np.int64).reshape(-1))
-    by_rank = rows.reshape(comm.size, len(own), 3).tolist()
-    parts = [[HeldPart(*row) for row in each] for each in by_rank]
-    return [{rank: part[i] for rank, part in enumerate(parts) if part[i].start < part[i].stop} for i in range(len(own))]
 
 
 def nearest(holders: Mapping[int, HeldPart], owner: int) -> dict[int, HeldPart]:

@@ -11,11 +11,10 @@ Parallel", 2023, arXiv 2304.11277, section 3 (units, prefetching).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -24,10 +23,7 @@ from parallelism.buffers.arena import allocate, lay_out, line_length, one_dtype
 from parallelism.pipeline.events import SHARED
 from parallelism.pipeline.schedule.actions import FORWARD, WEIGHTS, Action
 from parallelism.zero.gradients import ReducedGradients
-from parallelism.zero.units import FlatParam, ShardGroups, masters_of, offsets
-
-Params = Mapping[str, nn.Parameter]
-New = Callable[[int], tuple[Any, Tensor]]  # a flat array, and torch's view of it
+from parallelism.zero.units import FlatParam, WorkingBuffer, masters_of, offsets
 
 
 class ShardedParameters(ReducedGradients):
@@ -41,23 +37,26 @@ class ShardedParameters(ReducedGradients):
     zero_stage = 3
 
     def build(self) -> None:
-        own, ranks = self.own, self.ranks
+        own, every, shard = self.own, self.ranks.every, self.ranks.shard
         dtype = self.dtype or one_dtype(self.params.values())
         for param in self.params.values():
-            ranks.every.broadcast(param.data, root=0)
+            every.broadcast(param.data, root=0)
         originals = {name: param.data for name, param in self.params.items()}
         homes = [SHARED, *sorted(chain(*own.stages.values()))]
         params = [{name: p for name, p in self.params.items() if own.home(p) == home} for home in homes]
-        new = partial(allocate, ranks.every, dtype=dtype, device=self.device)
         units = [self._units(of_layer, line_length(dtype)) for of_layer in params]
-        array, parts = own_chunks(units, ranks.shard.rank, new)
-        slots = make_slots(units, new)
-        gathered = [GatheredLayer(parts[i], params[i], slots[slot_of(i)], ranks) for i in range(len(homes))]
+        places = offsets(sum(unit.counts[shard.rank] for unit in of_layer) for of_layer in units)
+        array, flat = allocate(every, places[-1].stop, dtype, self.device)
+        slots = [WorkingBuffer(every, length, dtype, self.device) for length in slot_lengths(units)]
+        gathered = [
+            GatheredLayer(units[i], params[i], slots[slot_of(i)], array[place], flat[place], shard)
+            for i, place in enumerate(places)
+        ]
         self.layers = dict(zip(homes, gathered, strict=True))
-        trained = [part for of_layer in parts[::-1] for part in of_layer if own.trained(part.unit.slices)]
-        of_trained, weights = [part.unit for part in trained], [part.weights for part in trained]
-        self.reduce_units(of_trained, self.grad_dtype or dtype)
-        self.masters = masters_of(of_trained, ranks.shard.rank, self.params, weights, self.gradients.own, originals)
+        chunks = [pair for layer in gathered[::-1] for pair in layer.chunks if own.trained(pair[0].slices)]
+        trained, weights = [unit for unit, _ in chunks], [chunk for _, chunk in chunks]
+        own_gradients = self.reduce_units(trained, self.grad_dtype or dtype)
+        self.masters = masters_of(trained, shard.rank, self.params, weights, own_gradients, originals)
         self.arrays = array, self.gradients.array
         self._path: list[int] = []  # the layers that this action uses, and the next one after it
 
@@ -119,59 +118,53 @@ class ShardedParameters(ReducedGradients):
         """Hold all parameters in the module in this context, for reading, not for computing.  Collective."""
         for layer in self.layers.values():
             layer.gather()
-            copies = [(param, param.data.clone()) for param in layer.views]
+            copies = {param: view.clone() for param, view in layer.views.items()}
             layer.release()
-            for param, copy in copies:
-                param.data = copy
+            layer.put(copies)
         try:
             yield
         finally:
             self._forget()
 
 
-class FlatParamShard(NamedTuple):
-    """A unit of a layer, and this rank's chunk of it, as an array and as a tensor."""
+class GatheredLayer:
+    """A layer's parameters, gathered from all ranks' chunks to a buffer; `chunks` are this rank's, with their units.
 
-    unit: FlatParam
-    array: Any
-    weights: Tensor
-
-
-class GatherBuffer:
-    """Working memory for one gathered layer at a time; each layer is always gathered to the same address.
-
-    Tensors that autograd has saved, views of parameters included, are therefore valid again in the backward pass.
+    They are always gathered to the same address: tensors that autograd has saved, views of parameters included, are
+    valid again in the backward pass.
     """
 
-    def __init__(self, array: Any, tensor: Tensor):
-        self.array, self.tensor = array, tensor
-        self.layer: GatheredLayer | None = None
-
-
-class GatheredLayer:
-    """Parameters that are gathered together, in one buffer, from all ranks' shards."""
-
-    def __init__(self, parts: Sequence[FlatParamShard], params: Params, slot: GatherBuffer, ranks: ShardGroups):
+    def __init__(
+        self,
+        units: Sequence[FlatParam],
+        params: Mapping[str, nn.Parameter],
+        slot: WorkingBuffer,
+        array: Any,
+        weights: Tensor,
+        shard: collectives.Communicator,
+    ):
         self.slot, self.here = slot, False
         self.views: dict[nn.Parameter, Tensor] = {}
         self.plans: list[collectives.Plan] = []
-        for unit, array, weights in parts:
-            for name, (span, place) in unit.cut(ranks.shard.rank).items():
-                weights[place] = params[name].data.reshape(-1)[span]
+        self.chunks: list[tuple[FlatParam, Tensor]] = []
+        for unit, own in zip(units, offsets(unit.counts[shard.rank] for unit in units), strict=True):
+            for name, (span, place) in unit.cut(shard.rank).items():
+                weights[own][place] = params[name].data.reshape(-1)[span]
             out = slot.array[unit.place]
-            self.plans.append(ranks.shard.plan("all_gather", array, out=out, counts=unit.counts))
+            self.plans.append(shard.plan("all_gather", array[own], out=out, counts=unit.counts))
             self.views |= {params[name]: slot.tensor[at].view(params[name].shape) for name, at in unit.slices.items()}
+            self.chunks.append((unit, weights[own]))
         nan = slot.tensor.new_full((), math.nan)
         self.blanks = {param: nan.expand(param.shape) for param in params.values()}
         self.release()
 
     def fetch(self) -> None:
         """Start gathering, unless that has been started."""
-        if self.slot.layer is self:
+        if self.slot.user is self:
             return
-        if self.slot.layer:
-            self.slot.layer.release()
-        self.slot.layer = self
+        if self.slot.user:
+            self.slot.user.release()
+        self.slot.user = self
         for plan in self.plans:
             plan.start()
 
@@ -179,31 +172,25 @@ class GatheredLayer:
         """Gather the parameters, and put them into the module."""
         self.fetch()
         if not self.here:
-            for plan in self.plans:
-                plan.wait()
-            self._set(self.views)
+            self._wait()
+            self.put(self.views)
 
     def release(self) -> None:
         """Remove the parameters from the module, after waiting for a gather in progress."""
-        if self.slot.layer is self:
-            for plan in self.plans:
-                plan.wait()
-            self.slot.layer = None
-        self._set(self.blanks)
+        if self.slot.user is self:
+            self._wait()
+            self.slot.user = None
+        self.put(self.blanks)
 
-    def _set(self, values: Mapping[nn.Parameter, Tensor]) -> None:
+    def _wait(self) -> None:
+        for plan in self.plans:
+            plan.wait()
+
+    def put(self, values: Mapping[nn.Parameter, Tensor]) -> None:
+        """Put values into the module."""
         for param, value in values.items():
             param.data = value
         self.here = values is self.views
-
-
-def own_chunks(units: Sequence[Sequence[FlatParam]], rank: int, new: New) -> tuple[Any, list[list[FlatParamShard]]]:
-    """Allocate one array for a rank's chunks; return it and the shards of each layer.  Collective."""
-    counts = [unit.counts[rank] for of_layer in units for unit in of_layer]
-    array, flat = new(sum(counts))
-    places = iter(offsets(counts))
-    parts = [[(unit, next(places)) for unit in of_layer] for of_layer in units]
-    return array, [[FlatParamShard(unit, array[place], flat[place]) for unit, place in of_layer] for of_layer in parts]
 
 
 def slot_of(index: int) -> int:
@@ -211,10 +198,9 @@ def slot_of(index: int) -> int:
     return 1 + index % 2 if index else 0
 
 
-def make_slots(units: Sequence[Sequence[FlatParam]], new: New) -> list[GatherBuffer]:
-    """Allocate the gather buffers, each as long as its longest layer.  Collective."""
+def slot_lengths(units: Sequence[Sequence[FlatParam]]) -> list[int]:
+    """Return the length of each buffer, that of its longest layer."""
     lengths = [0, 0, 0]
-    for index, parts in enumerate(units):
-        slot = slot_of(index)
-        lengths[slot] = max(lengths[slot], *(unit.place.stop for unit in parts), 0)
-    return [GatherBuffer(*new(count)) for count in lengths]
+    for index, of_layer in enumerate(units):
+        lengths[slot_of(index)] = max(lengths[slot_of(index)], *(unit.place.stop for unit in of_layer), 0)
+    return lengths

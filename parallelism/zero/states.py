@@ -10,17 +10,16 @@ arXiv 1910.02054, sections 5.1 and 7.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
 import collectives
 from parallelism.buffers.arena import Arena
 from parallelism.data.averaging import Averaging
+from parallelism.data.replica import Replica
 from parallelism.numerics.master_weights import MasterWeights
-from parallelism.pipeline.local_parameters import LocalParameters
 from parallelism.pipeline.schedule.actions import FORWARD, Action
-from parallelism.zero.units import FlatParam, ShardGroups, masters_of
+from parallelism.zero.units import FlatParam, masters_of
 
 
 class ShardedStates(Averaging):
@@ -37,19 +36,15 @@ class ShardedStates(Averaging):
 
     def build(self) -> None:
         super().build()
-        own, rank, gradients = self.own, self.ranks.shard.rank, self.arena.gradients
-        self.reduce_by([self._plans(unit, gradients[unit.chunks[rank]]) for unit in self.units])
-        own.tied.bind(gradients, {name: unit.chunks[rank] for unit in self.units for name in unit.slices})
-        self.gathering = gather_in_place(self.arena, self.units, self.ranks)
-        own_gradients = [self.arena.flat_gradients[unit.chunks[rank]] for unit in self.units]
-        self.masters = masters_in(self.arena, own, self.units, rank, own_gradients)
+        own_gradients = [self.arena.flat_gradients[chunk] for chunk in self.chunks]
+        self.gathering, self.masters = shard_weights(self, self.arena, self.units, own_gradients)
         self._is_reduced = False
 
-    def _plans(self, unit: FlatParam, chunk: Any) -> tuple[collectives.Plan, collectives.Plan | None]:
-        """Bind the reduction of a unit to its owners' chunks, and that of a chunk over its replicas."""
-        gradients, replicate = self.arena.gradients[unit.place], self.groups(unit).replicate
-        plan = self.ranks.shard.plan("reduce_scatter", gradients, out=chunk, counts=unit.counts, **self.reduction)
-        return plan, replicate.plan("all_reduce", chunk, **self.reduction) if replicate else None
+    def plans(self, unit: FlatParam, chunk: slice) -> tuple[collectives.Plan, collectives.Plan | None]:
+        gradients, replicate = self.arena.gradients, self.groups(unit).replicate
+        out, options = gradients[chunk], self.reduction
+        plan = self.ranks.shard.plan("reduce_scatter", gradients[unit.place], out=out, counts=unit.counts, **options)
+        return plan, replicate.plan("all_reduce", out, **options) if replicate else None
 
     def before(self, action: Action, following: Action | None) -> None:
         if self._is_reduced and action.kind != FORWARD:
@@ -64,20 +59,20 @@ class ShardedStates(Averaging):
         self._is_reduced = False
 
 
-def gather_in_place(arena: Arena, units: Sequence[FlatParam], ranks: ShardGroups) -> list[collectives.Plan]:
-    """Bind the plans that gather an arena's parameters from their owners' chunks."""
-    weights, rank = arena.parameters, ranks.shard.rank
-    return [
-        ranks.shard.plan("all_gather", weights[unit.chunks[rank]], out=weights[unit.place], counts=unit.counts)
-        for unit in units
+def shard_weights(
+    replica: Replica, arena: Arena, units: Sequence[FlatParam], gradients: Sequence[Tensor]
+) -> tuple[list[collectives.Plan], MasterWeights]:
+    """Return the plans that gather an arena's parameters from their owners' chunks, and this rank's master weights.
+
+    `gradients` are those of its chunks.  The arena's originals are dropped.  Collective.
+    """
+    shard, weights = replica.ranks.shard, arena.parameters
+    chunks = [unit.chunks[shard.rank] for unit in units]
+    gathering = [
+        shard.plan("all_gather", weights[chunk], out=weights[unit.place], counts=unit.counts)
+        for unit, chunk in zip(units, chunks, strict=True)
     ]
-
-
-def masters_in(
-    arena: Arena, own: LocalParameters, units: Sequence[FlatParam], rank: int, gradients: Sequence[Tensor]
-) -> MasterWeights:
-    """Return the master weights of a rank's chunks of an arena, and drop the arena's originals."""
-    weights = [arena.flat_parameters[unit.chunks[rank]] for unit in units]
-    masters = masters_of(units, rank, own.params, weights, gradients, arena.originals)
+    own = [arena.flat_parameters[chunk] for chunk in chunks]
+    masters = masters_of(units, shard.rank, replica.params, own, gradients, arena.originals)
     arena.originals = {}
-    return masters
+    return gathering, masters

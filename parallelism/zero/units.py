@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
-import numpy as np
+import torch
 from torch import Tensor, nn
 
 import collectives
 from collectives.schedule.moves import shares
+from parallelism.buffers.arena import allocate
 from parallelism.buffers.gradients import own_gradient
 from parallelism.mesh import listed_divisors
 from parallelism.numerics.clipping import BLOCK
@@ -143,6 +144,14 @@ def shifted(start: int, stop: int, origin: int) -> slice:
     return slice(start - origin, stop - origin)
 
 
+class WorkingBuffer:
+    """Memory for one bucket or layer at a time: `user` is the one whose values it holds, if any.  Collective."""
+
+    def __init__(self, comm: collectives.Communicator, count: int, dtype: torch.dtype, device: str):
+        self.array, self.tensor = allocate(comm, count, dtype, device)
+        self.user: Any = None
+
+
 def masters_of(
     units: Sequence[FlatParam],
     rank: int,
@@ -165,7 +174,6 @@ def masters_of(
 def part(whole: nn.Parameter, weight: Tensor, gradient: Tensor) -> nn.Parameter:
     """Return a parameter of some elements, with the dims and placement by which optimizers and norms treat the whole.
 
-    >>> import torch
     >>> tuple(part(nn.Parameter(torch.zeros(4, 5)), torch.zeros(7), torch.zeros(7)).shape)
     (1, 7)
     """
@@ -181,5 +189,4 @@ def offsets(lengths: Iterable[int]) -> list[slice]:
     >>> offsets([2, 3])
     [slice(0, 2, None), slice(2, 5, None)]
     """
-    ends = [0, *np.cumsum(list(lengths)).tolist()]
-    return [slice(a, b) for a, b in pairwise(ends)]
+    return [slice(*pair) for pair in pairwise(accumulate(lengths, initial=0))]

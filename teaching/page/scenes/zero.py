@@ -6,7 +6,7 @@ on a rank's memory does not depend on the values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from parallelism.data.loop import Sharded
 from parallelism.numerics.clipping import BLOCK
-from parallelism.zero.sharded import Sharded
 from parallelism.zero.units import ShardGroups
 from teaching.page.assemble import Scene
 
@@ -137,17 +137,14 @@ class EventLog:
             coming = [plan.layer for plan in replica.gathering if plan.under_way]
             return [MOVING if layer in coming else WHOLE for layer in range(LAYERS)]
         layers = [replica.layers[layer] for layer in range(LAYERS)]
-        return [WHOLE if layer.here else MOVING if layer.slot.layer is layer else SHARD for layer in layers]
+        return [WHOLE if layer.here else MOVING if layer.slot.user is layer else SHARD for layer in layers]
 
     def gradients(self) -> list[int]:
         states = list(self.has_gradient)
-        for bucket in self.buckets():
+        for bucket in self.replica.buckets:
             if bucket.plan.under_way:
                 states[bucket.plan.layer] = MOVING
         return states
-
-    def buckets(self) -> Sequence[Any]:
-        return self.replica.buckets if self.zero_stage < 2 else self.replica.gradients.buckets
 
 
 def trace(zero_stage: int, size: int, num_micro_batches: int) -> list[tuple[str, int, Held, int]]:
@@ -165,7 +162,7 @@ def trace(zero_stage: int, size: int, num_micro_batches: int) -> list[tuple[str,
 
     bucket_mb = BLOCK * size * 4 / 2**20  # one layer
     module = Sharded(model, ShardGroups(comm, comm), make_optimizer, zero_stage, layers, bucket_mb=bucket_mb)
-    name_plans(module, recorder)
+    name_plans(module)
     recorder.replica = module.replica
     for layer in modules:
         layer.register_forward_hook(layer.follow_backward)
@@ -173,19 +170,17 @@ def trace(zero_stage: int, size: int, num_micro_batches: int) -> list[tuple[str,
     return recorder.rows
 
 
-def name_plans(module: Sharded, recorder: EventLog) -> None:
+def name_plans(module: Sharded) -> None:
     """Tell each plan which layer it moves."""
     replica: Any = module.replica
     layer_of = {param: int(name.split(".")[0]) for name, param in replica.params.items()}
-    recorder.replica = replica
-    for bucket in recorder.buckets():
+    for bucket in replica.buckets:
         bucket.plan.layer = layer_of[bucket.params[0]]
-    for plan, bucket in zip(replica.gathering, recorder.buckets(), strict=bool(replica.gathering)):
+    for plan, bucket in zip(replica.gathering, replica.buckets, strict=bool(replica.gathering)):
         plan.layer = bucket.plan.layer
-    for number in range(LAYERS) if recorder.zero_stage == 3 else ():
+    for number in range(LAYERS) if replica.zero_stage == 3 else ():
         for plan in replica.layers[number].plans:
             plan.layer = number
-    recorder.replica = None
 
 
 def step(module: Sharded, recorder: EventLog, num_micro_batches: int) -> None:
