@@ -25,20 +25,10 @@ from parallelism.checkpoint import (
     shards,
     state_parts,
 )
-from parallelism.checkpoint.checkpoints import identity, writers
+from parallelism.checkpoint.checkpoints import commit, identity, keep_last, writers
 from parallelism.checkpoint.extent import LocalShard, intersection
-from parallelism.checkpoint.folders import (
-    UNFINISHED,
-    commit,
-    complete_checkpoints,
-    keep_last,
-    newest,
-    next_number,
-    remove_unfinished,
-)
-from parallelism.checkpoint.loader import check_same
-from parallelism.checkpoint.lock import Lock
-from parallelism.checkpoint.reading import Index, sealed
+from parallelism.checkpoint.folders import UNFINISHED, Lock, complete_checkpoints, next_number, remove_unfinished
+from parallelism.checkpoint.reading import Index, check_same, newest, sealed
 from parallelism.checkpoint.shards import ShardReader, write_shard
 from parallelism.placement import Shard
 
