@@ -98,10 +98,7 @@ class Checkpoints(CheckpointLoader):
         self._pending = PendingCheckpoint(step, metadata, folder, future)
 
     def poll(self) -> bool:
-        """Commit the pending checkpoint if all ranks have written their shards; return whether none is pending now.
-
-        Raises: InputError as `wait`.
-        """
+        """Commit the pending checkpoint, as `wait` does, if all shards are written; return whether none is pending."""
         if self._pending:
             self._done[0] = self._pending.written.done()
             if self._all_done()[0]:

@@ -55,18 +55,12 @@ class Index(NamedTuple):
             raise ValueError(f"of format {values['format']}, but this program reads {FORMAT}")
         try:
             index = cls(**values)._replace(entries=[ShardEntry.from_json(entry) for entry in values["entries"]])
-            index.check()
+            if not (is_count(index.step) and isinstance(index.whole, dict)):
+                raise ValueError("the step, or what is small, is of another type")
+            check_complete(index.entries)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"not what a run writes ({type(error).__name__}: {error})") from None
         return index
-
-    def check(self) -> None:
-        """Raise ValueError for an index with a correct checksum but invalid contents."""
-        if not (is_count(self.step) and isinstance(self.whole, dict)):
-            raise ValueError("the step, or what is small, is of another type")
-        for entry in self.entries:
-            entry.check()
-        check_complete(self.entries)
 
 
 def sealed(values: Any) -> str:
