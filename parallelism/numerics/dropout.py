@@ -52,11 +52,11 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        batch, seq, width = x.shape
+        batch, seq, _ = x.shape
         first = self.rank * seq if self.split_sequence else 0
         positions = torch.arange(first + seq) if self.place.positions is None else self.place.positions
         rows = mix(self.of_samples(batch, x.device)[:, None], positions[first : first + seq].to(x.device))
-        return DropFunction.apply(x, rows, torch.arange(width, device=x.device), self.p)
+        return DropFunction.apply(x, rows, self.p)
 
     def of_attention(self, q: Tensor) -> AttentionDropout | None:
         """Return the dropout of this batch's attention probabilities, or None.  Shapes: q (batch, n_head, ...)."""
@@ -75,17 +75,18 @@ class Dropout(nn.Module):
 
 
 class DropFunction(torch.autograd.Function):
-    """Applies a `Drop`, of which it saves only the keys."""
+    """Drops elements of x (..., width) by the keys of its rows, (...); saves only the keys."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, rows: Tensor, columns: Tensor, p: float) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(rows, columns)
+    def forward(ctx, x: Tensor, rows: Tensor, p: float) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(rows)
         ctx.p = p
-        return Drop(rows, columns, p)(x)
+        return Drop(rows, torch.arange(x.shape[-1], device=x.device), p)(x)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
-        return Drop(*ctx.saved_tensors, ctx.p)(gradient), None, None, None
+        (rows,) = ctx.saved_tensors
+        return Drop(rows, torch.arange(gradient.shape[-1], device=gradient.device), ctx.p)(gradient), None, None
 
 
 class AttentionDropout(NamedTuple):

@@ -87,13 +87,14 @@ class RingFunction(torch.autograd.Function):
                     merge(out[:, :, here], log[:, :, here], more, more_log)
             if coming:
                 kv = coming.wait()
-        ctx.save_for_backward(q, k, v, out, log)
-        ctx.ring, ctx.tokens = ring, tokens
+        ctx.save_for_backward(q, k, v, out, log, tokens.positions, tokens.documents)
+        ctx.ring, ctx.dropout = ring, tokens.dropout
         return out.to(q.dtype)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
-        (q, k, v, out, log), ring, tokens = ctx.saved_tensors, ctx.ring, ctx.tokens
+        (q, k, v, out, log, positions, documents), ring = ctx.saved_tensors, ctx.ring
+        tokens = GlobalTokens(positions, documents, ctx.dropout)
         gradient, coming_home = wide(gradient), None
         kv: Any = torch.stack((k, v)) if ring.size > 1 else (k, v)
         for step, source in enumerate(ring.sources()):
