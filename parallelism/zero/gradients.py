@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 import collectives
 from parallelism.buffers import gradients
-from parallelism.buffers.arena import Arena, allocate, one_dtype
-from parallelism.buffers.releasable import ReleasableBuffer
+from parallelism.buffers.arena import Arena, ReleasableBuffer, allocate, one_dtype
 from parallelism.data.buckets import Bucket, BucketQueue, cut_buckets
 from parallelism.data.replica import Replica
 from parallelism.pipeline.events import SHARED
