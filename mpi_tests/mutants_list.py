@@ -600,8 +600,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/mesh.py",
-        "if len(lengths) == len(axes) and count != world_size:",
-        "if len(lengths) == len(axes) and count > world_size:",
+        "if not missing and count != world_size:",
+        "if not missing and count > world_size:",
         ("test_mesh.py", "multiply"),
     ),
     mutant(

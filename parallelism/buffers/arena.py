@@ -1,4 +1,4 @@
-"""Flat arrays: those of an arena hold a module's parameters and gradients; a releasable buffer holds zeros without memory."""
+"""Flat arrays: an arena's hold a module's parameters and gradients; a releasable buffer's zeros occupy no memory."""
 
 from __future__ import annotations
 

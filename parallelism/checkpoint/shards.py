@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from parallelism.checkpoint.extent import Extent, LocalShard, packed
+from parallelism.checkpoint.extent import Extent, LocalShard
 from parallelism.checkpoint.part import TensorShard
 from parallelism.placement import Shard
 
@@ -76,7 +76,9 @@ class Piece(NamedTuple):
 
     @property
     def runs(self) -> np.ndarray:
-        return packed(self.extent.runs())
+        """Runs of the extent as they are stored, without gaps."""
+        runs = self.extent.runs()
+        return np.column_stack([np.cumsum(runs[:, 2]) - runs[:, 2], runs[:, 1:]])
 
     @property
     def nbytes(self) -> int:

@@ -194,14 +194,13 @@ def parallelize(
         strategy_of = strategies(model, plan, {"tp": tp.size, "heads": sp.heads.size if sp else 1})
     ranks = TensorCollectives(tp)
     axes = Axes(Axis(ranks, sequence), sp, ep, place or BatchPosition(), parts={})
-    numbers = {name: number for number, (name, _) in enumerate(model.named_modules())}
-    with_parameters = [name for name, module in model.named_modules() if list(module.parameters(recurse=False))]
-    for name, strategy in strategy_of.items():
-        parent, _, child = name.rpartition(".")
-        module = model.get_submodule(name)
-        setattr(model.get_submodule(parent), child, strategy.apply(module, axes, numbers[name]))
-    names = tuple(f"{name}." for name in strategy_of)
+    modules, names = dict(model.named_modules()), tuple(f"{name}." for name in strategy_of)
+    with_parameters = [name for name, module in modules.items() if list(module.parameters(recurse=False))]
     replicated = [name for name in with_parameters if not f"{name}.".startswith(names)]
+    for number, (name, module) in enumerate(modules.items()):
+        if name in strategy_of:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, strategy_of[name].apply(module, axes, number))
     if replicated and tp.rank == 0:
         print(f"replicated on every rank, as the plan does not name them: {', '.join(replicated)}", flush=True)
     return ranks
