@@ -286,7 +286,7 @@ class TestBadInput:
 
 def test_another_format(tmp_path):
     path = save(tmp_path, ranks_of(Layout(1, 1, 1))) / "index.json"
-    path.write_text(Index.unsealed(path.read_text())._replace(format=3).sealed())
+    path.write_text(sealed(Index.unsealed(path.read_text())._replace(format=3)._asdict()))
     with pytest.raises(ValueError, match=re.escape(f"{path}: of format 3, but this program reads 2")):
         Checkpoint(path.parent)
 

@@ -18,7 +18,7 @@ import collectives
 from collectives.job.errors import InputError
 from parallelism.checkpoint.folders import UNFINISHED, Lock, complete_checkpoints, next_number, remove_unfinished
 from parallelism.checkpoint.part import TensorShard
-from parallelism.checkpoint.reading import INDEX, Checkpoint, CheckpointLoader, Index, check_complete
+from parallelism.checkpoint.reading import INDEX, Checkpoint, CheckpointLoader, Index, check_complete, sealed
 from parallelism.checkpoint.shards import ShardEntry, naming, sync, write_shard
 
 
@@ -188,7 +188,7 @@ def commit(unfinished: Path, index: Index) -> Path:
             raise ValueError(f"{path} is not visible on the first rank's host: choose a folder that all hosts share")
     path = unfinished / INDEX
     with naming(path):
-        path.write_text(index.sealed())
+        path.write_text(sealed(index._asdict()))
     sync(path)
     sync(unfinished)
     finished = unfinished.with_name(unfinished.name.removesuffix(UNFINISHED))

@@ -57,8 +57,7 @@ class Lock:
             self._take(directory)
             if holder := self._holder():
                 say(f"{directory}: a run that wrote there has died, {holder}; its incomplete checkpoints are removed")
-            with naming(self.path):
-                self._write(self.text)
+            self._write(self.text)
         except (ValueError, OSError):
             self.file.close()
             raise
@@ -84,8 +83,9 @@ class Lock:
             return ""
 
     def _write(self, text: str) -> None:
-        self.file.truncate(0)
-        self.file.write(text.encode())
+        with naming(self.path):
+            self.file.truncate(0)
+            self.file.write(text.encode())
 
     def release(self) -> None:
         if not self.file.closed:

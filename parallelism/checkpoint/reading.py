@@ -37,12 +37,9 @@ class Index(NamedTuple):
     entries: Sequence[ShardEntry]
     format: int = FORMAT
 
-    def sealed(self) -> str:
-        return sealed(self._asdict())
-
     @classmethod
     def unsealed(cls, text: str) -> Index:
-        """Parse the output of `sealed`; raise ValueError if it is damaged, or of another format."""
+        """Parse a `sealed` index; raise ValueError if it is damaged, or of another format."""
         try:
             values = json.loads(text)["index"]
             if sealed(values) != text:

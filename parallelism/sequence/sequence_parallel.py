@@ -45,9 +45,9 @@ class SequenceParallel:
         self.heads, self.ring = TensorCollectives(heads), Ring(TensorCollectives(ring), order)
 
     def __str__(self) -> str:
-        parts = self.heads.size
-        in_groups = f" in groups of {parts}, {self.ring.order} rings of {self.ring.size}"
-        return f"head exchange{in_groups}" if parts > 1 else f"{self.ring.order} ring attention"
+        if self.heads.size == 1:
+            return f"{self.ring.order} ring attention"
+        return f"head exchange in groups of {self.heads.size}, {self.ring.order} rings of {self.ring.size}"
 
     @property
     def exposed_s(self) -> float:
