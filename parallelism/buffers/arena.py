@@ -58,8 +58,7 @@ class Arena:
             param.data = home
             owns = gradients and param.requires_grad
             own_gradient(param, self.flat_gradients[place].view(param.shape) if owns else None)
-        self._gradients = {name: param.grad for name, param in params.items() if param.grad is not None}
-        self._params = params
+        self._gradients = [(name, param, param.grad) for name, param in params.items() if param.grad is not None]
 
     def broadcast(self, comm: collectives.Communicator) -> None:
         """Broadcast the parameters of rank 0, and their `originals`, to all ranks.  Collective."""
@@ -69,8 +68,8 @@ class Arena:
 
     def check_gradients(self) -> None:
         """Raise RuntimeError if a gradient is no longer in the arena, as when an optimizer sets it to None."""
-        for name, gradient in self._gradients.items():
-            if self._params[name].grad is not gradient:
+        for name, param, gradient in self._gradients:
+            if param.grad is not gradient:
                 raise RuntimeError(
                     f"the gradient of {name} was replaced, and would not be averaged over the ranks: clear gradients "
                     "by the module's zero_grad(), or by optimizer.zero_grad(set_to_none=False)"

@@ -160,17 +160,13 @@ class StepGuard(ExposedTime):
         kind, rank = divmod(int(first), self.comm.size)
         if kind == NOTHING or (self.policy == "ignore" and not by_scale):
             return
+        name = next((name for name, is_finite in zip(names, finite, strict=True) if not is_finite), "")
         words = (
             f"rank {rank} has a loss of {loss}",
-            f"rank {rank} has a gradient of {first_of(names, finite)} that is not finite",
+            f"rank {rank} has a gradient of {name} that is not finite",
             f"the norm of the gradients is {norm}, but no rank's own gradients are to blame",
         )
         line = f"step {step}: {self.comm.broadcast_object(words[kind], rank)}"
         if self.policy == "stop" and not by_scale:
             raise collectives.InputError(f"{line}: lower the learning rate, or let such steps be skipped")
         self.say(f"{line}; skipped" + (f", the loss scale is {scale:g} now" if by_scale else ""))
-
-
-def first_of(names: Sequence[str], finite: Sequence[float]) -> str:
-    """Return the first parameter whose gradient is not finite, or ""."""
-    return next((name for name, is_finite in zip(names, finite, strict=True) if not is_finite), "")

@@ -19,6 +19,7 @@ from parallelism.buffers import autograd
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.buffers.transfer import to_device
 from parallelism.numerics.dropout import Dropout
+from parallelism.sequence.partial_attention import like_heads
 from parallelism.sequence.ring_attention import Ring, ring_attention
 from parallelism.sequence.token_shards import TokenShards, check_heads, shard_tokens
 
@@ -94,7 +95,8 @@ class SequenceAttention(nn.Module):
         heads, ring = self.axis.heads, self.axis.ring
         check_heads(q.shape[HEADS], k.shape[HEADS], heads.size)
         if heads.size > 1:
-            k, v = (like_ranks(x, heads.size) for x in (k, v))
+            if heads.size % k.shape[HEADS] == 0:
+                k, v = like_heads(k, heads.size), like_heads(v, heads.size)  # so that each rank gets one
             q, k, v = (autograd.all_to_all(x, heads, HEADS, SEQ) for x in (q, k, v))
         if documents is not None:
             documents = heads.all_gather(documents.t()).t()  # (batch, seq/ring)
@@ -116,11 +118,6 @@ class DroppingAttention(nn.Module):
         if dropout := self.dropout.of_attention(q):
             return ring_attention(q, k, v, Ring(), documents, dropout)
         return self.plain(q, k, v, documents)
-
-
-def like_ranks(x: Tensor, size: int) -> Tensor:
-    """Repeat the heads of keys or values if there are fewer than ranks, so that each rank gets one."""
-    return x.repeat_interleave(size // x.shape[HEADS], HEADS) if size % x.shape[HEADS] == 0 else x
 
 
 class SequenceLoss(nn.Module):
