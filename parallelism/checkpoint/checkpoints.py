@@ -115,20 +115,17 @@ class Checkpoints(CheckpointLoader):
         pending, self._pending = self._pending, None
         wait([pending.written])
         try:
-            self._finish(pending)
+            with self.comm.agreed("checkpoint"):
+                entry = pending.written.result()
+            entries = [each for each in self.comm.all_gather_object(entry) if each.pieces]
+            with self.comm.agreed("checkpoint"):
+                if self.comm.rank == 0:
+                    commit(pending.folder, Index(pending.step, pending.whole, entries))
+                    keep_last(self.directory, self.keep, self._broken)
         except InputError:
             if self.comm.rank == 0:
                 shutil.rmtree(pending.folder, ignore_errors=True)
             raise
-
-    def _finish(self, pending: PendingCheckpoint) -> None:
-        with self.comm.agreed("checkpoint"):
-            entry = pending.written.result()
-        entries = self.comm.all_gather_object(entry)
-        with self.comm.agreed("checkpoint"):
-            if self.comm.rank == 0:
-                commit(pending.folder, Index(pending.step, pending.whole, [each for each in entries if each.pieces]))
-                keep_last(self.directory, self.keep, self._broken)
 
     def close(self) -> None:
         """Wait for the pending checkpoint, and unlock the directory for other runs."""

@@ -70,7 +70,6 @@ class ColumnParallel(Strategy):
         return module if axes.whole else layers.ColumnLinear(module, axes.tp, self.pieces or (1,))
 
 
-@dataclass(frozen=True)
 class RowParallel(Strategy):
     """Split inputs, as a column-parallel layer before it outputs them."""
 
@@ -81,7 +80,6 @@ class RowParallel(Strategy):
         return module if axes.whole else layers.RowLinear(module, axes.tp)
 
 
-@dataclass(frozen=True)
 class ExpertParallel(Strategy):
     """Split a mixture's experts over ep, and the hidden width of each over tp."""
 
@@ -145,7 +143,6 @@ class Attention(Strategy):
         return SequenceAttention(axes.sp, dropout, alone) if axes.sp else alone
 
 
-@dataclass(frozen=True)
 class SequenceRegion(Strategy):
     """Norms, dropout and position embeddings between split layers.
 
