@@ -24,7 +24,7 @@ class MasterWeights:
     Frozen parameters have no pieces and never change.  Pieces have the parameters' placements.
 
     Parameters of 32 or 64 bits are their own pieces, without a copy.  Otherwise the pieces are slices of one flat
-    tensor, initialized from `originals`, the whole parameters before rounding, or from the parameters.
+    tensor, `weights`, initialized from `originals`, the whole parameters before rounding, or from the parameters.
 
     A step consists of `take_gradients`, the optimizer's step, and `give_parameters`.
     """
@@ -37,14 +37,15 @@ class MasterWeights:
     ):
         self.params = {name: param for name, param in params.items() if param.requires_grad}
         self.spans = dict(spans or {name: slice(0, param.numel()) for name, param in params.items()})
+        self.weights: Tensor | None = None
         self.pieces = self.params
         if not any(is_rounded(param) for param in self.params.values()):
             return
         slices, count = lay_out(self.params, line_length(torch.float32))
-        weights = torch.zeros(count, dtype=torch.float32, device=next(iter(self.params.values())).device)
+        self.weights = torch.zeros(count, dtype=torch.float32, device=next(iter(self.params.values())).device)
         self.pieces, originals = {}, originals or {}
         for name, param in self.params.items():
-            value = weights[slices[name]]
+            value = self.weights[slices[name]]
             value.copy_(originals[name].reshape(-1)[self.spans[name]] if name in originals else param.data.view(-1))
             self.pieces[name] = like(param, value.view(param.shape))
 
@@ -75,7 +76,7 @@ class MasterWeights:
     @torch.no_grad()
     def give_parameters(self) -> None:
         """Round the pieces to the parameters, and free the copies of the gradients."""
-        if self.pieces is not self.params:
+        if self.weights is not None and self.pieces:
             torch._foreach_copy_([self.params[name] for name in self.pieces], list(self.pieces.values()))
             for piece in self.pieces.values():
                 piece.grad = None
