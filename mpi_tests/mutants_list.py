@@ -612,8 +612,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/mesh.py",
-        "if len(lengths) == len(axes) and count != world_size:",
-        "if len(lengths) == len(axes) and count > world_size:",
+        "if not missing and count != world_size:",
+        "if not missing and count > world_size:",
         ("test_mesh.py", "multiply"),
     ),
     mutant(
@@ -842,7 +842,7 @@ CHECKPOINTS = [
         ("test_checkpoint_parts.py", "flipped_byte or index_that_is_none"),
     ),
     mutant(
-        "parallelism/checkpoint/lock.py",
+        "parallelism/checkpoint/folders.py",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",
         ("test_checkpoint.py", "two_runs_write", 2),
@@ -854,7 +854,7 @@ CHECKPOINTS = [
         ("test_checkpoint_parts.py", "two_have_in_common or others_read"),
     ),
     mutant(
-        "parallelism/checkpoint/folders.py",
+        "parallelism/checkpoint/checkpoints.py",
         "while paths and whole < keep:",
         "while paths and whole < keep - 1:",
         ("test_checkpoint_parts.py", "several_are_kept"),

@@ -15,7 +15,7 @@ AXES = ("dp", "pp", "sp", "tp")  # axes of train.py and the planner: tp innermos
 
 def divisors(number: int) -> list[int]:
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return small + [number // n for n in reversed(small) if n * n != number]
+    return sorted({*small, *(number // n for n in small)})
 
 
 def listed_divisors(number: int) -> str:
@@ -154,14 +154,13 @@ def outer_lengths(world_size: int, axes: Mapping[str, int | None]) -> dict[str, 
     for name, length in lengths.items():
         if length < 1:
             raise ValueError(f"mesh axis {name}={length} must be at least 1")
-    if len(axes) - len(lengths) > 1:
-        raise ValueError(
-            f"mesh axes {', '.join(name for name in axes if name not in lengths)} are all None: give all but one"
-        )
+    missing = [name for name in axes if name not in lengths]
+    if len(missing) > 1:
+        raise ValueError(f"mesh axes {', '.join(missing)} are all None: give all but one")
     count, product = math.prod(lengths.values()), " x ".join(f"{name}={length}" for name, length in lengths.items())
-    if len(lengths) < len(axes) and world_size % count:
+    if missing and world_size % count:
         raise ValueError(f"{product} = {count} does not divide the {world_size} ranks of this job")
-    if len(lengths) == len(axes) and count != world_size:
+    if not missing and count != world_size:
         raise ValueError(
             f"mesh {product} makes {count} ranks, but mpirun started {world_size}: "
             f"change the axes, or start with -np {count}"

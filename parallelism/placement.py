@@ -6,9 +6,13 @@ Source: the names are those of the placements in torch.distributed.tensor.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+
+import collectives
+from parallelism.mesh import Mesh
 
 
 class Shard(NamedTuple):
@@ -72,3 +76,31 @@ def shards_of(parameter: Tensor) -> dict[str, Shard]:
 def shard_of(parameter: Tensor, axis: str) -> Shard | None:
     """Return how a parameter is sharded along an axis, or None if it is replicated."""
     return shards_of(parameter).get(axis)
+
+
+@torch.no_grad()
+def wholes(model: nn.Module, mesh: Mesh) -> dict[str, Tensor]:
+    """Return a model's parameters and buffers by name, each gathered along the axes that shard it.  Collective."""
+    gathered = {}
+    for name, p in tensors_of(model).items():
+        whole = p.detach().contiguous()
+        for axis, shard in reversed(shards_of(p).items()):  # inner axes shard the shards of outer ones
+            every = mesh[axis].all_gather(whole, out=whole.new_empty(mesh[axis].size * whole.numel()))
+            whole = shard.whole([one.view(whole.shape) for one in every.chunk(mesh[axis].size)]).contiguous()
+        gathered[name] = whole
+    return gathered
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+@torch.no_grad()
+def fill(model: nn.Module, weights: Mapping[str, Tensor], pp: collectives.Communicator) -> None:
+    """Fill a model with its parameters and buffers by name; each rank of `pp` provides some of them.  Collective."""
+    params = tensors_of(model)
+    owners = pp.all_reduce(np.array([pp.rank if name in weights else -1 for name in params]), op="max")
+    for (name, p), owner in zip(params.items(), owners.tolist(), strict=True):
+        if pp.rank == owner:
+            p.copy_(weights[name])
+        pp.broadcast(p.data, root=owner)

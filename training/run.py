@@ -21,7 +21,6 @@ from models.mixture import balance, routers, scale_losses
 from models.model import Model
 from parallelism.buffers.tensor_collectives import ExposedTime
 from parallelism.buffers.transfer import Readback, to_device
-from parallelism.buffers.whole_parameters import fill, wholes
 from parallelism.checkpoint import model_parts
 from parallelism.data.sampler import DistributedSampler
 from parallelism.experts.exchange import ExpertExchange
@@ -31,6 +30,7 @@ from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.non_finite import GradientMonitor, StepGuard, Verdict
 from parallelism.pipeline.local_parameters import tied_names
 from parallelism.pipeline.stage import Batch
+from parallelism.placement import fill, wholes
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from training.checks import check
 from training.config import TRACED, Config, learning_rate_of, make_model

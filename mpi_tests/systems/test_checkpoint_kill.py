@@ -12,7 +12,8 @@ import torch
 from mpi_tests.helpers.launch import ROOT, end, environment, find_mpirun, watched
 from mpi_tests.helpers.saving import state
 from parallelism.checkpoint import Checkpoint
-from parallelism.checkpoint.folders import complete_checkpoints, newest
+from parallelism.checkpoint.folders import complete_checkpoints
+from parallelism.checkpoint.reading import newest
 
 KILLS = int(os.environ.get("KILLS", "3"))
 NUM_RANKS = 2

@@ -12,7 +12,6 @@ import torch
 from benchmarks.held_bytes import counting
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.ranks import IS_PROOF
-from parallelism.buffers.whole_parameters import fill, wholes
 from parallelism.checkpoint import Checkpoints, make_states, model_parts, state_parts
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
@@ -24,6 +23,7 @@ from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.price import Costs
 from parallelism.pipeline.schedule.search import search
 from parallelism.pipeline.stage import Batch
+from parallelism.placement import fill, wholes
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import memory, model_shards
 from parallelism.tensor.sharding_plan import parallelize

@@ -25,20 +25,10 @@ from parallelism.checkpoint import (
     shards,
     state_parts,
 )
-from parallelism.checkpoint.checkpoints import identity, writers
+from parallelism.checkpoint.checkpoints import commit, identity, keep_last, writers
 from parallelism.checkpoint.extent import LocalShard, intersection
-from parallelism.checkpoint.folders import (
-    UNFINISHED,
-    commit,
-    complete_checkpoints,
-    keep_last,
-    newest,
-    next_number,
-    remove_unfinished,
-)
-from parallelism.checkpoint.loader import check_same
-from parallelism.checkpoint.lock import Lock
-from parallelism.checkpoint.reading import Index, sealed
+from parallelism.checkpoint.folders import UNFINISHED, Lock, complete_checkpoints, next_number, remove_unfinished
+from parallelism.checkpoint.reading import Index, check_same, newest, sealed
 from parallelism.checkpoint.shards import ShardReader, write_shard
 from parallelism.placement import Shard
 
@@ -296,7 +286,7 @@ class TestBadInput:
 
 def test_another_format(tmp_path):
     path = save(tmp_path, ranks_of(Layout(1, 1, 1))) / "index.json"
-    path.write_text(Index.unsealed(path.read_text())._replace(format=3).sealed())
+    path.write_text(sealed(Index.unsealed(path.read_text())._replace(format=3)._asdict()))
     with pytest.raises(ValueError, match=re.escape(f"{path}: of format 3, but this program reads 2")):
         Checkpoint(path.parent)
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from parallelism.numerics.non_finite import GradientMonitor, first_of
+from parallelism.numerics.non_finite import GradientMonitor
 from parallelism.pipeline.deferred import WeightGradients
 
 
 def first(monitor):
     """Return the name of the first non-finite gradient."""
     names, finite = monitor.take(torch.device("cpu"))
-    return first_of(names, finite.tolist())
+    return next((name for name, is_finite in zip(names, finite.tolist(), strict=True) if not is_finite), "")
 
 
 def watched(model):

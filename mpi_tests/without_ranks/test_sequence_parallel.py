@@ -72,7 +72,7 @@ def test_attention_with_dropout_passes_on_what_is_not_finite(number):
 
     q, k, v = (torch.ones(1, 1, 20, 8) for _ in range(3))
     q[0, 0, 11, 0] = number
-    drop = dropout.AttentionDropout(torch.zeros(1, 1, dtype=torch.int64), 0.3).among(20)
+    drop = dropout.AttentionDropout(torch.zeros(1, 1, dtype=torch.int64), 0.3).between(*[torch.arange(20)] * 2)
     rules = ScoreRules(True, None, drop)
     out, log = attend(q, k, v, rules)
     assert out.isfinite().all(-1)[0, 0].tolist() == [row != 11 for row in range(20)]

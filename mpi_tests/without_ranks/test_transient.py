@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from parallelism.buffers.releasable import ReleasableBuffer
+from parallelism.buffers.arena import ReleasableBuffer
 
 
 def resident_mib() -> float:

@@ -1,14 +1,18 @@
-"""Arena: store a module's parameters and gradients as slices of two flat arrays."""
+"""Flat arrays: an arena's hold a module's parameters and gradients; a releasable buffer's zeros occupy no memory."""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import collectives
+from collectives.arrays import views
 from collectives.arrays.views import to_torch
 from parallelism.buffers.gradients import own_gradient
 
@@ -54,8 +58,7 @@ class Arena:
             param.data = home
             owns = gradients and param.requires_grad
             own_gradient(param, self.flat_gradients[place].view(param.shape) if owns else None)
-        self._gradients = {name: param.grad for name, param in params.items() if param.grad is not None}
-        self._params = params
+        self._gradients = [(name, param, param.grad) for name, param in params.items() if param.grad is not None]
 
     def broadcast(self, comm: collectives.Communicator) -> None:
         """Broadcast the parameters of rank 0, and their `originals`, to all ranks.  Collective."""
@@ -65,8 +68,8 @@ class Arena:
 
     def check_gradients(self) -> None:
         """Raise RuntimeError if a gradient is no longer in the arena, as when an optimizer sets it to None."""
-        for name, gradient in self._gradients.items():
-            if self._params[name].grad is not gradient:
+        for name, param, gradient in self._gradients:
+            if param.grad is not gradient:
                 raise RuntimeError(
                     f"the gradient of {name} was replaced, and would not be averaged over the ranks: clear gradients "
                     "by the module's zero_grad(), or by optimizer.zero_grad(set_to_none=False)"
@@ -112,3 +115,36 @@ def allocate(comm: collectives.Communicator, count: int, dtype: torch.dtype, dev
     tensor = to_torch(array)
     tensor.zero_()
     return array, tensor
+
+
+class ReleasableBuffer:
+    """A flat array, initially zeros, whose pages are allocated by the first write and released by `zero()`.
+
+    Its address never changes; `tensor` is torch's view.  Device memory is not released.
+    """
+
+    def __init__(self, count: int, dtype: torch.dtype, device: str = "cpu"):
+        np_dtype, self.pages = views.dtype_of(str(dtype).removeprefix("torch.")), None
+        if device == "cpu" and count and hasattr(mmap, "MADV_DONTNEED"):
+            self.pages = large_pages(count * np_dtype.itemsize)
+            self.array: Any = np.frombuffer(self.pages, np.uint8, count * np_dtype.itemsize).view(np_dtype)
+        else:
+            self.array = views.device(device).empty(count, np_dtype)
+        self.tensor: Tensor = to_torch(self.array)
+        self.zero()
+
+    def zero(self) -> None:
+        """Set all elements to zero, and release the memory."""
+        if self.pages:
+            self.pages.madvise(mmap.MADV_DONTNEED)
+        else:
+            self.tensor.zero_()
+
+
+def large_pages(nbytes: int) -> mmap.mmap:
+    """Map private memory, in huge pages where the system has them: faulting these in takes less time."""
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # no huge pages on this system
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return pages

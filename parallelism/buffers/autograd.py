@@ -61,12 +61,11 @@ def reduce_scatter(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
 def all_to_all(x: Tensor, axis: TensorCollectives, split_dim: int, join_dim: int) -> Tensor:
     """Send shard d along `split_dim` to rank d, and join the received shards along `join_dim` in rank order."""
 
-    def exchange(x: Tensor, split_dim: int, join_dim: int) -> Tensor:
+    def exchange(split_dim: int, join_dim: int, x: Tensor) -> Tensor:
         parts = torch.stack(x.chunk(axis.size, split_dim))  # (size, ...)
         return torch.cat(axis.all_to_all(parts).unbind(), join_dim)
 
-    there = partial(exchange, split_dim=split_dim, join_dim=join_dim)
-    return Conjugate.apply(x, there, partial(exchange, split_dim=join_dim, join_dim=split_dim))
+    return Conjugate.apply(x, partial(exchange, split_dim, join_dim), partial(exchange, join_dim, split_dim))
 
 
 def same(x: Tensor) -> Tensor:

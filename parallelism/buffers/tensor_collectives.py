@@ -111,17 +111,15 @@ class TensorCollectives(ExposedTime):
         source = self._empty(x.shape, x)
         if collective == "all_reduce":
             return BoundCollective(self.comm.plan(collective, source, **arguments), source, source)
-        shape = x.shape if "send_counts" in arguments else self._result_shape(collective, x.shape)
-        out = self._empty(shape, x)
+        length, *rest = x.shape
+        if collective == "all_gather":
+            length *= self.size
+        elif "send_counts" not in arguments and length % self.size:
+            raise ValueError(f"{collective}: a first dim of {length} is not divisible by {self.size} ranks")
+        elif collective == "reduce_scatter":
+            length //= self.size
+        out = self._empty((length, *rest), x)
         return BoundCollective(self.comm.plan(collective, source, out=out, **arguments), source, out)
 
     def _empty(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         return to_torch(self.comm.empty(shape, str(like.dtype).removeprefix("torch."), str(like.device)))
-
-    def _result_shape(self, collective: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-        length, *rest = shape
-        if collective == "all_gather":
-            return (length * self.size, *rest)
-        if length % self.size:
-            raise ValueError(f"{collective}: a first dim of {length} is not divisible by {self.size} ranks")
-        return (length // self.size, *rest) if collective == "reduce_scatter" else (length, *rest)

@@ -2,9 +2,8 @@
 
 from parallelism.checkpoint.checkpoints import Checkpoints
 from parallelism.checkpoint.extent import Extent
-from parallelism.checkpoint.loader import CheckpointLoader, LoadedState, fingerprint
 from parallelism.checkpoint.part import TensorShard, make_states, model_parts, state_parts
-from parallelism.checkpoint.reading import Checkpoint
+from parallelism.checkpoint.reading import Checkpoint, CheckpointLoader, fingerprint
 from parallelism.checkpoint.stop import Stop
 
 __all__ = [
@@ -12,7 +11,6 @@ __all__ = [
     "CheckpointLoader",
     "Checkpoints",
     "Extent",
-    "LoadedState",
     "Stop",
     "TensorShard",
     "fingerprint",

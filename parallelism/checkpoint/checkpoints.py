@@ -1,11 +1,12 @@
-"""Asynchronous checkpoints: all ranks write their shards in background threads."""
+"""Asynchronous checkpoints: all ranks write their shards in background threads; each is committed atomically."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from hashlib import blake2b
 from pathlib import Path
@@ -15,12 +16,10 @@ import numpy as np
 
 import collectives
 from collectives.job.errors import InputError
-from parallelism.checkpoint.folders import UNFINISHED, commit, keep_last, next_number, remove_unfinished
-from parallelism.checkpoint.loader import CheckpointLoader
-from parallelism.checkpoint.lock import Lock
+from parallelism.checkpoint.folders import UNFINISHED, Lock, complete_checkpoints, next_number, remove_unfinished
 from parallelism.checkpoint.part import TensorShard
-from parallelism.checkpoint.reading import Index
-from parallelism.checkpoint.shards import ShardEntry, write_shard
+from parallelism.checkpoint.reading import INDEX, Checkpoint, CheckpointLoader, Index, check_complete, sealed
+from parallelism.checkpoint.shards import ShardEntry, naming, sync, write_shard
 
 
 class PendingCheckpoint(NamedTuple):
@@ -48,6 +47,7 @@ class Checkpoints(CheckpointLoader):
         super().__init__(directory, comm, say)
         self.keep = keep
         self._pending: PendingCheckpoint | None = None
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
         with comm.agreed("Checkpoints"):
             if keep < 1:
                 raise ValueError(f"keep={keep} checkpoints must be at least 1")
@@ -55,9 +55,8 @@ class Checkpoints(CheckpointLoader):
         try:
             self._number = self._first_number()
         except BaseException:
-            self._release_lock()
+            self.release()
             raise
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._done = np.zeros(1, np.int64)
         self._all_done = comm.plan("all_reduce", self._done, op="min")
 
@@ -88,7 +87,10 @@ class Checkpoints(CheckpointLoader):
         with self.comm.agreed("save"):
             for part in parts:
                 part.check()
-            metadata = json.loads(as_json(whole))
+            try:
+                metadata = json.loads(json.dumps(whole))
+            except TypeError as error:
+                raise ValueError(f"a checkpoint's metadata must be JSON-serializable: {error}") from None
             if self.comm.rank == 0:
                 folder.mkdir()
         copies = [(part, part.compact()) for part in shared_out(self.comm, parts)]
@@ -96,10 +98,7 @@ class Checkpoints(CheckpointLoader):
         self._pending = PendingCheckpoint(step, metadata, folder, future)
 
     def poll(self) -> bool:
-        """Commit the pending checkpoint if all ranks have written their shards; return whether none is pending now.
-
-        Raises: InputError as `wait`.
-        """
+        """Commit the pending checkpoint, as `wait` does, if all shards are written; return whether none is pending."""
         if self._pending:
             self._done[0] = self._pending.written.done()
             if self._all_done()[0]:
@@ -116,20 +115,17 @@ class Checkpoints(CheckpointLoader):
         pending, self._pending = self._pending, None
         wait([pending.written])
         try:
-            self._finish(pending)
+            with self.comm.agreed("checkpoint"):
+                entry = pending.written.result()
+            entries = [each for each in self.comm.all_gather_object(entry) if each.pieces]
+            with self.comm.agreed("checkpoint"):
+                if self.comm.rank == 0:
+                    commit(pending.folder, Index(pending.step, pending.whole, entries))
+                    keep_last(self.directory, self.keep, self._broken)
         except InputError:
             if self.comm.rank == 0:
                 shutil.rmtree(pending.folder, ignore_errors=True)
             raise
-
-    def _finish(self, pending: PendingCheckpoint) -> None:
-        with self.comm.agreed("checkpoint"):
-            entry = pending.written.result()
-        entries = self.comm.all_gather_object(entry)
-        with self.comm.agreed("checkpoint"):
-            if self.comm.rank == 0:
-                commit(pending.folder, Index(pending.step, pending.whole, [each for each in entries if each.pieces]))
-                keep_last(self.directory, self.keep, self._broken)
 
     def close(self) -> None:
         """Wait for the pending checkpoint, and unlock the directory for other runs."""
@@ -139,28 +135,15 @@ class Checkpoints(CheckpointLoader):
     def release(self) -> None:
         """Close without removing incomplete checkpoints; not collective, for a run that fails."""
         self._thread.shutdown()
-        self._release_lock()
-
-    def _release_lock(self) -> None:
         if self._lock:
             self._lock.release()
-
-
-def as_json(values: Any) -> str:
-    try:
-        return json.dumps(values)
-    except TypeError as error:
-        raise ValueError(f"a checkpoint's metadata must be JSON-serializable: {error}") from None
 
 
 def shared_out(comm: collectives.Communicator, parts: Iterable[TensorShard]) -> list[TensorShard]:
     """Return the parts that this rank writes; of several holders of a part, one is chosen.  Collective."""
     offers = {identity(part): part for part in parts}
-    rows = np.array([[key, part.extent.length * part.tensor.element_size()] for key, part in offers.items()], np.int64)
-    counts = comm.all_gather_object(rows.size)
-    every = comm.all_gather(rows.ravel(), counts=counts)
-    by_rank = [dict(flat.reshape(-1, 2).tolist()) for flat in np.split(every, np.cumsum(counts)[:-1])]
-    return [offers[key] for key in writers(by_rank)[comm.rank]]
+    sizes = {key: part.extent.length * part.tensor.element_size() for key, part in offers.items()}
+    return [offers[key] for key in writers(comm.all_gather_object(sizes))[comm.rank]]
 
 
 def identity(part: TensorShard) -> int:
@@ -188,3 +171,49 @@ def writers(offers: Sequence[Mapping[int, int]]) -> list[list[int]]:
         load[rank] += offers[rank][key]
         mine[rank].append(key)
     return mine
+
+
+def commit(unfinished: Path, index: Index) -> Path:
+    """Turn a folder that contains all shards into a valid checkpoint; return its final name.
+
+    Raises: ValueError if the shards are incomplete; OSError with the file's name.
+    """
+    check_complete(index.entries)
+    for entry in index.entries:
+        path = unfinished / entry.file
+        if not path.exists():
+            raise ValueError(f"{path} is not visible on the first rank's host: choose a folder that all hosts share")
+    path = unfinished / INDEX
+    with naming(path):
+        path.write_text(sealed(index._asdict()))
+    sync(path)
+    sync(unfinished)
+    finished = unfinished.with_name(unfinished.name.removesuffix(UNFINISHED))
+    with naming(finished):
+        os.replace(unfinished, finished)
+    sync(finished.parent)
+    return finished
+
+
+def keep_last(directory: Path, keep: int, broken: Container[Path] = ()) -> None:
+    """Remove all checkpoints before the last `keep` complete ones, which are judged without reading their shards.
+
+    Checkpoints in `broken`, and partly removed ones, do not count.
+    """
+    paths, whole = complete_checkpoints(directory), 0
+    while paths and whole < keep:
+        path = paths.pop()
+        whole += path not in broken and looks_whole(path)
+    for path in paths:
+        os.replace(path, path.with_name(path.name + UNFINISHED))
+    remove_unfinished(directory)
+
+
+def looks_whole(path: Path) -> bool:
+    """Return whether all shards are there, and as long as they were written; they are not read."""
+    try:
+        for reader in Checkpoint(path).readers:
+            reader.check_file()
+    except (ValueError, OSError):
+        return False
+    return True

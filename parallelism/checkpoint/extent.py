@@ -98,11 +98,6 @@ def joined(runs: np.ndarray) -> np.ndarray:
     return np.column_stack([runs[firsts, :2], np.add.reduceat(runs[:, 2], firsts)])
 
 
-def packed(runs: np.ndarray) -> np.ndarray:
-    """Renumber the local side of the runs as if they were stored without gaps."""
-    return np.column_stack([np.cumsum(runs[:, 2]) - runs[:, 2], runs[:, 1:]])
-
-
 def intersection(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return the intersection of two extents of the same tensor, in rows: start in `a`, start in `b`, count.
 

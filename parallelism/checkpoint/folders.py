@@ -1,42 +1,23 @@
-"""Checkpoint folders: commit, list and remove them, each atomically.
+"""Checkpoint folders in a directory to which only one run at a time writes.
 
 A folder is named by a sequence number and the step: `00007-step-300`.  While it is incomplete, being written or
 removed, its name ends in `.unfinished`.
 """
 
+import fcntl
+import json
 import os
+import platform
 import re
 import shutil
-from collections.abc import Callable, Container, Iterable
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from parallelism.checkpoint.reading import INDEX, Checkpoint, Index, check_complete
-from parallelism.checkpoint.shards import naming, sync
+from parallelism.checkpoint.shards import naming
 
 UNFINISHED = ".unfinished"
 NAME = re.compile(r"(\d+)-step-(\d+)(\.unfinished)?")
-
-
-def commit(unfinished: Path, index: Index) -> Path:
-    """Turn a folder that contains all shards into a valid checkpoint; return its final name.
-
-    Raises: ValueError if the shards are incomplete; OSError with the file's name.
-    """
-    check_complete(index.entries)
-    for entry in index.entries:
-        path = unfinished / entry.file
-        if not path.exists():
-            raise ValueError(f"{path} is not visible on the first rank's host: choose a folder that all hosts share")
-    path = unfinished / INDEX
-    with naming(path):
-        path.write_text(index.sealed())
-    sync(path)
-    sync(unfinished)
-    finished = unfinished.with_name(unfinished.name.removesuffix(UNFINISHED))
-    with naming(finished):
-        os.replace(unfinished, finished)
-    sync(finished.parent)
-    return finished
 
 
 def complete_checkpoints(directory: Path) -> list[Path]:
@@ -48,33 +29,9 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     return sorted(whole, key=whole.__getitem__)
 
 
-def newest(
-    paths: Iterable[Path],
-    check: Callable[[Path], None] = lambda path: Checkpoint(path).verify(),
-    say: Callable[[str], None] = print,
-) -> Path | None:
-    """Return the last of `paths` that passes `check`; report why later ones are skipped."""
-    for path in reversed([*paths]):
-        try:
-            check(path)
-        except (ValueError, OSError) as error:
-            say(f"skipped a broken checkpoint: {error}")
-        else:
-            return path
-    return None
-
-
 def next_number(directory: Path) -> int:
     matches = [NAME.fullmatch(path.name) for path in directory.iterdir()]
     return max((int(match[1]) for match in matches if match), default=0) + 1
-
-
-def looks_whole(path: Path) -> bool:
-    try:
-        Checkpoint(path).check_files()
-    except (ValueError, OSError):
-        return False
-    return True
 
 
 def remove_unfinished(directory: Path) -> None:
@@ -82,15 +39,55 @@ def remove_unfinished(directory: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def keep_last(directory: Path, keep: int, broken: Container[Path] = ()) -> None:
-    """Remove all checkpoints before the last `keep` complete ones, which are judged without reading their shards.
+class Lock:
+    """Creates a directory, and locks it for this process until `release()`, or until the process ends for any reason.
 
-    Checkpoints in `broken`, and partly removed ones, do not count.
+    The operating system keeps the lock, on the file `lock`, so a dead process holds none; the file names the owner.
+
+    Raises: ValueError with the process that holds it; OSError if the file system has no locks.
     """
-    paths, whole = complete_checkpoints(directory), 0
-    while paths and whole < keep:
-        path = paths.pop()
-        whole += path not in broken and looks_whole(path)
-    for path in paths:
-        os.replace(path, path.with_name(path.name + UNFINISHED))
-    remove_unfinished(directory)
+
+    def __init__(self, directory: Path, say: Callable[[str], None] = print):
+        directory.mkdir(parents=True, exist_ok=True)
+        self.path = directory / "lock"
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        self.text = json.dumps({"pid": os.getpid(), "host": platform.node(), "since": since})
+        self.file = open(self.path, "ab+", buffering=0)  # noqa: SIM115 - open as long as the lock is held
+        try:
+            self._take(directory)
+            if holder := self._holder():
+                say(f"{directory}: a run that wrote there has died, {holder}; its incomplete checkpoints are removed")
+            self._write(self.text)
+        except (ValueError, OSError):
+            self.file.close()
+            raise
+
+    def _take(self, directory: Path) -> None:
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{directory}: another run writes there, {self._holder()}: wait until it ends, or choose another"
+            ) from None
+        except OSError as error:
+            remedy = "choose a file system that supports locks"
+            raise OSError(f"{self.path}: can't be locked ({error.strerror}): {remedy}") from None
+
+    def _holder(self) -> str:
+        """Describe the process that holds the lock, or that held it last without releasing it."""
+        self.file.seek(0)
+        try:
+            values = json.loads(self.file.read())
+            return f"process {values['pid']} on {values['host']}, since {values['since']}"
+        except (ValueError, KeyError, TypeError):
+            return ""
+
+    def _write(self, text: str) -> None:
+        with naming(self.path):
+            self.file.truncate(0)
+            self.file.write(text.encode())
+
+    def release(self) -> None:
+        if not self.file.closed:
+            self._write("")
+            self.file.close()

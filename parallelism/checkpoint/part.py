@@ -62,11 +62,9 @@ def model_parts(
 ) -> dict[str, TensorShard]:
     """Return this rank's shards of a model's parameters by name, according to their placements on the mesh.
 
-    `tied` lists, for each tied parameter, its names in the whole model; this rank's model may have another than the
-    first.
+    `tied` lists each tied parameter's names in the whole model; this rank's model may have another than the first.
     """
-    first = {name: names[0] for names in tied for name in names}
-    parts = {}
+    first, parts = {name: names[0] for names in tied for name in names}, {}
     for name, p in model.named_parameters():
         sharded, shape = shards_of(p), list(p.shape)
         for shard in reversed(sharded.values()):

@@ -1,6 +1,6 @@
-"""Read a checkpoint, whatever layout it was written in.
+"""Find and load checkpoints, whatever layout they were written in.
 
-Its index, a small file whose presence completes the checkpoint, lists the shards.
+A checkpoint's index, a small file whose presence completes it, lists the shards.
 """
 
 from __future__ import annotations
@@ -8,17 +8,25 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import numpy as np
+
+import collectives
+from collectives.job.errors import InputError
 from parallelism.checkpoint.extent import intersection
+from parallelism.checkpoint.folders import complete_checkpoints
 from parallelism.checkpoint.part import TensorShard
 from parallelism.checkpoint.shards import Piece, ShardEntry, ShardReader, is_count
 
 FORMAT = 2
 INDEX = "index.json"
+BLOCK, MOST_BLOCKS = 1 << 22, 64  # tokens per block, and blocks, that a fingerprint samples
+ANYTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Index(NamedTuple):
@@ -29,12 +37,9 @@ class Index(NamedTuple):
     entries: Sequence[ShardEntry]
     format: int = FORMAT
 
-    def sealed(self) -> str:
-        return sealed(self._asdict())
-
     @classmethod
     def unsealed(cls, text: str) -> Index:
-        """Parse the output of `sealed`; raise ValueError if it is damaged, or of another format."""
+        """Parse a `sealed` index; raise ValueError if it is damaged, or of another format."""
         try:
             values = json.loads(text)["index"]
             if sealed(values) != text:
@@ -47,18 +52,12 @@ class Index(NamedTuple):
             raise ValueError(f"of format {values['format']}, but this program reads {FORMAT}")
         try:
             index = cls(**values)._replace(entries=[ShardEntry.from_json(entry) for entry in values["entries"]])
-            index.check()
+            if not (is_count(index.step) and isinstance(index.whole, dict)):
+                raise ValueError("the step, or what is small, is of another type")
+            check_complete(index.entries)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"not what a run writes ({type(error).__name__}: {error})") from None
         return index
-
-    def check(self) -> None:
-        """Raise ValueError for an index with a correct checksum but invalid contents."""
-        if not (is_count(self.step) and isinstance(self.whole, dict)):
-            raise ValueError("the step, or what is small, is of another type")
-        for entry in self.entries:
-            entry.check()
-        check_complete(self.entries)
 
 
 def sealed(values: Any) -> str:
@@ -99,20 +98,9 @@ class Checkpoint:
                 self.pieces[piece.kind, piece.name].append((reader, piece))
 
     def verify(self, rank: int = 0, size: int = 1) -> None:
-        """Read every `size`-th shard.
-
-        Raises: ValueError with the file that is missing or damaged.
-        """
+        """Read every `size`-th shard; raise ValueError with the file that is missing or damaged."""
         for reader in self.readers[rank::size]:
             reader.verify()
-
-    def check_files(self) -> None:
-        """Check that the shards exist, without reading them.
-
-        Raises: ValueError with the file that is missing, or whose length has changed.
-        """
-        for reader in self.readers:
-            reader.check_file()
 
     def check(self, parts: Iterable[TensorShard]) -> None:
         """Raise ValueError if parts are of another model."""
@@ -134,10 +122,7 @@ class Checkpoint:
         return f"it is of another model, of {len(names)} parameters"
 
     def fill(self, parts: Iterable[TensorShard]) -> None:
-        """Read parts into their tensors, reading only the blocks of the shards that contain them.
-
-        Raises: ValueError with the file that is missing or damaged.
-        """
+        """Fill parts, reading only the blocks that contain them; raise ValueError with a missing or damaged file."""
         for part in parts:
             runs, flat = part.extent.runs(), part.flat
             num_missing = int(runs[:, 2].sum())
@@ -149,3 +134,87 @@ class Checkpoint:
                 num_missing -= int(common[:, 2].sum())
             if num_missing:
                 raise ValueError(f"{self.folder}: {num_missing} elements of {part} are in no shard")
+
+
+def newest(
+    paths: Iterable[Path],
+    check: Callable[[Path], None] = lambda path: Checkpoint(path).verify(),
+    say: Callable[[str], None] = print,
+) -> Path | None:
+    """Return the last of `paths` that passes `check`; report why later ones are skipped."""
+    for path in reversed([*paths]):
+        try:
+            check(path)
+        except (ValueError, OSError) as error:
+            say(f"skipped a broken checkpoint: {error}")
+        else:
+            return path
+    return None
+
+
+class CheckpointLoader:
+    """Finds and loads checkpoints in `directory`, which all ranks of `comm` share.  All methods are collective."""
+
+    def __init__(self, directory: str | Path, comm: collectives.Communicator, say: Callable[[str], None] = print):
+        self.directory, self.comm, self.say = Path(directory), comm, say
+        self._broken: set[Path] = set()  # skipped because they are damaged
+
+    def newest(self) -> Path | None:
+        """Return the newest checkpoint whose shards all verify (each is read by one of the ranks), or None."""
+        with self.comm.agreed("newest"):
+            paths = complete_checkpoints(self.directory) if self.comm.rank == 0 else []
+        names = self.comm.broadcast_object([path.name for path in paths])
+        return newest([self.directory / name for name in names], self._check, self.say)
+
+    def _check(self, path: Path) -> None:
+        self._broken.add(path)
+        with self.comm.agreed("newest"):
+            Checkpoint(path).verify(self.comm.rank, self.comm.size)
+        self._broken.remove(path)
+
+    def load(self, parts: Iterable[TensorShard], path: str | Path, same: Mapping[str, Any] = ANYTHING) -> Index:
+        """Fill parts from a checkpoint of the same model in any layout; return its index.
+
+        Each rank reads the parts that it requests.  What the checkpoint has as `whole` must have the values in `same`.
+
+        Raises: InputError if it is of another model, or a file is missing or damaged.
+        """
+        parts = list(parts)
+        with self.comm.agreed("load"):
+            checkpoint = Checkpoint(path)
+            check_same(checkpoint.folder, checkpoint.index.whole, same)
+            checkpoint.check(parts)
+        self._check_all_asked(checkpoint, parts)
+        with self.comm.agreed("load"):
+            checkpoint.fill(parts)
+        return checkpoint.index
+
+    def _check_all_asked(self, checkpoint: Checkpoint, parts: Sequence[TensorShard]) -> None:
+        """Check that the ranks together request every part of every parameter, for each requested kind."""
+        own_keys = {(part.kind, part.name) for part in parts}
+        there = sorted(checkpoint.pieces)
+        by_some = self.comm.all_reduce(np.array([key in own_keys for key in there], np.int64), op="max").tolist()
+        kinds = {kind for (kind, _), some in zip(there, by_some, strict=True) if some}
+        for (kind, name), some in zip(there, by_some, strict=True):
+            if kind in kinds and not some:
+                raise InputError(f"{checkpoint.folder} has {kind} of {name}, which this model lacks")
+
+
+def fingerprint(ids: Any) -> str:
+    """Identify a token sequence by its length, dtype and a checksum; long sequences are sampled.
+
+    >>> fingerprint(np.arange(3, dtype=np.uint16))
+    '3 of uint16 with CRC-32 3b48a444'
+    """
+    step = max(1, len(ids) // (BLOCK * MOST_BLOCKS)) * BLOCK
+    crc, dtype = 0, np.asarray(ids[:1]).dtype
+    for start in range(0, len(ids), step):
+        crc = crc32(np.ascontiguousarray(ids[start : start + BLOCK]).data, crc)
+    return f"{len(ids)} of {dtype} with CRC-32 {crc:08x}"
+
+
+def check_same(path: Any, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Raise ValueError with both values for the first that differs in the checkpoint at `path`."""
+    for name, value in here.items():
+        if there.get(name) != value:
+            raise ValueError(f"{path}: {name} was {there.get(name)}, but is {value}: resume with the same")

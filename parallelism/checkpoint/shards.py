@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from parallelism.checkpoint.extent import Extent, LocalShard, packed
+from parallelism.checkpoint.extent import Extent, LocalShard
 from parallelism.checkpoint.part import TensorShard
 from parallelism.placement import Shard
 
@@ -46,10 +46,21 @@ class Piece(NamedTuple):
 
     @classmethod
     def from_json(cls, values: list[Any]) -> Piece:
+        """Parse a tensor in the index; raise an error of some type if no shard file can contain this."""
         piece = cls(*values)
+        texts, numbers = (piece.name, piece.kind, piece.dtype), (piece.length, piece.block_bytes, *piece.checksums)
+        if not (all(isinstance(text, str) for text in texts) and all(map(is_count, numbers))):
+            raise ValueError(f"{piece.name}: names must be strings, and lengths and checksums whole numbers")
+        if not isinstance(getattr(torch, piece.dtype, None), torch.dtype):
+            raise ValueError(f"{piece.name}: {piece.dtype!r} is not a dtype")
         shape, begin, length, shards = piece.extent
         local = tuple(LocalShard(Shard(*shard), rank, size) for shard, rank, size in shards)
-        return piece._replace(extent=Extent(tuple(shape), begin, length, local))
+        piece = piece._replace(extent=Extent(tuple(shape), begin, length, local))
+        if not piece.block_length > 0 or len(piece.checksums) != max(1, -(-piece.length // piece.block_length)):
+            raise ValueError(f"{piece.key}: {len(piece.checksums)} checksums for {piece.length} elements")
+        if piece.runs[:, 2].sum() != piece.length:
+            raise ValueError(f"{piece.key}: {piece.length} elements, but its extent has others")
+        return piece
 
     @property
     def key(self) -> str:
@@ -65,23 +76,13 @@ class Piece(NamedTuple):
 
     @property
     def runs(self) -> np.ndarray:
-        return packed(self.extent.runs())
+        """Runs of the extent as they are stored, without gaps."""
+        runs = self.extent.runs()
+        return np.column_stack([np.cumsum(runs[:, 2]) - runs[:, 2], runs[:, 1:]])
 
     @property
     def nbytes(self) -> int:
         return self.length * self.torch_dtype.itemsize
-
-    def check(self) -> None:
-        """Raise ValueError if no shard file can contain this."""
-        texts, numbers = (self.name, self.kind, self.dtype), (self.length, self.block_bytes, *self.checksums)
-        if not (all(isinstance(text, str) for text in texts) and all(map(is_count, numbers))):
-            raise ValueError(f"{self.name}: names must be strings, and lengths and checksums whole numbers")
-        if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
-            raise ValueError(f"{self.name}: {self.dtype!r} is not a dtype")
-        if not self.block_length > 0 or len(self.checksums) != max(1, -(-self.length // self.block_length)):
-            raise ValueError(f"{self.key}: {len(self.checksums)} checksums for {self.length} elements")
-        if self.runs[:, 2].sum() != self.length:
-            raise ValueError(f"{self.key}: {self.length} elements, but its extent has others")
 
     def blocks(self, flat: Tensor) -> list[int]:
         """Return the checksums of a tensor's blocks."""
@@ -98,15 +99,11 @@ class ShardEntry(NamedTuple):
 
     @classmethod
     def from_json(cls, values: list[Any]) -> ShardEntry:
+        """Parse a shard file in the index; raise an error of some type if no checkpoint's folder can contain this."""
         file, nbytes, header_checksum, pieces = values
+        if Path(file).name != file or not (is_count(nbytes) and is_count(header_checksum)):
+            raise ValueError(f"{file!r} of {nbytes!r} bytes is not a shard file")
         return cls(file, nbytes, header_checksum, [Piece.from_json(piece) for piece in pieces])
-
-    def check(self) -> None:
-        """Raise ValueError if this cannot be a shard file of a checkpoint's folder."""
-        if Path(self.file).name != self.file or not (is_count(self.nbytes) and is_count(self.header_checksum)):
-            raise ValueError(f"{self.file!r} of {self.nbytes!r} bytes is not a shard file")
-        for piece in self.pieces:
-            piece.check()
 
     @property
     def header_bytes(self) -> int:
@@ -137,9 +134,9 @@ def sync(path: Path) -> None:
 
 
 def write_shard(path: Path, parts: Sequence[tuple[TensorShard, Tensor]]) -> ShardEntry:
-    """Write parts, given their compact copies, and flush them to disk; without parts there is no file.
+    """Write parts, given their compact copies, and flush them to disk; raise OSError with the file's name.
 
-    Raises: OSError with the file's name.
+    Without parts there is no file.
     """
     pieces = [Piece.of(part, flat) for part, flat in parts]
     if not pieces:

@@ -19,11 +19,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 class Stop:
     """Records SIGTERM or SIGUSR1 received by any rank, until `close()`.  Construction and `received` are collective."""
 
-    def __init__(self, comm: collectives.Communicator, signals: tuple[signal.Signals, ...] = SIGNALS):
+    def __init__(self, comm: collectives.Communicator):
         self.noted = 0
         self.highest = np.zeros(1, np.int64)
         self._agree = comm.plan("all_reduce", self.highest, op="max")
-        self._before = {number: signal.signal(number, self._note) for number in signals}
+        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
 
     def _note(self, number: int, frame: Any) -> None:
         self.noted = number

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from itertools import chain
 
@@ -45,13 +46,11 @@ class GradientClip(ExposedTime):
         params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         lengths = [-(-p.numel() // BLOCK) for p in params.values()]
 
-        def numbers(values: Iterable[int]) -> Tensor:
-            return torch.tensor([*values], dtype=torch.int64, device=device)
-
+        numbers = partial(torch.tensor, dtype=torch.int64, device=device)
         self.lengths = numbers(lengths)
         first = dict(zip(params, np.cumsum([0, *lengths]).tolist(), strict=False))
         own = [blocks_of(masters.spans[name], first[name]) for name in masters.pieces]
-        self.own_blocks = numbers(chain(*own))
+        self.own_blocks = numbers([*chain(*own)])
         self.blocks = torch.zeros(sum(lengths), dtype=torch.float64, device=device)
         self.join = shard.plan("all_reduce", self.blocks) if shard else None
         indices, slots, count = counted_once(mesh.comm, keys(params, mesh, tied))
@@ -105,7 +104,7 @@ def keys(params: Mapping[str, nn.Parameter], mesh: Mesh, tied: Iterable[Sequence
     return np.array([int.from_bytes(digest, "big", signed=True) for digest in digests], np.int64)
 
 
-def counted_once(comm: collectives.Communicator, keys: np.ndarray) -> tuple[list[int], list[int], int]:
+def counted_once(comm: collectives.Communicator, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     """Return the indices of the keys that no earlier rank or parameter has, their slots, and the number of all slots.
 
     Parameters with equal keys are the same.  Collective.
@@ -113,9 +112,9 @@ def counted_once(comm: collectives.Communicator, keys: np.ndarray) -> tuple[list
     counts = comm.all_gather(np.array([len(keys)])).tolist()
     every = comm.all_gather(keys, counts=counts)
     unique, firsts = np.unique(every, return_index=True)
-    begin = sum(counts[: comm.rank])
-    mine = [(int(at) - begin, slot) for slot, at in enumerate(firsts) if begin <= at < begin + len(keys)]
-    return [number for number, _ in mine], [slot for _, slot in mine], len(unique)
+    indices = firsts - sum(counts[: comm.rank])
+    slots = np.flatnonzero((indices >= 0) & (indices < len(keys)))
+    return indices[slots], slots, len(unique)
 
 
 def square_root(x: Tensor) -> Tensor:

@@ -52,9 +52,10 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        positions = self.positions(x.shape[1] * (self.rank + 1), x.device)
-        first = self.rank * x.shape[1] if self.split_sequence else 0
-        rows = mix(self.of_samples(x.shape[0], x.device)[:, None], positions[first : first + x.shape[1]])
+        batch, seq, _ = x.shape
+        first = self.rank * seq if self.split_sequence else 0
+        positions = torch.arange(first + seq) if self.place.positions is None else self.place.positions
+        rows = mix(self.of_samples(batch, x.device)[:, None], positions[first : first + seq].to(x.device))
         return DropFunction.apply(x, rows, self.p)
 
     def of_attention(self, q: Tensor) -> AttentionDropout | None:
@@ -63,10 +64,6 @@ class Dropout(nn.Module):
             return None
         heads = torch.arange(q.shape[1], device=q.device) + self.rank * q.shape[1]
         return AttentionDropout(mix(self.of_samples(q.shape[0], q.device)[:, None], heads), self.p)
-
-    def positions(self, length: int, device: torch.device) -> Tensor:
-        positions = self.place.positions
-        return torch.arange(length, device=device) if positions is None else positions.to(device)
 
     def of_samples(self, batch: int, device: torch.device) -> Tensor:
         samples = torch.arange(batch) if self.place.samples is None else self.place.samples
@@ -101,11 +98,6 @@ class AttentionDropout(NamedTuple):
     def between(self, queries: Tensor, keys: Tensor) -> Drop:
         """Return the dropout for attention between tokens at these positions.  Shapes: (queries) and (keys)."""
         return Drop(mix(self.of_heads[..., None], queries), keys, self.p)
-
-    def among(self, length: int) -> Drop:
-        """Return the dropout for attention between all tokens of a sequence."""
-        places = torch.arange(length, device=self.of_heads.device)
-        return self.between(places, places)
 
 
 class Drop(NamedTuple):

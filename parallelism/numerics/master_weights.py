@@ -39,13 +39,11 @@ class MasterWeights:
         self.spans = dict(spans or {name: slice(0, param.numel()) for name, param in params.items()})
         self.weights: Tensor | None = None
         self.pieces = self.params
-        if any(is_rounded(param) for param in self.params.values()):
-            self._widen(originals or {})
-
-    def _widen(self, originals: Mapping[str, Tensor]) -> None:
+        if not any(is_rounded(param) for param in self.params.values()):
+            return
         slices, count = lay_out(self.params, line_length(torch.float32))
         self.weights = torch.zeros(count, dtype=torch.float32, device=next(iter(self.params.values())).device)
-        self.pieces = {}
+        self.pieces, originals = {}, originals or {}
         for name, param in self.params.items():
             value = self.weights[slices[name]]
             value.copy_(originals[name].reshape(-1)[self.spans[name]] if name in originals else param.data.view(-1))
@@ -61,7 +59,7 @@ class MasterWeights:
     @torch.no_grad()
     def take_gradients(self, factor: Tensor | None = None) -> None:
         """Copy the gradients to the pieces, multiplied by a factor if there is one."""
-        narrow, widened, gradients = [], [], []
+        narrow, widened = [], []
         for name, piece in self.pieces.items():
             gradient = gradient_of(self.params[name])
             assert gradient is not None
@@ -70,11 +68,10 @@ class MasterWeights:
                 gradient = torch.empty_like(piece)
                 widened.append(gradient)
             piece.grad = gradient
-            gradients.append(gradient)
         if widened:
             torch._foreach_copy_(widened, narrow)  # on a GPU, one kernel for many tensors
-        if gradients and factor is not None:
-            scale_all(gradients, factor)
+        if self.pieces and factor is not None:
+            scale_all([piece.grad for piece in self.pieces.values() if piece.grad is not None], factor)
 
     @torch.no_grad()
     def give_parameters(self) -> None:

@@ -91,10 +91,7 @@ class GradientMonitor(Listener):
         self._sums[name] = self._sums[name] + total if name in self._sums else total
 
     def take(self, device: torch.device) -> tuple[list[str], Tensor]:
-        """Return the names of parameters with new gradients since the last call, and whether each gradient is finite.
-
-        The parameters are in the order of the backward pass.
-        """
+        """Return the names of new gradients, in the order of the backward pass, and whether each is finite."""
         sums, self._sums = self._sums, {}
         finite = torch.stack(list(sums.values())).isfinite() if sums else torch.ones(0, dtype=torch.bool, device=device)
         return list(sums), finite
@@ -137,7 +134,7 @@ class StepGuard(ExposedTime):
     def judge(self, loss: Tensor, norm: Tensor) -> Verdict:
         """Agree on a step, given this rank's loss, or 0 if it has none, and the norm of all gradients.
 
-        Needs one all-reduce of one element, and does not synchronize with the device.  Collective.
+        Cost: one all-reduce of one element, without a synchronization with the device.  Collective.
         """
         if self.policy == "ignore" and self.scale.growth_interval is None:
             return Verdict(None, loss.new_zeros(0), [])
@@ -156,27 +153,20 @@ class StepGuard(ExposedTime):
         return Verdict(skipped.float(), torch.cat([numbers, finite]), names)
 
     def tell(self, step: int, names: list[str], numbers: Sequence[float], loss: float, norm: float) -> None:
-        """Report a skipped step, once its verdict's numbers have been read.  Collective.
-
-        Raises: InputError on every rank if the policy is to stop.
-        """
+        """Report a skipped step by its verdict's numbers; raise InputError on every rank if the policy is to stop."""
         if not numbers:
             return
         first, by_scale, scale, *finite = numbers
         kind, rank = divmod(int(first), self.comm.size)
         if kind == NOTHING or (self.policy == "ignore" and not by_scale):
             return
+        name = next((name for name, is_finite in zip(names, finite, strict=True) if not is_finite), "")
         words = (
             f"rank {rank} has a loss of {loss}",
-            f"rank {rank} has a gradient of {first_of(names, finite)} that is not finite",
+            f"rank {rank} has a gradient of {name} that is not finite",
             f"the norm of the gradients is {norm}, but no rank's own gradients are to blame",
         )
         line = f"step {step}: {self.comm.broadcast_object(words[kind], rank)}"
         if self.policy == "stop" and not by_scale:
             raise collectives.InputError(f"{line}: lower the learning rate, or let such steps be skipped")
         self.say(f"{line}; skipped" + (f", the loss scale is {scale:g} now" if by_scale else ""))
-
-
-def first_of(names: Sequence[str], finite: Sequence[float]) -> str:
-    """Return the first parameter whose gradient is not finite, or ""."""
-    return next((name for name, is_finite in zip(names, finite, strict=True) if not is_finite), "")

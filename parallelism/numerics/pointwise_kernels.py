@@ -93,9 +93,7 @@ def softmax(s, rows, columns, least, scale, slope, num_causal, log):
 def softmax_backward(s, d, rows, columns, least, scale, slope, num_causal, log, delta):
     """Replace scores `s` by their softmax with dropout, and its gradient `d` by that of the scores.
 
-    `delta` is each row's sum of results times their gradients.
-
-    Shapes: s, d (rows, columns), log, delta (rows); of float32.
+    Shapes: s, d (rows, columns), log, and delta, each row's sum of results times their gradients, (rows); of float32.
     """
     bound = np.uint32(least)
     for i in range(len(rows)):
@@ -150,10 +148,7 @@ def gate(x, out):
 
 @pointwise
 def gate_backward(x, gradient, out):
-    """Write the gradient of x, given the gradient of the product.
-
-    Shapes: x, out (rows, 2 width), gradient (rows, width); of float32.
-    """
+    """Write the gradient of x, given that of the product.  Shapes: x, out as x in `gate`, gradient (rows, width)."""
     width = gradient.shape[1]
     for i in range(len(x)):
         gates, passing = x[i, :width], x[i, width:]

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from parallelism.numerics.dropout import BatchPosition
-from parallelism.pipeline.deferred import CURRENT, WeightGradients, deferring
+from parallelism.pipeline.deferred import CURRENT, deferring
 
 
 def recompute(module: nn.Module, place: BatchPosition | None = None, method: str = "forward") -> None:
@@ -35,16 +35,17 @@ def recompute(module: nn.Module, place: BatchPosition | None = None, method: str
 
 
 def contexts(place: BatchPosition) -> tuple[AbstractContextManager, AbstractContextManager]:
-    """Return the contexts of the forward pass and of its recomputation."""
-    return nullcontext(), as_before(place, place.samples, place.positions, CURRENT.get())
+    """Return the contexts of the forward pass and of its recomputation, to which this batch and deferral return."""
+    samples, positions, later = place.samples, place.positions, CURRENT.get()
 
+    @contextmanager
+    def as_before() -> Iterator[None]:
+        now = place.samples, place.positions
+        place.samples, place.positions = samples, positions
+        try:
+            with deferring(later):
+                yield
+        finally:
+            place.samples, place.positions = now
 
-@contextmanager
-def as_before(place: BatchPosition, samples: Any, positions: Any, later: WeightGradients | None) -> Iterator[None]:
-    now = place.samples, place.positions
-    place.samples, place.positions = samples, positions
-    try:
-        with deferring(later):
-            yield
-    finally:
-        place.samples, place.positions = now
+    return nullcontext(), as_before()

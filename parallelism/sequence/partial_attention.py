@@ -130,7 +130,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rules: ScoreRules) -> tuple[Tensor, 
     Shapes: q (batch, n_head, queries, head_size), k and v (batch, n_kv_head, keys, head_size), mask (batch, 1, queries,
     keys); result as q, log (batch, n_head, queries).
     """
-    k, v = like_heads(k, q), like_heads(v, q)
+    k, v = like_heads(k, q.shape[1]), like_heads(v, q.shape[1])
     if fused := kernel(q, k, rules):
         return fused.forward(q, k, v, rules)
     q, k, v = wide(q), wide(k), wide(v)
@@ -144,7 +144,7 @@ def attend_backward(gradient: Tensor, saved: SavedAttention, rules: ScoreRules) 
     """Return the gradients of q, k and v, given the result and the log-sum-exp over all keys."""
     q, k, v, out, log = saved
     num_kv_heads, drop = k.shape[1], rules.drop
-    k, v = like_heads(k, q), like_heads(v, q)
+    k, v = like_heads(k, q.shape[1]), like_heads(v, q.shape[1])
     if fused := kernel(q, k, rules):
         dq, dk, dv = fused.backward(gradient, (q, k, v, out, log), rules)
     else:
@@ -163,9 +163,9 @@ def merge(out: Tensor, log: Tensor, more: Tensor, more_log: Tensor) -> None:
     log.copy_(total)
 
 
-def like_heads(x: Tensor, q: Tensor) -> Tensor:
-    """Repeat the heads of x to match those of `q`."""
-    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
+def like_heads(x: Tensor, num_heads: int) -> Tensor:
+    """Repeat the heads of keys or values, so that there are as many as of queries."""
+    return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
 
 
 def of_common_heads(gradient: Tensor, num_heads: int) -> Tensor:

@@ -5,31 +5,19 @@ Source: Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers for
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from parallelism.buffers.tensor_collectives import TensorCollectives
+from parallelism.buffers.transfer import to_device
 from parallelism.numerics.dropout import AttentionDropout
 from parallelism.sequence.partial_attention import ScoreRules, attend, attend_backward, mask_of, merge, wide
 from parallelism.sequence.token_shards import Pair, TokenShards
 
-
-class Ring:
-    """Ranks of a ring, each of which holds some tokens of a sequence."""
-
-    def __init__(self, members: TensorCollectives, order: str = "zigzag"):
-        self.members, self.order = members, order
-
-    def sources(self) -> Iterator[int]:
-        """Yield the rank whose keys this rank holds, step by step."""
-        size, rank = self.members.size, self.members.rank
-        return ((rank - step) % size for step in range(size))
-
-    def pair(self, source: int, length: int) -> Pair | None:
-        shards = TokenShards(length * self.members.size, self.members.size, order=self.order)
-        return shards.pair(self.members.rank, source)
+ALONE: Any = SimpleNamespace(size=1, rank=0)  # members of a ring of one rank, which needs no communication
 
 
 class GlobalTokens(NamedTuple):
@@ -39,62 +27,95 @@ class GlobalTokens(NamedTuple):
     documents: Tensor | None  # (size, batch, seq)
     dropout: AttentionDropout | None
 
-    def pair(self, ring: Ring, source: int, dtype: torch.dtype) -> tuple[slice, slice, ScoreRules] | None:
+
+class Ring:
+    """Ranks of a ring, each of which holds some tokens of a sequence."""
+
+    def __init__(self, members: TensorCollectives = ALONE, order: str = "zigzag"):
+        self.members, self.order, self.rank, self.size = members, order, members.rank, members.size
+
+    def sources(self) -> Iterator[int]:
+        """Yield the rank whose keys this rank holds, step by step; it starts with its own."""
+        return ((self.rank - step) % self.size for step in range(self.size))
+
+    def pair(self, source: int, length: int) -> Pair | None:
+        return TokenShards(length * self.size, self.size, order=self.order).pair(self.rank, source)
+
+    def rules(self, tokens: GlobalTokens, source: int, dtype: torch.dtype) -> tuple[slice, slice, ScoreRules] | None:
         """Return which queries attend to which keys and how, with a mask if there are documents; None if none do."""
-        rank, mask = ring.members.rank, None
-        here, there = self.positions[rank], self.positions[source]
-        if self.documents is None:
-            pair = ring.pair(source, len(here))
+        here, there, mask = tokens.positions[self.rank], tokens.positions[source], None
+        if tokens.documents is None:
+            pair = self.pair(source, len(here))
         else:
-            may = self.documents[rank][:, :, None] == self.documents[source][:, None, :]  # (batch, seq, seq)
+            may = tokens.documents[self.rank][:, :, None] == tokens.documents[source][:, None, :]  # (batch, seq, seq)
             pair, mask = Pair(slice(None), slice(None), causal=False), mask_of(may & (here[:, None] >= there), dtype)
         if pair is None:
             return None
-        drop = self.dropout.between(here[pair.queries], there[pair.keys]) if self.dropout else None
+        drop = tokens.dropout.between(here[pair.queries], there[pair.keys]) if tokens.dropout else None
         return pair.queries, pair.keys, ScoreRules(pair.causal, mask, drop)
+
+
+def ring_attention(
+    q: Tensor, k: Tensor, v: Tensor, ring: Ring, documents: Tensor | None, dropout: AttentionDropout | None
+) -> Tensor:
+    """Attend to all tokens of the ring.  Shapes: those of `SequenceAttention`."""
+    shards = TokenShards(q.shape[2] * ring.size, ring.size, order=ring.order)
+    positions = torch.stack([torch.from_numpy(shards.of_ring(member)) for member in range(ring.size)])
+    if documents is not None:
+        documents = ring.members.all_gather(documents[None]) if ring.size > 1 else documents[None]
+    return RingFunction.apply(q, k, v, ring, GlobalTokens(to_device(positions, q.device), documents, dropout))
 
 
 class RingFunction(torch.autograd.Function):
     """Overlaps the transfer of the next keys and values with attention to the current ones.
 
-    In the backward pass, the gradients of keys and values circulate with them, and one step further, to their owner.
+    Saves no probabilities: the backward pass recomputes them from the log-sum-exp.  In it, the gradients of keys and
+    values circulate with them, and one step further, to their owner.
     """
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, ring: Ring, tokens: GlobalTokens) -> Tensor:  # type: ignore[override]
-        out, log = torch.zeros_like(wide(q)), torch.full(q.shape[:-1], -torch.inf, dtype=wide(q).dtype, device=q.device)
-        kv = torch.stack((k, v))
+        kv: Any = torch.stack((k, v)) if ring.size > 1 else (k, v)
         for step, source in enumerate(ring.sources()):
-            coming = ring.members.start_shift(kv) if step < ring.members.size - 1 else None
-            if pair := tokens.pair(ring, source, q.dtype):
+            coming = ring.members.start_shift(kv) if step < ring.size - 1 else None
+            if pair := ring.rules(tokens, source, q.dtype):
                 here, there, rules = pair
-                more = attend(q[:, :, here], kv[0][:, :, there], kv[1][:, :, there], rules)
-                merge(out[:, :, here], log[:, :, here], *more)
+                more, more_log = attend(q[:, :, here], kv[0][:, :, there], kv[1][:, :, there], rules)
+                if step == 0:  # all queries
+                    out, log = wide(more), more_log
+                else:
+                    merge(out[:, :, here], log[:, :, here], more, more_log)
             if coming:
                 kv = coming.wait()
-        ctx.save_for_backward(q, k, v, out, log)
-        ctx.ring, ctx.tokens = ring, tokens
+        ctx.save_for_backward(q, k, v, out, log, tokens.positions, tokens.documents)
+        ctx.ring, ctx.dropout = ring, tokens.dropout
         return out.to(q.dtype)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
-        (q, k, v, out, log), ring, tokens = ctx.saved_tensors, ctx.ring, ctx.tokens
-        gradient, dq = wide(gradient), torch.zeros_like(out)
-        kv, coming_home = torch.stack((k, v)), None
+        (q, k, v, out, log, positions, documents), ring = ctx.saved_tensors, ctx.ring
+        tokens = GlobalTokens(positions, documents, ctx.dropout)
+        gradient, coming_home = wide(gradient), None
+        kv: Any = torch.stack((k, v)) if ring.size > 1 else (k, v)
         for step, source in enumerate(ring.sources()):
-            coming = ring.members.start_shift(kv) if step < ring.members.size - 1 else None
-            dkv = torch.zeros(kv.shape, dtype=out.dtype, device=q.device)
-            if pair := tokens.pair(ring, source, q.dtype):
+            coming = ring.members.start_shift(kv) if step < ring.size - 1 else None
+            pair = ring.rules(tokens, source, q.dtype)
+            if step:
+                dkv = torch.zeros((2, *k.shape), dtype=out.dtype, device=q.device)
+            if pair:
                 here, there, rules = pair
                 part = q[:, :, here], kv[0][:, :, there], kv[1][:, :, there], out[:, :, here], log[:, :, here]
                 more = attend_backward(gradient[:, :, here], part, rules)
-                for total, gradients in zip((dq[:, :, here], *dkv[:, :, :, there]), more, strict=True):
-                    total += gradients
+                if step == 0:  # all queries and keys
+                    dq, dkv = wide(more[0]), wide(torch.stack(more[1:]))
+                else:
+                    for total, gradients in zip((dq[:, :, here], *dkv[:, :, :, there]), more, strict=True):
+                        total += gradients
             if coming_home:
                 dkv += coming_home.wait()
-            coming_home = ring.members.start_shift(dkv)
+            if ring.size > 1:
+                coming_home = ring.members.start_shift(dkv)
             if coming:
                 kv = coming.wait()
-        assert coming_home is not None
-        dk, dv = coming_home.wait()
+        dk, dv = coming_home.wait() if coming_home else dkv
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None

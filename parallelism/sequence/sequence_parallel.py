@@ -18,9 +18,9 @@ import collectives
 from parallelism.buffers import autograd
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.buffers.transfer import to_device
-from parallelism.numerics.dropout import AttentionDropout, Dropout
-from parallelism.sequence.partial_attention import ScoreRules, attend, attend_backward, mask_of, wide
-from parallelism.sequence.ring_attention import GlobalTokens, Ring, RingFunction
+from parallelism.numerics.dropout import Dropout
+from parallelism.sequence.partial_attention import like_heads
+from parallelism.sequence.ring_attention import Ring, ring_attention
 from parallelism.sequence.token_shards import TokenShards, check_heads, shard_tokens
 
 HEADS, SEQ = 1, 2  # dims of q, k and v
@@ -46,9 +46,9 @@ class SequenceParallel:
         self.heads, self.ring = TensorCollectives(heads), Ring(TensorCollectives(ring), order)
 
     def __str__(self) -> str:
-        parts = self.heads.size
-        in_groups = f" in groups of {parts}, {self.ring.order} rings of {self.ring.members.size}"
-        return f"head exchange{in_groups}" if parts > 1 else f"{self.ring.order} ring attention"
+        if self.heads.size == 1:
+            return f"{self.ring.order} ring attention"
+        return f"head exchange in groups of {self.heads.size}, {self.ring.order} rings of {self.ring.size}"
 
     @property
     def exposed_s(self) -> float:
@@ -57,7 +57,7 @@ class SequenceParallel:
 
     def shards(self, length: int) -> TokenShards:
         """Return the shards of a sequence; raise ValueError if the ranks cannot divide its length evenly."""
-        shards = TokenShards(length, self.ring.members.size, self.heads.size, self.ring.order)
+        shards = TokenShards(length, self.ring.size, self.heads.size, self.ring.order)
         shards.check()
         return shards
 
@@ -89,30 +89,22 @@ class SequenceAttention(nn.Module):
     def __init__(self, axis: SequenceParallel, dropout: Dropout | None = None, alone: nn.Module | None = None):
         super().__init__()
         self.axis, self.dropout = axis, dropout
-        self.alone = alone if axis.ring.members.size == 1 else None
+        self.alone = alone if axis.ring.size == 1 else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
         heads, ring = self.axis.heads, self.axis.ring
         check_heads(q.shape[HEADS], k.shape[HEADS], heads.size)
         if heads.size > 1:
-            k, v = (like_ranks(x, heads.size) for x in (k, v))
+            if heads.size % k.shape[HEADS] == 0:
+                k, v = like_heads(k, heads.size), like_heads(v, heads.size)  # so that each rank gets one
             q, k, v = (autograd.all_to_all(x, heads, HEADS, SEQ) for x in (q, k, v))
         if documents is not None:
             documents = heads.all_gather(documents.t()).t()  # (batch, seq/ring)
         if self.alone:
             y = self.alone(q, k, v, documents)
         else:
-            y = RingFunction.apply(q, k, v, ring, self.global_tokens(q, documents))
+            y = ring_attention(q, k, v, ring, documents, self.dropout.of_attention(q) if self.dropout else None)
         return autograd.all_to_all(y, heads, SEQ, HEADS) if heads.size > 1 else y
-
-    def global_tokens(self, q: Tensor, documents: Tensor | None) -> GlobalTokens:
-        members, size = self.axis.ring.members, self.axis.ring.members.size
-        shards = TokenShards(q.shape[SEQ] * size, size, order=self.axis.ring.order)
-        positions = torch.stack([torch.from_numpy(shards.of_ring(member)) for member in range(size)])
-        if documents is not None:
-            documents = members.all_gather(documents[None])
-        dropout = self.dropout.of_attention(q) if self.dropout else None
-        return GlobalTokens(to_device(positions, q.device), documents, dropout)
 
 
 class DroppingAttention(nn.Module):
@@ -123,38 +115,9 @@ class DroppingAttention(nn.Module):
         self.plain, self.dropout = plain, dropout
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
-        if (dropout := self.dropout.of_attention(q)) is None:
-            return self.plain(q, k, v, documents)
-        mask = None
-        if documents is not None:
-            positions = torch.arange(q.shape[SEQ], device=q.device)
-            may = (positions[:, None] >= positions) & (documents[:, :, None] == documents[:, None, :])
-            mask = mask_of(may, q.dtype)
-        return DroppingFunction.apply(q, k, v, mask, dropout)
-
-
-class DroppingFunction(torch.autograd.Function):
-    """Saves no probabilities: the backward pass recomputes them from the log-sum-exp."""
-
-    @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: AttentionDropout):  # type: ignore[override]
-        out, log = attend(q, k, v, ScoreRules(mask is None, mask, dropout.among(q.shape[SEQ])))
-        ctx.save_for_backward(q, k, v, out, log, mask)
-        ctx.dropout = dropout
-        return out.to(q.dtype)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor):  # type: ignore[override]
-        *saved, mask = ctx.saved_tensors
-        q, k, v, *_ = saved
-        rules = ScoreRules(mask is None, mask, ctx.dropout.among(q.shape[SEQ]))
-        dq, dk, dv = attend_backward(wide(gradient), saved, rules)
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
-
-
-def like_ranks(x: Tensor, size: int) -> Tensor:
-    """Repeat the heads of keys or values if there are fewer than ranks, so that each rank gets one."""
-    return x.repeat_interleave(size // x.shape[HEADS], HEADS) if size % x.shape[HEADS] == 0 else x
+        if dropout := self.dropout.of_attention(q):
+            return ring_attention(q, k, v, Ring(), documents, dropout)
+        return self.plain(q, k, v, documents)
 
 
 class SequenceLoss(nn.Module):

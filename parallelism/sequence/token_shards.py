@@ -86,11 +86,7 @@ class TokenShards(NamedTuple):
 
 
 def shard_tokens(length: int, size: int, mode: str, order: str, head_ranks: int | None) -> TokenShards:
-    """Return the assignment of the tokens of a sequence of `length` to `size` ranks.
-
-    Raises: ValueError for an unknown mode or order, a group that does not divide the ranks, or a length that they
-    cannot divide evenly.
-    """
+    """Assign the tokens of a sequence to `size` ranks; raise as `head_ranks_of` and `TokenShards.check` do."""
     parts = head_ranks_of(mode, size, head_ranks)
     shards = TokenShards(length, size // parts, parts, order)
     shards.check()

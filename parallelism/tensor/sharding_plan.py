@@ -18,22 +18,13 @@ from parallelism.numerics.dropout import BatchPosition, Dropout
 from parallelism.placement import Shard
 from parallelism.sequence.sequence_parallel import DroppingAttention, SequenceAttention, SequenceLoss, SequenceParallel
 from parallelism.sequence.token_shards import check_heads
-from parallelism.tensor.layers import (
-    Axis,
-    ColumnLinear,
-    RowLinear,
-    SequenceEmbedding,
-    SequenceNorm,
-    VocabularyCrossEntropy,
-    VocabularyEmbedding,
-    VocabularyHead,
-)
+from parallelism.tensor import layers
 
 
 class Axes(NamedTuple):
     """Axes over which a model is divided: tensor, sequence and expert parallelism; and dropout's batch position."""
 
-    tp: Axis
+    tp: layers.Axis
     sp: SequenceParallel | None
     ep: ExpertExchange | None
     place: BatchPosition
@@ -76,10 +67,9 @@ class ColumnParallel(Strategy):
             check_divisible(f"{name}: out_features={{}}", number, sizes["tp"])
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
-        return module if axes.whole else ColumnLinear(module, axes.tp, self.pieces or (1,))
+        return module if axes.whole else layers.ColumnLinear(module, axes.tp, self.pieces or (1,))
 
 
-@dataclass(frozen=True)
 class RowParallel(Strategy):
     """Split inputs, as a column-parallel layer before it outputs them."""
 
@@ -87,10 +77,9 @@ class RowParallel(Strategy):
         check_divisible(f"{name}: in_features={{}}", module.in_features, sizes["tp"])
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
-        return module if axes.whole else RowLinear(module, axes.tp)
+        return module if axes.whole else layers.RowLinear(module, axes.tp)
 
 
-@dataclass(frozen=True)
 class ExpertParallel(Strategy):
     """Split a mixture's experts over ep, and the hidden width of each over tp."""
 
@@ -118,8 +107,8 @@ class Vocabulary(Strategy):
             axes.parts[module.weight] = axes.tp.local(module.weight, Shard(0, self.vocab_size, padded=True))
         weight = axes.parts[module.weight]
         if isinstance(module, nn.Embedding):
-            return VocabularyEmbedding(weight, axes.tp)
-        return VocabularyHead(weight, axes.tp, self.vocab_size)
+            return layers.VocabularyEmbedding(weight, axes.tp)
+        return layers.VocabularyHead(weight, axes.tp, self.vocab_size)
 
 
 @dataclass(frozen=True)
@@ -129,7 +118,7 @@ class Loss(Strategy):
     vocab_size: int
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
-        loss = module if axes.whole else VocabularyCrossEntropy(module, axes.tp, self.vocab_size)
+        loss = module if axes.whole else layers.VocabularyCrossEntropy(module, axes.tp, self.vocab_size)
         return SequenceLoss(loss, axes.sp) if axes.sp else loss
 
 
@@ -154,7 +143,6 @@ class Attention(Strategy):
         return SequenceAttention(axes.sp, dropout, alone) if axes.sp else alone
 
 
-@dataclass(frozen=True)
 class SequenceRegion(Strategy):
     """Norms, dropout and position embeddings between split layers.
 
@@ -168,8 +156,8 @@ class SequenceRegion(Strategy):
         if axes.whole or not sequence:
             return module
         if isinstance(module, nn.Embedding):
-            return SequenceEmbedding(module, axes.tp)
-        return SequenceNorm(module, axes.tp)
+            return layers.SequenceEmbedding(module, axes.tp)
+        return layers.SequenceNorm(module, axes.tp)
 
 
 def parallelize(
@@ -193,15 +181,14 @@ def parallelize(
     with tp.agreed("parallelize"):
         strategy_of = strategies(model, plan, {"tp": tp.size, "heads": sp.heads.size if sp else 1})
     ranks = TensorCollectives(tp)
-    axes = Axes(Axis(ranks, sequence), sp, ep, place or BatchPosition(), parts={})
-    numbers = {name: number for number, (name, _) in enumerate(model.named_modules())}
-    with_parameters = [name for name, module in model.named_modules() if list(module.parameters(recurse=False))]
-    for name, strategy in strategy_of.items():
-        parent, _, child = name.rpartition(".")
-        module = model.get_submodule(name)
-        setattr(model.get_submodule(parent), child, strategy.apply(module, axes, numbers[name]))
-    names = tuple(f"{name}." for name in strategy_of)
+    axes = Axes(layers.Axis(ranks, sequence), sp, ep, place or BatchPosition(), parts={})
+    modules, names = dict(model.named_modules()), tuple(f"{name}." for name in strategy_of)
+    with_parameters = [name for name, module in modules.items() if list(module.parameters(recurse=False))]
     replicated = [name for name in with_parameters if not f"{name}.".startswith(names)]
+    for number, (name, module) in enumerate(modules.items()):
+        if name in strategy_of:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, strategy_of[name].apply(module, axes, number))
     if replicated and tp.rank == 0:
         print(f"replicated on every rank, as the plan does not name them: {', '.join(replicated)}", flush=True)
     return ranks

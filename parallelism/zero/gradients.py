@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from parallelism.buffers import gradients
-from parallelism.buffers.arena import Arena, one_dtype
-from parallelism.buffers.releasable import ReleasableBuffer
+from parallelism.buffers.arena import Arena, ReleasableBuffer, one_dtype
 from parallelism.data.buckets import Bucket, BucketQueue, cut_buckets
 from parallelism.data.replica import Replica
 from parallelism.pipeline.events import SHARED
