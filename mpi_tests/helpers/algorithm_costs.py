@@ -10,7 +10,7 @@ import pytest
 from collectives.algorithms import (
     REGISTRY,
 )
-from collectives.schedule.cost import merged, stretches
+from collectives.schedule import cost
 
 LARGEST = int(os.environ.get("LARGEST", "17"))  # 64 in `make proof`
 
@@ -142,7 +142,7 @@ class Count(NamedTuple):
 
 def tally(schedules, nodes):
     """Tally the rounds of some ranks by the cost model."""
-    return merged({rank: stretches(rounds, rank, nodes) for rank, rounds in schedules.items()}, nodes)
+    return cost.tally({rank: cost.works(rounds, rank, nodes) for rank, rounds in schedules.items()}, nodes)
 
 
 def count(rounds):
