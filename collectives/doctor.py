@@ -78,10 +78,7 @@ class Finding(NamedTuple):
     topic: str = ""
 
 
-# --- checks of a host: each yields findings, independently of the others ---
-#
-# Whatever could crash or hang runs in a child process with a time limit.
-
+# A check of a host yields findings.  Whatever could crash or hang runs in a child process with a time limit.
 Check = Callable[[float], Iterable[Finding]]  # of the time limit of a child
 
 
@@ -253,9 +250,6 @@ def wait_for(process: subprocess.Popen, limit_s: float) -> str:
 
 
 OF_HOST: tuple[Check, ...] = (versions, launching, shared_memory, cuda, device_memory_by_mpi)
-
-
-# --- of a job ---
 
 
 class RankReport(NamedTuple):

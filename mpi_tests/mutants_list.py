@@ -311,8 +311,8 @@ CHECKS = [
     ),
     mutant(
         "collectives/schedule/spec.py",
-        '("reduce_scatter", ALL, OWN, everyone',
-        '("reduce_scatter", ALL, ALL, everyone',
+        '("reduce_scatter", ALL, OWN, "everyone"',
+        '("reduce_scatter", ALL, ALL, "everyone"',
         ("test_schedule.py", "promises and reduce_scatter"),
     ),
     mutant(

@@ -212,9 +212,6 @@ def comparison(number: int, rows: Sequence[Measured], runs: Sequence[str]) -> Ta
     return Table(f"c{number}", f"Medians side by side; ratio: {runs[1]} over {runs[0]}", columns, lines)
 
 
-# --- the fastest by size ---
-
-
 def medians(rows: Sequence[Row]) -> Times:
     """Sort medians by contestant and size: without `auto`, which is one of the others, if these were measured."""
     ours = {row["name"] for row in rows if row["name"] not in ("auto", *PEERS)}

@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import socket
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -132,14 +131,11 @@ def start_torch(mpi: MPI.Comm, backend: str, alone: bool) -> None:
     """Start torch.distributed among the ranks, which are on one machine if `alone`.  Collective."""
     from torch import distributed
 
-    mine = "127.0.0.1" if alone else socket.gethostname()
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]  # a free one
-    address = mpi.bcast(f"tcp://{mine}:{port}")
+    from collectives.torch_backend import create_store
+
     if alone:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    end_job = sys.excepthook
-    distributed.init_process_group(backend, init_method=address, rank=mpi.rank, world_size=mpi.size, timeout=TIMEOUT)
+    end_job, store = sys.excepthook, create_store(mpi, TIMEOUT)
+    distributed.init_process_group(backend, store=store, rank=mpi.rank, world_size=mpi.size, timeout=TIMEOUT)
     atexit.register(distributed.destroy_process_group)
     sys.excepthook = end_job  # torch's delays this one's output until after the end of the job

@@ -23,10 +23,9 @@ from collectives.horovod.tensor_calls import Tensors
 Average, Sum, Adasum, Min, Max, Product = OPS = "avg", "sum", "adasum", "min", "max", "prod"
 
 
-# --- compressors of what is sent; a user-defined one has the same two methods ---
-
-
 class NoneCompressor:
+    """Compression to what is sent: none.  A user-defined compressor has the same two methods."""
+
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
         """Return the tensor to send, and the context that `decompress` needs."""
@@ -127,9 +126,6 @@ def waiting(begin: Callable) -> Callable[..., Any]:
     return lambda *arguments, **named: synchronize(begin(*arguments, **named))
 
 
-# --- calls that reduce ---
-
-
 def refusal_of(op: str, tensors: Tensors, size: int) -> str:
     if op not in OPS:
         return f"op={op!r} is unknown: use hvd.Average, Sum, Adasum, Min, Max or Product"
@@ -222,9 +218,6 @@ allreduce, allreduce_async = alone(grouped_allreduce), alone(grouped_allreduce_a
 allreduce_async_ = alone(grouped_allreduce_async, in_place=True)
 allreduce_ = waiting(allreduce_async_)
 reducescatter, reducescatter_async = alone(grouped_reducescatter), alone(grouped_reducescatter_async)
-
-
-# --- calls that move data ---
 
 
 def grouped_allgather_async(
@@ -330,13 +323,10 @@ def join(device: int = -1) -> int:
     return global_process_set.matched.join()
 
 
-# --- objects, pickled on their way, and what consists of them ---
-
-
 def broadcast_object(
     obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Return the root's object on every rank."""
+    """Return the root's object, pickled on its way, on every rank."""
     run, failure, agree = tensor_calls.broadcast_object, *root_of(root_rank, process_set)
     return synchronize(submit(process_set, run, (), name, failure, agree=agree, obj=obj))
 

@@ -142,9 +142,6 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
-# --- ranks and nodes ---
-
-
 def rank() -> int:
     return job().rank
 

@@ -1,5 +1,5 @@
 """Horovod 0.28's interface for PyTorch: `import collectives.horovod.torch as hvd`."""
-# ruff: noqa: F401  as these names are for programs
+# ruff: noqa: F401, I001  as these names are for programs, and grouped by kind
 
 from typing import Any
 
@@ -8,62 +8,21 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from collectives.horovod.functions import (
-    Adasum,
-    Average,
-    Compression,
-    Max,
-    Min,
-    Product,
-    Sum,
-    allgather,
-    allgather_async,
-    allgather_object,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    join,
-    poll,
-    reducescatter,
-    reducescatter_async,
-    synchronize,
-)
+    Adasum, Average, Compression, Max, Min, Product, Sum,
+    allgather, allgather_async, allgather_object, grouped_allgather, grouped_allgather_async,
+    allreduce, allreduce_, allreduce_async, allreduce_async_,
+    grouped_allreduce, grouped_allreduce_, grouped_allreduce_async, grouped_allreduce_async_,
+    alltoall, alltoall_async, barrier, join, poll, synchronize,
+    broadcast, broadcast_, broadcast_async, broadcast_async_,
+    broadcast_object, broadcast_optimizer_state, broadcast_parameters,
+    grouped_reducescatter, grouped_reducescatter_async, reducescatter, reducescatter_async,
+)  # fmt: skip
 from collectives.horovod.matching import HorovodInternalError
 from collectives.horovod.optimizer import DistributedOptimizer
 from collectives.horovod.process_sets import (
-    ProcessSet,
-    add_process_set,
-    cross_rank,
-    cross_size,
-    global_process_set,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    remove_process_set,
-    shutdown,
-    size,
-)
+    ProcessSet, add_process_set, global_process_set, init, is_initialized, remove_process_set, shutdown,
+    cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size,
+)  # fmt: skip
 from collectives.job.errors import InputError
 from collectives.job.launch import start_mpi
 

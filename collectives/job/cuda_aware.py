@@ -10,7 +10,6 @@ Source: Open MPI, "MPIX_Query_cuda_support"; MPICH, "MPIX_GPU_query_support", wh
 import ctypes
 import json
 import platform
-import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Any, NamedTuple
 from collectives.job import environment, launch
 
 DOCTOR = "python -m collectives.doctor"
-LIBRARY = re.compile(r"libmpi(ch|_abi)?\.so")
 
 
 class CudaAwareness(NamedTuple):
@@ -64,20 +62,13 @@ def library() -> str:
     return launch.library_name(launch.import_mpi())
 
 
-def loaded_library() -> Path | None:
-    """Return the file of the MPI library that mpi4py has loaded."""
-    launch.import_mpi()
-    try:
-        files = {Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines()}
-    except OSError:
-        return None
-    return next((file for file in sorted(files) if LIBRARY.match(file.name)), None)
+def loaded_library() -> Path:
+    """Return the file by which the functions of the MPI library are found: mpi4py's module, linked to it."""
+    return Path(launch.import_mpi().__file__)
 
 
-def supports_cuda(path: Path | None) -> bool | None:
+def supports_cuda(path: Path) -> bool | None:
     """Ask an MPI library whether it is built for CUDA; None for one that cannot be asked."""
-    if path is None:
-        return None
     functions: Any = ctypes.CDLL(str(path))
     if hasattr(functions, "MPIX_Query_cuda_support"):
         return bool(functions.MPIX_Query_cuda_support())

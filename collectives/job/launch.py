@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -152,8 +152,8 @@ def end_job(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     if issubclass(kind, KeyboardInterrupt):
         end_interrupted(rank, None if alone else MPI)
     lines = "".join(traceback.format_exception(kind, error, trace))
-    if started and (dead := dead_ranks()):
-        lines += f"{show_dead(dead)}\n"
+    if started and (deaths := dead_ranks()):
+        lines += f"{deaths}\n"
     of = "" if alone else f" of {MPI.COMM_WORLD.size}"
     print(f"rank {rank}{of} failed and ends the job:\n{lines}", file=sys.__stderr__, flush=True)
     if started:
@@ -175,21 +175,14 @@ def end_interrupted(rank: int, mpi: Any) -> None:
     sys.exit(INTERRUPTED)
 
 
-def dead_ranks() -> list[int]:
-    """Return the ranks that MPI knows to have died, if it continues without them: `mpirun --with-ft ulfm`."""
+def dead_ranks() -> str:
+    """Name the ranks that MPI knows to have died, if it continues without them: `mpirun --with-ft ulfm`."""
     from mpi4py import MPI
 
     try:
         dead = MPI.COMM_WORLD.Get_failed()
     except (AttributeError, NotImplementedError, MPI.Exception):  # older MPI libraries
-        return []
-    return list(MPI.Group.Translate_ranks(dead, range(dead.size), MPI.COMM_WORLD.Get_group()))
-
-
-def show_dead(ranks: Sequence[int]) -> str:
-    """Format the ranks that have died.
-
-    >>> show_dead([1]), show_dead([1, 4])
-    ('rank 1 has died', 'ranks 1, 4 have died')
-    """
-    return f"rank {ranks[0]} has died" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have died"
+        return ""
+    ranks = MPI.Group.Translate_ranks(dead, range(dead.size), MPI.COMM_WORLD.Get_group())
+    names = ", ".join(map(str, ranks))
+    return names and (f"ranks {names} have died" if len(ranks) > 1 else f"rank {names} has died")

@@ -71,8 +71,6 @@ class Communicators:
     def forget(self, comm: MPI.Comm, keyval: int, value: Any) -> None:
         self.by_handle.pop(comm.handle, None)
 
-    # --- methods, in place of the library's ---
-
     def blocking(self, name: str, library: Method) -> Method:
         where, block_where = SIZED_BY.get(name, 1 << 30), BLOCK_SIZED_BY.get(name, 1 << 30)
         small = self.small_bytes

@@ -150,9 +150,6 @@ class Ours:
             self.comm = None
 
 
-# --- agreement on a policy: all ranks use the wrapper, and take rank 0's settings ---
-
-
 def agree(comm: MPI.Comm) -> CallPolicy:
     """Return the policy of all ranks, once each of them has requested it.  Collective.
 

@@ -14,7 +14,7 @@ from collectives.algorithms import Access, Algorithm, rows
 from collectives.arrays.device import Device, host
 from collectives.arrays.ops import BFLOAT16, Op, has_kernel
 from collectives.arrays.views import address_of, check_op, flat, is_a, writable
-from collectives.schedule.spec import Chunks, everyone, spec_of
+from collectives.schedule.spec import SOURCES, Chunks, spec_of
 
 if TYPE_CHECKING:
     from collectives.runtime.operands import Operands
@@ -50,7 +50,7 @@ class Arguments:
             check_op(self.op, self.flat.dtype)
             if self.is_reduced_by_numpy and self.device is not host():
                 raise ValueError(f"op {self.op} reduces only host arrays: copy x to the host, or use another op")
-            if self.op == "avg" and self.spec.sources is not everyone:
+            if self.op == "avg" and self.spec.sources is not SOURCES["everyone"]:
                 raise ValueError("op 'avg' needs all ranks, but a scan reduces only some: use 'sum', and divide")
         if self.wire_dtype is not None:
             self.wire_dtype = checked_wire_dtype(self.wire_dtype, self.flat.dtype)

@@ -9,9 +9,8 @@ each rank proceeds as soon as it can instead.
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
-from itertools import groupby, pairwise
-from operator import mul
+from functools import cache, partial
+from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 from collectives.algorithms import Algorithm
@@ -133,13 +132,6 @@ NOTHING = Traffic(0, 0)
 NO_WORK = Work(NOTHING, NOTHING, NOTHING, NOTHING, 0, 0, 0, 0, 0)
 
 
-class Stretch(NamedTuple):
-    """A rank's work, the same in several rounds, and the round at which they end."""
-
-    work: Work
-    end: int
-
-
 class Load(NamedTuple):
     """A rank's work in a round, and its node's: the number of busy ranks, and traffic out and in."""
 
@@ -212,10 +204,8 @@ def profile(row: Algorithm, size: int, nodes: Nodes, root: int = 0, pipelined: b
     of_root = row.rounds(root, size, root, nodes)
     limit = min(COUNTED_RANKS, COUNTED_ROUNDS // max(1, len(of_root)), COUNTED_CHUNKS // size)
     ranks = sample(nodes, root, max(4, limit))
-    stretches_by_rank = {rank: stretches(row.rounds(rank, size, root, nodes), rank, nodes) for rank in ranks}
-    if pipelined:
-        return ((loads_of({rank: at_once(own) for rank, own in stretches_by_rank.items()}, nodes), 1),)
-    return merged(stretches_by_rank, nodes)
+    works_of = {rank: works(row.rounds(rank, size, root, nodes), rank, nodes) for rank in ranks}
+    return tally({rank: [at_once(own)] for rank, own in works_of.items()} if pipelined else works_of, nodes)
 
 
 def sample(nodes: Nodes, root: int, limit: int) -> list[int]:
@@ -263,39 +253,24 @@ def summary(moves: Round, rank: int) -> RoundSummary:
     return RoundSummary(messages, copied, reduced, pulled, barrier)
 
 
-def stretches(rounds: Sequence[Round], rank: int, nodes: Nodes) -> list[Stretch]:
-    """Return a rank's work in its rounds; for a ring that is a single stretch, of however many ranks."""
-    node, end = next(frozenset(node) for node in nodes if rank in node), 0
-    works: list[Stretch] = []
-    for own, alike in groupby(summary(moves, rank) for moves in rounds):
-        end += sum(1 for _ in alike)
-        work = work_of(own, node)
-        if works and works[-1].work == work:
-            works.pop()
-        works.append(Stretch(work, end))
-    return works
+def works(rounds: Sequence[Round], rank: int, nodes: Nodes) -> list[Work]:
+    """Return a rank's work in each of its rounds: one object for rounds that are alike, as all of a ring's."""
+    node = next(frozenset(node) for node in nodes if rank in node)
+    work = cache(partial(work_of, node=node))
+    return [work(summary(moves, rank)) for moves in rounds]
 
 
-def merged(programs: Mapping[int, Sequence[Stretch]], nodes: Nodes) -> Profile:
-    """Merge ranks' stretches: their work from one end of any rank's stretch to the next.
-
-    Other ranks of a node are taken to be like those in `programs`.
-    """
+def tally(works_of: Mapping[int, Sequence[Work]], nodes: Nodes) -> Profile:
+    """Count the different rounds of ranks; other ranks of a node are taken to be like these."""
     rounds: Counter[frozenset[Load]] = Counter()
-    at, begin = dict.fromkeys(programs, 0), 0
-    while ends := [own[at[rank]].end for rank, own in programs.items() if at[rank] < len(own)]:
-        end = min(ends)
-        rounds[loads_of({rank: own[at[rank]].work for rank, own in programs.items()}, nodes)] += end - begin
-        for rank, own in programs.items():
-            at[rank] += own[at[rank]].end == end
-        begin = end
+    for of_ranks, alike in groupby(zip(*works_of.values(), strict=True)):
+        rounds[loads_of(dict(zip(works_of, of_ranks, strict=True)), nodes)] += sum(1 for _ in alike)
     return tuple(rounds.items())
 
 
-def at_once(program: Sequence[Stretch]) -> Work:
+def at_once(of_rounds: Sequence[Work]) -> Work:
     """Sum up a rank's work in all rounds of a schedule without messages."""
-    lengths = [b - a for a, b in pairwise((0, *(stretch.end for stretch in program)))]
-    sums = [sum(map(mul, lengths, column)) for column in zip(*(stretch.work[4:] for stretch in program), strict=True)]
+    sums = map(sum, zip(*(work[4:] for work in of_rounds), strict=True))
     return Work(NOTHING, NOTHING, NOTHING, NOTHING, *sums)
 
 
@@ -316,8 +291,6 @@ def summed(ways: Sequence[Traffic], scale: float) -> Traffic:
 
 
 def work_of(own: RoundSummary, node: Collection[int]) -> Work:
-    if own == IDLE:
-        return NO_WORK
     ways = [[NOTHING, NOTHING], [NOTHING, NOTHING]]  # in and out, near and far
     reduced, streamed = own.reduced, 0
     for message in own.messages:

@@ -50,13 +50,7 @@ def parser() -> Parser:
     parser = Parser("python -m collectives.schedule.simulate", __doc__)
     add = parser.add_argument
     fabrics = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
-    add(
-        "collective",
-        nargs="?",
-        default="all_reduce",
-        choices=list(COLLECTIVES),
-        help="collective to simulate (default: all_reduce)",
-    )
+    add("collective", nargs="?", default="all_reduce", choices=[*COLLECTIVES], help="to simulate (default: all_reduce)")
     add("--ranks", type=RANKS.whole, metavar="N", help="number of ranks (default: those of the topology)")
     words = f"nodes x ranks, as 512x8; measured: these hosts as saved; {fabrics} (default: ndr)"
     add("--topology", default="ndr", help=words)
@@ -68,9 +62,7 @@ def parser() -> Parser:
     add_network_flags(parser)
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--exact", action="store_true", help=f"simulate every rank (default up to {EXACT_RANKS} ranks)")
-    ways.add_argument(
-        "--by-round", action="store_true", help="take each round as long as its slowest rank (default beyond that)"
-    )
+    ways.add_argument("--by-round", action="store_true", help="let a round last as its slowest rank (default beyond)")
     return parser
 
 

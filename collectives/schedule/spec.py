@@ -40,28 +40,15 @@ class At(NamedTuple):
     root: int
 
 
-def everyone(at: At) -> Sequence[int]:
-    return range(at.size)
-
-
-def owner(at: At) -> Sequence[int]:
-    return (at.chunk,)
-
-
-def root(at: At) -> Sequence[int]:
-    return (at.root,)
-
-
-def up_to_own(at: At) -> Sequence[int]:
-    return range(at.rank + 1)
-
-
-def below(at: At) -> Sequence[int]:
-    return range(at.rank)
-
-
-def nobody(at: At) -> Sequence[int]:
-    return ()
+# The ranks that a chunk of the result comes from.
+SOURCES: dict[str, Callable[[At], Sequence[int]]] = {
+    "everyone": lambda at: range(at.size),
+    "owner": lambda at: (at.chunk,),
+    "root": lambda at: (at.root,),
+    "up to own": lambda at: range(at.rank + 1),
+    "below": lambda at: range(at.rank),
+    "nobody": lambda at: (),
+}
 
 
 class Collective(NamedTuple):
@@ -108,20 +95,20 @@ IN_PLACE, APART = True, False
 SUMS = "wire_dtype reproducible"
 ROWS = (
     # name, chunks of `x`, chunks of the result, their source ranks, arguments, MPI's functions, whether in place
-    ("all_reduce", ALL, ALL, everyone, f"op out {SUMS}", "Allreduce", IN_PLACE),
-    ("reduce_scatter", ALL, OWN, everyone, f"out op counts {SUMS}", "Reduce_scatter_block Reduce_scatter", APART),
-    ("all_gather", OWN, ALL, owner, "out counts", "Allgather Allgatherv", APART),
-    ("all_to_all", ALL, ALL, owner, "out send_counts recv_counts", "Alltoall Alltoallv", APART),
-    ("broadcast", ALL_ON_ROOT, ALL, root, "root", "Bcast", IN_PLACE),
-    ("reduce", ALL, ALL_ON_ROOT, everyone, f"root op out {SUMS}", "Reduce", IN_PLACE),
-    ("gather", OWN, ALL_ON_ROOT, owner, "root out counts", "Gather Gatherv", APART),
-    ("scatter", ALL_ON_ROOT, OWN, root, "root out counts", "Scatter Scatterv", APART),
-    ("scan", ALL, ALL, up_to_own, f"op out {SUMS}", "Scan", IN_PLACE),
-    ("exscan", ALL, ALL_BUT_ON_FIRST, below, f"op out {SUMS}", "Exscan", IN_PLACE),
-    ("barrier", NONE, NONE, nobody, "", "Barrier", APART),
+    ("all_reduce", ALL, ALL, "everyone", f"op out {SUMS}", "Allreduce", IN_PLACE),
+    ("reduce_scatter", ALL, OWN, "everyone", f"out op counts {SUMS}", "Reduce_scatter_block Reduce_scatter", APART),
+    ("all_gather", OWN, ALL, "owner", "out counts", "Allgather Allgatherv", APART),
+    ("all_to_all", ALL, ALL, "owner", "out send_counts recv_counts", "Alltoall Alltoallv", APART),
+    ("broadcast", ALL_ON_ROOT, ALL, "root", "root", "Bcast", IN_PLACE),
+    ("reduce", ALL, ALL_ON_ROOT, "everyone", f"root op out {SUMS}", "Reduce", IN_PLACE),
+    ("gather", OWN, ALL_ON_ROOT, "owner", "root out counts", "Gather Gatherv", APART),
+    ("scatter", ALL_ON_ROOT, OWN, "root", "root out counts", "Scatter Scatterv", APART),
+    ("scan", ALL, ALL, "up to own", f"op out {SUMS}", "Scan", IN_PLACE),
+    ("exscan", ALL, ALL_BUT_ON_FIRST, "below", f"op out {SUMS}", "Exscan", IN_PLACE),
+    ("barrier", NONE, NONE, "nobody", "", "Barrier", APART),
 )
 COLLECTIVES = {
-    name: Collective(name, gives, gets, sources, tuple(takes.split()), mpi, in_place)
+    name: Collective(name, gives, gets, SOURCES[sources], tuple(takes.split()), mpi, in_place)
     for name, gives, gets, sources, takes, mpi, in_place in ROWS
 }
 
@@ -136,8 +123,7 @@ def spec_of(collective: str) -> Collective:
     return COLLECTIVES[collective]
 
 
-# --- ops: their names in each library, and the kinds of numbers that they refuse ---
-
+# Why an op refuses a kind of numbers, and what to use there.
 TO_COUNT = "use 'max' for any, 'min' for all, or cast to int32 to count"
 UNORDERED = "complex numbers have no order; use 'sum', 'prod' or 'avg'"
 BITWISE = "it is defined for integers and bool; use another op, or pass a view of integers"

@@ -133,8 +133,6 @@ def is_library(file: str) -> bool:
     return file.startswith(LIBRARIES)
 
 
-# --- reductions that take more than one call ---
-
 Execute = Callable[[TorchCall], None]
 
 

@@ -140,8 +140,7 @@ class Group(Runner):
         works, self.coalesced = self.coalesced or [], None
         return self.last(works)
 
-    # --- split_group, which torch offers where a device has been bound to the default group ---
-
+    # `split_group`, which torch offers where a device has been bound to the default group.
     supports_splitting = True
     options = None
 
@@ -176,8 +175,6 @@ class Group(Runner):
         group._set_group_desc(group_desc or "")
         return group
 
-    # --- point to point ---
-
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> Work:
         return MessageWork(self.comm.send, tensors[0], dst, tag, self.limit_s)
 
@@ -194,11 +191,8 @@ def uneven(tensors: Tensors) -> tuple[int, ...] | None:
     return counts if len(set(counts)) > 1 else None
 
 
-# --- a barrier that names missing ranks, in gloo's words, which programs may look for ---
-
-
 def wait_for_others(store: dist.Store, size: int, prefix: str, limit_s: float, name_all: bool) -> str:
-    """Do rank 0's part; returns the error."""
+    """Do rank 0's part of a monitored barrier; returns the error, in gloo's words, which programs may look for."""
     deadline_s = time.monotonic() + limit_s
     late = [r for r in range(1, size) if awaited(store, f"{prefix}: {r}", deadline_s - time.monotonic()) is None]
     missing = ", ".join(map(str, late if name_all else late[:1]))

@@ -45,8 +45,6 @@ class Runner(Base):
         self.num_monitored = 0
         self.finished = Finished()
 
-    # --- torch's interface of a group itself ---
-
     def name(self) -> str:
         return "collectives"
 
@@ -117,8 +115,6 @@ class Runner(Base):
         self.failure = words
         with suppress(dist.DistError):  # rank 0, which serves the store, may have ended
             self.store.set("failed", words)
-
-    # --- running calls ---
 
     def run(self, collective: str, inputs: Tensors, outputs: Tensors, opts: Any, **values: Any) -> Work:
         """Run a call, begin it, or have it run; `values` are of options."""

@@ -10,7 +10,8 @@ import pytest
 from collectives.algorithms import (
     REGISTRY,
 )
-from collectives.schedule.cost import merged, stretches
+from collectives.schedule.cost import tally as tally_works
+from collectives.schedule.cost import works
 
 LARGEST = int(os.environ.get("LARGEST", "17"))  # 64 in `make proof`
 
@@ -142,7 +143,7 @@ class Count(NamedTuple):
 
 def tally(schedules, nodes):
     """Tally the rounds of some ranks by the cost model."""
-    return merged({rank: stretches(rounds, rank, nodes) for rank, rounds in schedules.items()}, nodes)
+    return tally_works({rank: works(rounds, rank, nodes) for rank, rounds in schedules.items()}, nodes)
 
 
 def count(rounds):

@@ -32,7 +32,7 @@ class Limits(NamedTuple):
     entries: int  # at its top, beside __init__.py
 
 
-LIMITS = {"collectives": Limits(lines=19_140, files=103, entries=12)}
+LIMITS = {"collectives": Limits(lines=18_991, files=103, entries=12)}
 
 
 class Floor(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from collectives.job.launch import dead_ranks, show_dead
+from collectives.job.launch import dead_ranks
 from collectives.runtime.checks.call_log import Entry, place_of, show_last
 from collectives.runtime.checks.recorder import Recorder
 from collectives.runtime.plan import Plan
@@ -114,7 +114,7 @@ class Watchdog:
                 self.leave()
         except MPI.Exception as error:
             # Ranks that poll shared memory would wait for ever.
-            what = show_dead(dead) if (dead := dead_ranks()) else "MPI has failed"
+            what = dead_ranks() or "MPI has failed"
             self.last_words(f"rank {self.rank}: {what} ({error}); this ends the job")
 
     def look(self) -> None:
