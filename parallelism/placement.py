@@ -3,6 +3,8 @@
 Source: the names are those of the placements in torch.distributed.tensor.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

@@ -1,6 +1,7 @@
 """Non-finite losses and gradients: all ranks name the first rank with one; the step is skipped, done or an error."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def test_products_that_overflow_when_they_are_added(dtype):
     """The gradients of the weight and the bias overflow when products are added; non-finite ones stay so."""
     layer = nn.Linear(2, 1).to(dtype)
     monitor = watched(layer)
-    later = WeightGradients(monitor.gradient_ready)
+    later = WeightGradients(partial(monitor.gradient_ready, micro_batch=0))
     for scale, name in ((1e10, ""), (1e30, "weight"), (1.0, "weight"), (math.inf, "weight")):
         later.put_off(
             layer.weight, layer.bias, torch.full((3, 2), 1e10, dtype=dtype), torch.full((3, 1), scale).to(dtype)
@@ -45,7 +46,7 @@ def test_gradients_that_are_watched(dtype):
     model["d"].requires_grad_(False)
     monitor = watched(model)
     for param in "abc":
-        model[param].register_post_accumulate_grad_hook(monitor.gradient_ready)
+        model[param].register_post_accumulate_grad_hook(partial(monitor.gradient_ready, micro_batch=0))
     factors = {"a": 1.0, "b": 2e4, "c": 2e4}
 
     def backward():

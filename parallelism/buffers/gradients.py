@@ -60,8 +60,8 @@ def remove_hooks(tensor: Tensor) -> None:
 
 
 @torch.no_grad()
-def add(total: Tensor, gradient: Tensor) -> None:
-    """Add the gradient of a micro-batch to the sum of the previous ones."""
+def add(total: Tensor, gradient: Tensor, micro_batch: int | None) -> None:
+    """Add the gradient of a micro-batch, numbered within the global batch, to the sum of the previous ones."""
     total.add_(gradient)
 
 

@@ -66,7 +66,7 @@ class Averaging(Replica):
         if action.kind != FORWARD:
             self.arena.check_gradients()
 
-    def gradient_ready(self, parameter: Tensor) -> None:
+    def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
         self._queue.advance()
         passes_left = self._left[parameter] = self._left[parameter] - 1
         owner = self.sums.owner(parameter)

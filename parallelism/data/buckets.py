@@ -18,15 +18,16 @@ class Bucket:
     def __init__(self, params: Iterable[Tensor], plan: collectives.Plan, across: collectives.Plan | None = None):
         self.params, self.plan, self.across = tuple(params), plan, across
 
-    def start(self) -> None:
-        """Reduce the gradients of a micro-batch, or the accumulated gradients of all."""
+    def start(self, micro_batch: int | None = None) -> None:
+        """Reduce the gradients of a micro-batch, numbered in the global batch, or the accumulated gradients of all."""
         self.plan.start()
 
 
 class BucketQueue:
     """Starts buckets in an order common to all ranks, each once all its gradients are ready."""
 
-    def __init__(self, buckets: Sequence[Bucket]):
+    def __init__(self, buckets: Sequence[Bucket], micro_batch: int | None = None):
+        self.micro_batch = micro_batch
         self._waiting, self._started = deque(buckets), deque[Bucket]()
         self._across: list[collectives.Plan] = []
         self._missing = {bucket: set(bucket.params) for bucket in buckets}
@@ -54,7 +55,7 @@ class BucketQueue:
 
     def _start(self) -> None:
         bucket = self._waiting.popleft()
-        bucket.start()
+        bucket.start(self.micro_batch)
         self._started.append(bucket)
 
     def flush(self) -> None:

@@ -14,7 +14,8 @@ import collectives
 from parallelism.data.averaging import Replicated
 from parallelism.data.replica import MakeOptimizer, Replica
 from parallelism.pipeline.events import SHARED
-from parallelism.pipeline.local_parameters import ALONE, LocalParameters
+from parallelism.pipeline.local_parameters import LocalParameters
+from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, Action
 from parallelism.zero.gradients import ShardedGradients
 from parallelism.zero.parameters import ShardedParameters
 from parallelism.zero.states import ShardedStates
@@ -26,7 +27,6 @@ REPLICAS: tuple[Callable[..., Replica], ...] = (  # by zero_stage
     ShardedGradients,
     ShardedParameters,
 )
-FORWARD_PASS, BACKWARD_PASS = ALONE
 
 
 class Sharded(nn.Module):
@@ -59,7 +59,7 @@ class Sharded(nn.Module):
             check_layers(module, layers)
         own = LocalParameters(module, {number: (name,) for number, name in enumerate(layers)}, ranks.every)
         self.module, self.replica = module, REPLICAS[zero_stage](own, ranks, make_optimizer, **options)
-        self.sync, self._in_backward = True, False
+        self.sync, self._in_backward, self._micro_batch = True, False, 0
         for param in module.parameters():
             if param.requires_grad:
                 param.register_post_accumulate_grad_hook(self._gradient_appeared)
@@ -86,23 +86,28 @@ class Sharded(nn.Module):
     def _gradient_appeared(self, param: Tensor) -> None:
         if self.sync or self.replica.every_micro_batch:
             self._begin_backward()
-            self.replica.gradient_ready(param)
+            self.replica.gradient_ready(param, self._micro_batch)
 
     def _begin_backward(self) -> None:
         if not self._in_backward:
             self._in_backward = True
-            self.replica.before(BACKWARD_PASS, None)
+            self.replica.before(self._action(BACKWARD), None)
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     def _end_backward(self) -> None:
-        self.replica.after(BACKWARD_PASS)
+        self.replica.after(self._action(BACKWARD))
         self._in_backward = False
+        self._micro_batch += 1
         if self.sync:
             self.replica.step_done()
+            self._micro_batch = 0
+
+    def _action(self, kind: str) -> Action:
+        return Action(0, kind, self._micro_batch)
 
     def _before_forward(self, number: int, module: nn.Module, args: Any) -> None:
         if number == SHARED:
-            self.replica.before(FORWARD_PASS, BACKWARD_PASS if torch.is_grad_enabled() else None)
+            self.replica.before(self._action(FORWARD), self._action(BACKWARD) if torch.is_grad_enabled() else None)
         else:
             self.replica.parameters_needed(number)
 

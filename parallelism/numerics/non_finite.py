@@ -84,7 +84,7 @@ class GradientMonitor(Listener):
         self.names = names
         self._sums: dict[str, Tensor] = {}
 
-    def gradient_ready(self, parameter: Tensor) -> None:
+    def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
         name, gradient = self.names[parameter], gradient_of(parameter)
         assert gradient is not None
         total = gradient.sum(dtype=torch.promote_types(gradient.dtype, torch.float32))

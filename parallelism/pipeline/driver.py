@@ -27,7 +27,8 @@ class Pipeline:
     `stages` are this rank's, by their numbers in `schedule`.  Messages between stages are sent directly from the memory
     of the activations, received into new tensors, and overlap with computation.  `listeners` are notified of the events
     of each step.  Hooks on layers emit `parameters_needed` before a layer computes, and hooks on parameters call
-    `gradient_appeared` after autograd has accumulated a gradient.
+    `gradient_appeared` after autograd has accumulated a gradient.  Micro-batches are numbered within the global batch;
+    this rank's begin with `first_micro_batch`.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Pipeline:
         comm: collectives.Communicator,
         device: str = "cpu",
         listeners: Sequence[Listener] = (),
+        first_micro_batch: int = 0,
     ):
         with comm.agreed("Pipeline"):
             if schedule.num_ranks != comm.size:
@@ -50,7 +52,7 @@ class Pipeline:
                     f"{list(schedule.stages(comm.rank))}: cut the model by Schedule.stages"
                 )
         self.stages, self.schedule, self.comm, self.device = stages, schedule, comm, device
-        self.listeners = list(listeners)
+        self.listeners, self.first_micro_batch = list(listeners), first_micro_batch
         self.now: Action | None = None  # the action in progress
         self._forms: dict[Any, dict[int, Tensor]] = {}  # of each stage's input, by the shapes of a batch
 
@@ -88,7 +90,11 @@ class Pipeline:
         assert self.now
         stage, _, micro_batch = self.now
         if not self.stages[stage].puts_off(micro_batch, parameter):
-            self.emit("gradient_ready", parameter)
+            self.gradient_ready(parameter)
+
+    def gradient_ready(self, parameter: Tensor) -> None:
+        assert self.now
+        self.emit("gradient_ready", parameter, self.first_micro_batch + self.now.micro_batch)
 
     @torch.no_grad()
     def losses(self, batches: Sequence[Any]) -> list[float]:

@@ -42,8 +42,8 @@ class Listener(ExposedTime):
     def parameters_needed(self, layer: int) -> None:
         """Provide a layer's parameters before it computes, forward or backward."""
 
-    def gradient_ready(self, parameter: Tensor) -> None:
-        """Handle a gradient to which a backward pass has been added."""
+    def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
+        """Handle a gradient that a backward pass has accumulated; micro-batches are numbered in the global batch."""
 
     def step_done(self) -> None:
         """Make the gradients those of all ranks, after all micro-batches have been computed."""

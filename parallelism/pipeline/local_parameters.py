@@ -88,6 +88,7 @@ class LocalParameters:
 
     `modules` names each layer's modules, by layer number, and `stages` the layers of each stage; `order` is the rank's
     sequence of actions.  `comm` allocates memory for collectives.  With `is_cut`, the model has several stages.
+    Micro-batches are numbered within the global batch from `first_micro_batch` on.
     """
 
     def __init__(
@@ -99,8 +100,9 @@ class LocalParameters:
         order: Order = ALONE,
         tied: TiedGradients | None = None,
         is_cut: bool = False,
+        first_micro_batch: int = 0,
     ):
-        self.model, self.comm, self.is_cut = model, comm, is_cut
+        self.model, self.comm, self.is_cut, self.first_micro_batch = model, comm, is_cut, first_micro_batch
         self.stages = stages or {0: range(len(modules))}
         self.tied = tied or TiedGradients([], model, comm)
         self.params = dict(model.named_parameters())

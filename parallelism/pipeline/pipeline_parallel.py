@@ -49,7 +49,8 @@ class PipelineParallel(Pipeline):
         names, order = tied_names(model), schedule.orders[mesh.pp.rank]
         splits = any(action.kind == WEIGHTS for action in order)
         watched = [self._watched(*each) for each in enumerate(layers)]
-        stages = cut(model, watched, self.parts, splits=splits, appeared=partial(self.emit, "gradient_ready"))
+        stages = cut(model, watched, self.parts, splits=splits, appeared=self.gradient_ready)
+        first = mesh.dp.rank * schedule.num_micro_batches
         own = LocalParameters(
             model,
             {number: layers[number].modules for part in self.parts.values() for number in part},
@@ -58,12 +59,13 @@ class PipelineParallel(Pipeline):
             order,
             TiedGradients(names, model, mesh.pp),
             is_cut=schedule.num_stages > 1,
+            first_micro_batch=first,
         )
         replicas, samples = mesh.along(*replica_axes(mesh.shape)), mesh.along("dp", "sp")
         ranks = ShardGroups.of(replicas, zero_group if zero_stage else "all", samples)
         self.replica = REPLICAS[zero_stage](own, ranks, device=device, **options)
         self.times = StepTimes()
-        super().__init__(stages, schedule, mesh.pp, device, [self.times, self.replica])
+        super().__init__(stages, schedule, mesh.pp, device, [self.times, self.replica], first)
         for tensor in own.leaves:
             tensor.register_post_accumulate_grad_hook(self.gradient_appeared)
 

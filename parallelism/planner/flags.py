@@ -138,8 +138,8 @@ def parse_request(arguments: Sequence[str] | None, description: str | None) -> P
 def parser(description: str | None) -> argparse.ArgumentParser:
     command = Parser("python -m parallelism.planner", description, allow_abbrev=False)
     command.add_argument("--config", type=config_file, help=f"{config_help()}; flags override it")
-    known = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
-    text = f"network; measured: the saved measurements; {known} (default: ndr)"
+    names = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
+    text = f"network; measured: the saved measurements; {names} (default: ndr)"
     command.add_argument("--fabric", default="ndr", choices=[*FABRICS, "measured"], help=text)
     own = "by default that of the fabric's devices"
     for name, kind, default, text in (

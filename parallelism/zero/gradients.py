@@ -62,10 +62,12 @@ class ReducedGradients(Replica):
     def before(self, action: Action, following: Action | None) -> None:
         stage, kind, micro_batch = action
         if kind != FORWARD and (stage, micro_batch) not in self._queues:
-            self._queues[stage, micro_batch] = BucketQueue(self._of_stage[stage])
+            self._queues[stage, micro_batch] = BucketQueue(
+                self._of_stage[stage], self.own.first_micro_batch + micro_batch
+            )
         self._queue = self._queues.get((stage, micro_batch))
 
-    def gradient_ready(self, parameter: Tensor) -> None:
+    def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
         for buffer in self.working:
             if buffer.user:
                 buffer.user.plan.advance()
@@ -136,10 +138,10 @@ class ReduceBucket(Bucket):
         self.own, self.chunk, self.buffer, self.waiting = own, buffer.tensor[chunk], buffer, replica.waiting
 
     @torch.no_grad()
-    def start(self) -> None:
+    def start(self, micro_batch: int | None = None) -> None:
         with self.waiting():
             finish(self.buffer)
-        self.buffer.user = self
+        self.buffer.user, self.micro_batch = self, micro_batch
         for param, home in self.homes.items():
             if param.grad is None:
                 home.zero_()
@@ -153,5 +155,5 @@ def finish(buffer: WorkingBuffer) -> None:
     """Finish the bucket that is being reduced in a buffer, if there is one."""
     if bucket := buffer.user:
         bucket.plan.wait()
-        gradients.add(bucket.own, bucket.chunk)
+        gradients.add(bucket.own, bucket.chunk, bucket.micro_batch)
         buffer.user = None
