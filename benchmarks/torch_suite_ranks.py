@@ -92,6 +92,7 @@ def go_through(test: str, num_left: int, args: argparse.Namespace, world, outcom
         return
     if world.rank == 0:
         args.lines.with_suffix(".now").write_text(f"{test} {num_left}")
+    world.Barrier()  # a time limit begins when all know the test
     outcomes.set(f"{test}/{world.rank}", json.dumps(run(test, suite, args, world)))
     if world.rank == 0:
         row |= verdict(outcomes, test, world.size, args.limit)

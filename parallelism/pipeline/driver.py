@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import mul
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,13 @@ from parallelism.pipeline.events import Listener
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action, Schedule
 from parallelism.pipeline.schedule.messages import Compute, PostRecv, StageMessage, StartSend, WaitRecv, program
 from parallelism.pipeline.stage import Stage
+
+
+class Form(NamedTuple):
+    """Shape and dtype of the activations between two stages."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
 
 
 class Pipeline:
@@ -54,7 +61,7 @@ class Pipeline:
         self.stages, self.schedule, self.comm, self.device = stages, schedule, comm, device
         self.listeners, self.first_micro_batch = list(listeners), first_micro_batch
         self.now: Action | None = None  # the action in progress
-        self._forms: dict[Any, dict[int, Tensor]] = {}  # of each stage's input, by the shapes of a batch
+        self._forms: dict[Any, dict[int, Form]] = {}  # of each stage's input, by the shapes of a batch
 
     def emit(self, event: str, *arguments: Any) -> None:
         """Call the listeners' methods with the event's name, in order, or those of `after` events in reverse order."""
@@ -104,21 +111,21 @@ class Pipeline:
         return [float(loss) for loss in run.losses]
 
     @torch.no_grad()
-    def form(self, batch: Any) -> dict[int, Tensor]:
-        """Return tensors without memory, of the shapes and dtypes of each stage's input.  Collective.
+    def form(self, batch: Any) -> dict[int, Form]:
+        """Return the form of each stage's input.  Collective.
 
         For each new shape of batch, zeros are run through the stages.  A single rank sends nothing, and needs no forms.
         """
         key = tuple(part.shape for part in batch if part is not None)
         if self.comm.size == 1 or key in self._forms:
             return self._forms.get(key, {})
-        forms: dict[int, Tensor] = {}
+        forms: dict[int, Form] = {}
         for stage in range(self.schedule.num_stages - 1):
             form, home = None, self.schedule.home[stage]
             if home == self.comm.rank:
-                x = torch.zeros_like(forms[stage], device=self.device) if stage else None
+                x = torch.zeros(forms[stage].shape, dtype=forms[stage].dtype, device=self.device) if stage else None
                 y = self.stages[stage].forward(0, x, batch)
-                form = torch.empty(y.shape, dtype=y.dtype, device="meta")
+                form = Form(tuple(y.shape), y.dtype)
             forms[stage + 1] = self.comm.broadcast_object(form, home)
         self._forms[key] = forms
         return forms
@@ -143,7 +150,7 @@ class Pass:
             match op:
                 case PostRecv(message):
                     form = self.forms[message.micro_batch][message.stage + message.is_gradient]
-                    x = torch.empty_like(form, device=device)
+                    x = torch.empty(form.shape, dtype=form.dtype, device=device)
                     self.coming[message] = comm.recv(x, message.source, self.tag(message), blocking=False)
                 case WaitRecv(message):
                     emit("before_wait", message)
