@@ -204,6 +204,12 @@ RUNTIME = [
         ("test_communicator.py", "of_another_length_or_dtype", 2),
     ),
     mutant(
+        "parallelism/pipeline/driver.py",
+        "self.first_micro_batch + self.now.micro_batch",
+        "self.now.micro_batch",
+        ("test_pipeline.py", "handed_over and 4-ranks-1f1b", 4),
+    ),
+    mutant(
         "collectives/runtime/point_to_point.py",
         "if peer not in self.node:",
         "if peer in self.node:",

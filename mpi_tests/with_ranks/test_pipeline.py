@@ -17,6 +17,7 @@ from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.numerics.recomputation import recompute
+from parallelism.pipeline.events import Listener
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import WEIGHTS
@@ -227,6 +228,20 @@ def test_micro_batches_may_count_by_their_targets(comm, piped):
     loss = pp.step(batches, loss_weights(batches, CrossEntropy.ignored)).item()
     assert loss == (pytest.approx(want_loss, rel=1e-10) if pp.has_loss else 0)
     check(model, want)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb_v"])
+@pytest.mark.sizes(4)
+def test_gradients_are_handed_over_with_their_micro_batches(comm, piped, name):
+    """Each replica has its own numbers in the global batch, for every parameter with a gradient."""
+    model, pp = piped(name, 2, dp=2, pp=2)
+    first, numbers = 2 * (comm.rank // 2), {}
+    listener = Listener()
+    listener.gradient_ready = lambda parameter, number: numbers.setdefault(parameter, set()).add(number)
+    with pp.notifying(listener):
+        pp.step(batches_of(4)[first : first + 2])
+    assert set(model.parameters()) <= numbers.keys()
+    assert set(map(frozenset, numbers.values())) == {frozenset({first, first + 1})}
 
 
 @pytest.mark.sizes(2)
