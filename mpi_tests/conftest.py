@@ -2,6 +2,7 @@ import os
 
 import pytest
 
+from mpi_tests.helpers.launch import remove_sessions_of_killed_mpiruns
 from mpi_tests.rig import Rig, UnavailableError
 
 # Tests that a single worker runs one after the other: they share the machine's only rig, or what a fixture takes
@@ -12,6 +13,15 @@ GROUPS = {f"mpi_tests/systems/test_{name}.py": group for group, names in TOGETHE
 pytest_plugins = ["mpi_tests.helpers.ranks", "mpi_tests.helpers.progress", "mpi_tests.helpers.cuda_arrays"]
 collect_ignore = ["helpers/cuda_on_host/site"]  # importing it redirects CuPy to the stand-in
 os.environ["COLLECTIVES_LINKS"] = "0"  # this machine's cached link speeds would steer `auto`
+
+
+def pytest_sessionstart():
+    remove_sessions_of_killed_mpiruns()
+
+
+def pytest_runtest_setup(item):
+    if item.nodeid.startswith("mpi_tests/systems/"):  # whose tests kill mpiruns, and start many
+        remove_sessions_of_killed_mpiruns()
 
 
 @pytest.fixture(scope="module")

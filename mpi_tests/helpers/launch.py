@@ -82,6 +82,17 @@ def find_mpirun() -> str:
     return path
 
 
+def remove_sessions_of_killed_mpiruns(folder=None):
+    """Delete what Open MPI's mpiruns that were killed left in `folder`, by default the one for temporary files.
+
+    An mpirun that gets the process number of a killed one finds its `ompi.<number>` and fails:
+    "The PMIx server's listener thread failed to start".
+    """
+    for session in Path(folder or tempfile.gettempdir()).glob("ompi.[0-9]*"):
+        if not Path("/proc", session.name.removeprefix("ompi.")).exists():
+            shutil.rmtree(session, ignore_errors=True)  # another worker may delete it, too
+
+
 def environment() -> dict[str, str]:
     """Return this process's environment without an outer mpirun's variables, over hostfiles/mpi.env and small.env."""
     files = [ROOT / "hostfiles" / name for name in ("mpi.env", "small.env")]

@@ -256,3 +256,18 @@ def exists(process):
 def place(result, rank):
     """Return the last output of `rank` before it ended the job."""
     return re.split(r"==== rank \d of 3: ", result.stderr.split(f"==== rank {rank} of 3: ")[1])[0]
+
+
+def test_an_mpirun_with_the_number_of_a_killed_one(tmp_path):
+    """Open MPI's fails with what troubleshooting.md quotes, unless the killed one's folder has been deleted."""
+    stale = 'mkdir -p "$TMPDIR/ompi.$$" && touch "$TMPDIR/ompi.$$/pmix.$(hostname).tool"'
+    run = f'{stale} && exec "{launcher.find_mpirun()}" -n 1 true'
+    result = launcher.watched(["bash", "-c", run], launcher.environment() | {"TMPDIR": str(tmp_path)}, timeout=60)
+    if "HYDRA" in subprocess.run([launcher.find_mpirun(), "--version"], capture_output=True, text=True).stdout:
+        pytest.skip("MPICH's mpirun has no such folder")
+    message = "The PMIx server's listener thread failed to start"
+    assert message in result.stderr
+    assert message in (ROOT / "docs" / "troubleshooting.md").read_text()
+    (tmp_path / f"ompi.{os.getpid()}").mkdir()
+    launcher.remove_sessions_of_killed_mpiruns(tmp_path)
+    assert [path.name for path in tmp_path.glob("ompi.*")] == [f"ompi.{os.getpid()}"]
