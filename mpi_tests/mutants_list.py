@@ -217,8 +217,8 @@ RUNTIME = [
     ),
     mutant(
         "collectives/mpi4py/methods.py",
-        "general)(comm, sendbuf, recvbuf, recvcounts, op)",
-        "general)(comm, sendbuf, recvbuf, recvcounts)",
+        "return general(comm, sendbuf, recvbuf, recvcounts, op)",
+        "return general(comm, sendbuf, recvbuf, recvcounts)",
         ("test_mpi4py_face.py", "every_form and 2-ranks", 2),
     ),
     mutant(

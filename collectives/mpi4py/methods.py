@@ -57,8 +57,8 @@ class Communicators:
     def heed(self, policy: CallPolicy) -> None:
         """Replace the methods whose calls may be ours."""
         for name, most in self.small_bytes.items():
-            self.small_bytes[name] = min(most, policy.small_bytes(name))
-            if self.small_bytes[name] < most == NEVER:
+            if policy.small_bytes(name) < most:
+                self.small_bytes[name] = policy.small_bytes(name)
                 replace(name, functools.partial(self.blocking, name))
                 replace(f"I{name.lower()}", functools.partial(self.nonblocking, name))
                 replace(f"{name}_init", functools.partial(self.persistent, name))
@@ -73,12 +73,12 @@ class Communicators:
 
     def blocking(self, name: str, library: Method) -> Method:
         where, block_where = SIZED_BY.get(name, 1 << 30), BLOCK_SIZED_BY.get(name, 1 << 30)
-        small = self.small_bytes
+        small = self.small_bytes[name]
 
         def method(comm: Any, *args: Any, **kwargs: Any) -> Any:
-            if len(args) > where and most_bytes(args[where]) < small[name]:
+            if len(args) > where and most_bytes(args[where]) < small:
                 return library(comm, *args, **kwargs)
-            if len(args) > block_where and most_bytes(args[block_where]) * comm.Get_size() < small[name]:
+            if len(args) > block_where and most_bytes(args[block_where]) * comm.Get_size() < small:
                 return library(comm, *args, **kwargs)
             ours = self.ours(comm)
             call = ours and ours.described(name, args, kwargs)
@@ -89,17 +89,17 @@ class Communicators:
 
     def nonblocking(self, name: str, library: Method) -> Method:
         """Return a method that waits for no other rank: the library's until a blocking call has set ours up."""
-        where, small = SIZED_BY.get(name, 1 << 30), self.small_bytes
+        where, small = SIZED_BY.get(name, 1 << 30), self.small_bytes[name]
 
         def method(comm: Any, *args: Any, **kwargs: Any) -> Any:
-            if len(args) > where and most_bytes(args[where]) < small[name]:
+            if len(args) > where and most_bytes(args[where]) < small:
                 return library(comm, *args, **kwargs)
             ours = self.ours(comm)
             call = ours and ours.policy.has_threads and ours.described(name, args, kwargs, may_wait=False)
             self.note(f"I{name.lower()}", ours, call)
             return ours.start(call) if ours and call else library(comm, *args, **kwargs)
 
-        return method
+        return shortcut(name, library, method, small)
 
     def persistent(self, name: str, library: Method) -> Method:
         def method(comm: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,37 +131,51 @@ def communicators() -> Communicators:
     return Communicators()
 
 
-def shortcut(name: str, library: Method, general: Method, small: dict[str, int]) -> Method:
+def shortcut(name: str, library: Method, general: Method, small: int) -> Method:
     """Return a method with the library's parameters that passes it small arrays at once, and others to `general`."""
 
     def one_buffer(comm: Any, buf: Any, root: int = 0) -> Any:
-        is_small = type(buf) is ndarray and buf.nbytes < small[name]
-        return (library if is_small else general)(comm, buf, root)
+        if type(buf) is ndarray and buf.nbytes < small:
+            return library(comm, buf, root)
+        return general(comm, buf, root)
 
     def two_buffers(comm: Any, sendbuf: Any, recvbuf: Any) -> Any:
-        is_small = type(recvbuf) is ndarray and recvbuf.nbytes < small[name]
-        return (library if is_small else general)(comm, sendbuf, recvbuf)
+        if type(recvbuf) is ndarray and recvbuf.nbytes < small:
+            return library(comm, sendbuf, recvbuf)
+        return general(comm, sendbuf, recvbuf)
+
+    def gather_of_counts(comm: Any, sendbuf: Any, recvbuf: Any) -> Any:
+        if type(recvbuf) is list and len(recvbuf) == 2 and type(recvbuf[1]) is list:  # [data, counts]
+            data = recvbuf[0]
+            if type(data) is ndarray and data.nbytes < small:
+                return library(comm, sendbuf, recvbuf)
+        return general(comm, sendbuf, recvbuf)
 
     def reduction(comm: Any, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> Any:
-        is_small = type(recvbuf) is ndarray and recvbuf.nbytes < small[name]
-        return (library if is_small else general)(comm, sendbuf, recvbuf, op)
+        if type(recvbuf) is ndarray and recvbuf.nbytes < small:
+            return library(comm, sendbuf, recvbuf, op)
+        return general(comm, sendbuf, recvbuf, op)
 
     def reduction_to_blocks(comm: Any, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> Any:
-        is_small = type(sendbuf) is ndarray and sendbuf.nbytes < small[name]
-        return (library if is_small else general)(comm, sendbuf, recvbuf, op)
+        if type(sendbuf) is ndarray and sendbuf.nbytes < small:
+            return library(comm, sendbuf, recvbuf, op)
+        return general(comm, sendbuf, recvbuf, op)
 
     def reduction_to_parts(comm: Any, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = MPI.SUM) -> Any:
-        is_small = type(sendbuf) is ndarray and sendbuf.nbytes < small[name]
-        return (library if is_small else general)(comm, sendbuf, recvbuf, recvcounts, op)
+        if type(sendbuf) is ndarray and sendbuf.nbytes < small:
+            return library(comm, sendbuf, recvbuf, recvcounts, op)
+        return general(comm, sendbuf, recvbuf, recvcounts, op)
 
     def blocks(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
-        is_small = type(recvbuf) is ndarray and recvbuf.nbytes * comm.Get_size() < small[name]
-        return (library if is_small else general)(comm, sendbuf, recvbuf, root)
+        if type(recvbuf) is ndarray and recvbuf.nbytes * comm.Get_size() < small:
+            return library(comm, sendbuf, recvbuf, root)
+        return general(comm, sendbuf, recvbuf, root)
 
     methods: dict[str, Method] = {
         "Bcast": one_buffer,
         "Allgather": two_buffers,
         "Alltoall": two_buffers,
+        "Allgatherv": gather_of_counts,
         "Scatter": blocks,
     }
     methods |= {"Allreduce": reduction, "Scan": reduction}
@@ -180,9 +194,10 @@ def most_bytes(data: Any) -> int:
 
 
 def replace(name: str, make: Callable[[Method], Method]) -> None:
-    """Replace a method of communicators, if there is one, by a wrapper of it."""
+    """Replace a method of communicators, if there is one, by a wrapper of the library's."""
     for library_class in (MPI.Comm, MPI.Intracomm):
         if function := vars(library_class).get(name):
+            function = getattr(function, "__wrapped__", function)
             replace_in(library_class, name, functools.update_wrapper(make(function), function))
 
 

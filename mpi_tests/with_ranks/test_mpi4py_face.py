@@ -360,6 +360,7 @@ FORMS = {  # each call's arguments by position, then by name: of an array, memor
     "datatypes": ("Allreduce", lambda x, y, a, b: ([x, MPI.INT], [y, MPI.INT]), lambda x, y, a, b: {}),
     "scan": ("Scan", lambda x, y, a, b: (x, y, MPI.MAX), lambda x, y, a, b: {}),
     "gathered": ("Allgather", lambda x, y, a, b: (a, y), lambda x, y, a, b: {}),
+    "gathered by counts": ("Allgatherv", lambda x, y, a, b: (a, [y, [6] * (y.size // 6)]), lambda x, y, a, b: {}),
     "exchanged": ("Alltoall", lambda x, y, a, b: (x, y), lambda x, y, a, b: {}),
     "scattered": ("Scatter", lambda x, y, a, b: (x, b), lambda x, y, a, b: {}),
     "scattered, named root": ("Scatter", lambda x, y, a, b: (x, b), lambda x, y, a, b: {"root": 0}),
@@ -370,17 +371,23 @@ FORMS = {  # each call's arguments by position, then by name: of an array, memor
 }
 
 
+@pytest.mark.parametrize("starts", [False, True], ids=["blocking", "started"])
 @pytest.mark.parametrize(("name", "positional", "named"), FORMS.values(), ids=FORMS)
-def test_small_arrays_go_to_the_library_in_every_form_of_a_call(both, name, positional, named, monkeypatch):
+def test_small_arrays_go_to_the_library_in_every_form_of_a_call(both, name, positional, named, starts, monkeypatch):
     monkeypatch.setitem(communicators().small_bytes, name, 1 << 20)
-    method, results = getattr(MPI.Intracomm, name), []
-    for comm, function in zip(both, (method, method.__wrapped__), strict=True):
+    library = getattr(MPI.Intracomm, f"I{name.lower()}" if starts else name).__wrapped__
+    replacement = communicators().nonblocking if starts else communicators().blocking
+    both[0].Barrier()  # after which a started call may be ours, too
+    results = []
+    for comm, function in zip(both, (replacement(name, library), library), strict=True):
         x, out = blocks(comm, 6), nothing(6 * comm.size)
         arrays = x, out, x[:6], out[:6]
-        function(comm, *positional(*arrays), **named(*arrays))
+        request = function(comm, *positional(*arrays), **named(*arrays))
+        if starts:
+            request.Wait()
         results.append((x, out))
     for actual, want in zip(*results, strict=True):
         np.testing.assert_array_equal(actual, want)
     if name == "Allreduce":
         assert (results[0][1] != 99).all()
-    assert num_ours(both[0], name) == 0
+    assert num_ours(both[0], library.__name__) == 0
