@@ -135,7 +135,7 @@ def shortcut(name: str, library: Method, general: Method, small: int) -> Method:
     """Return a method with the library's parameters that passes it small arrays at once, and others to `general`."""
 
     def one_buffer(comm: Any, buf: Any, root: int = 0) -> Any:
-        if type(buf) is ndarray and buf.nbytes < small:
+        if (buf.nbytes if type(buf) is ndarray else counted_bytes(buf)) < small:
             return library(comm, buf, root)
         return general(comm, buf, root)
 
@@ -152,7 +152,7 @@ def shortcut(name: str, library: Method, general: Method, small: int) -> Method:
         return general(comm, sendbuf, recvbuf)
 
     def reduction(comm: Any, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> Any:
-        if type(recvbuf) is ndarray and recvbuf.nbytes < small:
+        if (recvbuf.nbytes if type(recvbuf) is ndarray else counted_bytes(recvbuf)) < small:
             return library(comm, sendbuf, recvbuf, op)
         return general(comm, sendbuf, recvbuf, op)
 
@@ -181,6 +181,15 @@ def shortcut(name: str, library: Method, general: Method, small: int) -> Method:
     methods |= {"Allreduce": reduction, "Scan": reduction}
     methods |= {"Reduce_scatter_block": reduction_to_blocks, "Reduce_scatter": reduction_to_parts}
     return methods.get(name, general)
+
+
+def counted_bytes(spec: Any) -> int:
+    """Return the bytes of `[array, count, datatype]`; a huge number for other data, which need a closer look."""
+    if type(spec) is list and len(spec) == 3:
+        data, count, kind = spec
+        if type(data) is ndarray and type(count) is int and isinstance(kind, MPI.Datatype):
+            return count * kind.Get_size()  # type: ignore[no-any-return]
+    return NEVER
 
 
 def most_bytes(data: Any) -> int:

@@ -347,11 +347,27 @@ def test_wrapping_twice_is_wrapping_once(mpi_comm):
     comm.Free()
 
 
+def test_long_arrays_of_small_counts_go_to_the_library(both, monkeypatch):
+    limit = 1 << 10
+    monkeypatch.setitem(communicators().small_bytes, "Bcast", limit)
+    broadcast = communicators().blocking("Bcast", MPI.Intracomm.Bcast.__wrapped__)
+    comm, x = both[0], np.zeros(limit, "i4")
+    for count, calls in (limit // 4 - 1, 0), (limit // 4, int(comm.size > 1)):
+        broadcast(comm, [x, count, MPI.INT])
+        assert num_ours(comm, "Bcast") == calls
+
+
 FORMS = {  # each call's arguments by position, then by name: of an array, memory for the result, and a block of each
     "one array": ("Bcast", lambda x, y, a, b: (x,), lambda x, y, a, b: {}),
     "one array, root": ("Bcast", lambda x, y, a, b: (x, 0), lambda x, y, a, b: {}),
     "one array, named root": ("Bcast", lambda x, y, a, b: (x,), lambda x, y, a, b: {"root": 0}),
     "named array": ("Bcast", lambda x, y, a, b: (), lambda x, y, a, b: {"buf": x}),
+    "array, count": ("Bcast", lambda x, y, a, b: ([x, a.size, MPI.INT],), lambda x, y, a, b: {}),
+    "arrays, counts": (
+        "Allreduce",
+        lambda x, y, a, b: ([x, x.size, MPI.INT], [y, x.size, MPI.INT]),
+        lambda x, y, a, b: {},
+    ),
     "two arrays": ("Allreduce", lambda x, y, a, b: (x, y), lambda x, y, a, b: {}),
     "two arrays, op": ("Allreduce", lambda x, y, a, b: (x, y, MPI.MAX), lambda x, y, a, b: {}),
     "two arrays, named op": ("Allreduce", lambda x, y, a, b: (x, y), lambda x, y, a, b: {"op": MPI.MAX}),
