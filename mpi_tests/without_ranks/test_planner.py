@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -43,7 +42,7 @@ from parallelism.planner.flags import parse_request
 from parallelism.planner.layout import divisors, families, mesh_of, meshes, refused_heads, refused_sequence
 from parallelism.planner.memory import Memory, alive, memory, model_shards, rank_params, working
 from parallelism.planner.passes import PassContext
-from parallelism.planner.place import AxisGroup, RankPlacement
+from parallelism.planner.place import AxisGroup, RankPlacement, contended
 from parallelism.planner.replicas import shown_s
 from parallelism.planner.search import PlannedLayout, SearchResult, search
 from parallelism.planner.step import StepModel, Time, played
@@ -69,8 +68,7 @@ def on(world_size, per_node=8, network=NDR, flops_per_s=5e14, memory_bytes=72e9)
 
 
 def step_of(job, layout, machine):
-    place = RankPlacement(layout, machine.node_of, machine.network, job.head_ranks(layout.sp))
-    setting = PassContext(job, layout, place, machine.flops_per_s, machine.least_pass_s)
+    setting = PassContext(job, layout, RankPlacement(layout, machine, job.head_ranks(layout.sp)))
     return StepModel(setting, setting.stage_costs())
 
 
@@ -479,7 +477,7 @@ def test_stages_of_which_a_rank_has_the_last_passes(name):
 def test_groups_share_the_way_out_of_their_node():
     """Four groups with one rank per node take as long as one group that sends four times as many bytes."""
     network = Network(Link(0, 0), Link(1e-3, 1e-6), 0, 0, 0, nic=Link(1e-4, 5e-7))
-    place = RankPlacement(ParallelLayout(dp=2, tp=4), [0] * 4 + [1] * 4, network)
+    place = RankPlacement(ParallelLayout(dp=2, tp=4), on(8, 4, network))
     assert place.replicas.nodes == ((0,), (1,))
     assert place.replicas.groups == 4
     row = find("all_gather", "ring")
@@ -500,16 +498,11 @@ def test_a_group_on_several_nodes_goes_by_levels():
 
 
 def test_axes_lie_as_the_mesh_lays_them():
-    layout = ParallelLayout(dp=2, pp=3, sp=4, tp=2)
-    lengths = [getattr(layout, axis) for axis in AXES]
-    place = RankPlacement(layout, np.arange(48) // 8, NDR, parts=2)
-    for rank in range(48):
-        dp, pp, sp, tp = np.unravel_index(rank, lengths)
-        assert place.node_of[dp, pp, sp // 2, sp % 2, tp] == rank // 8
+    place = RankPlacement(ParallelLayout(dp=2, pp=3, sp=4, tp=2), on(48), parts=2)
     assert place.tp.nodes == ((0, 1),)
     assert place.heads.nodes == ((0, 1),)
-    assert place.ring.leaving == 0
-    assert place.to_stage(0, 1).leaving == 8
+    assert place.ring == NDR.within
+    assert place.to_stage(0, 1) == contended(NDR, 8).between
     assert [len(node) for node in place.replicas.nodes] == [4, 4]
     assert place.owners["node"][0].size == 4
 

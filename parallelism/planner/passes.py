@@ -27,8 +27,6 @@ class PassContext(NamedTuple):
     job: TrainingJob
     layout: ParallelLayout
     place: RankPlacement
-    flops_per_s: float
-    least_pass_s: float = 0.0
 
     @property
     def cut(self) -> Stages:
@@ -48,7 +46,7 @@ class PassContext(NamedTuple):
         return self.tokens * self.job.model.n_embd * self.job.precision.activation
 
     def compute_s(self, flops_per_token: float) -> float:
-        return flops_per_token * self.tokens / self.layout.tp / self.flops_per_s
+        return flops_per_token * self.tokens / self.layout.tp / self.place.machine.flops_per_s
 
     def copy_s(self, nbytes: float) -> float:
         return nbytes * self.place.network.copy_s_per_byte
@@ -72,7 +70,7 @@ class PassContext(NamedTuple):
         costs, model = empty(), self.job.model
         matrices, attention = self.compute_s(matrix_flops(model)), self.compute_s(attention_flops(model))
         seconds = matrices + attention, matrices + 2 * attention, matrices
-        costs[:, COMPUTE] = np.maximum(seconds, self.least_pass_s)
+        costs[:, COMPUTE] = np.maximum(seconds, self.place.machine.least_pass_s)
         width, kv_width = counts.widths(model)
         columns = width + 2 * kv_width, counts.mlp_inputs(model)
         costs[FORWARD, TP] = 2 * (self.gather_s() + self.sum_s())

@@ -63,9 +63,9 @@ def search(
         if why:
             undivided[why] += 1
             continue
-        place = RankPlacement(mesh, machine.node_of, machine.network, job.head_ranks(mesh.sp))
+        place = RankPlacement(mesh, machine, job.head_ranks(mesh.sp))
         for layout in layouts:
-            setting = PassContext(job, layout, place, machine.flops_per_s, machine.least_pass_s)
+            setting = PassContext(job, layout, place)
             pairs = [*variants(setting, fixed)]
             fits = [pair for pair in pairs if pair[1].total <= machine.memory_bytes]
             misses = [pair for pair in pairs if pair[1].total > machine.memory_bytes]

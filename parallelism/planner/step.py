@@ -88,7 +88,8 @@ class StepModel:
         """Return Muon's seconds: each matrix of a block is sent to one rank, orthogonalized there, and sent back."""
         setting, ranks = self.setting, self.setting.place.matrices
         elements = num_blocks * setting.params.matrices() / setting.place.replicas.size
-        products_s = num_blocks * muon_flops(setting.job.model, setting.layout.ep) / ranks.size / setting.flops_per_s
+        flops = num_blocks * muon_flops(setting.job.model, setting.layout.ep) / ranks.size
+        products_s = flops / setting.place.machine.flops_per_s
         return 2 * ranks.seconds("all_to_all", elements * setting.job.precision.state) + products_s
 
     def time(self) -> Time:
