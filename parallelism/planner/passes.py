@@ -51,11 +51,6 @@ class PassContext(NamedTuple):
     def copy_s(self, nbytes: float) -> float:
         return nbytes * self.place.network.copy_s_per_byte
 
-    def gelu_s(self) -> float:
-        """Return the seconds of GELU, which reads and writes four times the width, or of a gated MLP's gate."""
-        width = counts.mlp_inputs(self.job.model) / self.job.model.n_embd
-        return self.copy_s(width * self.activation_bytes / self.layout.tp)
-
     def sum_s(self) -> float:
         """Return the seconds to sum activations over tp ranks, or to reduce-scatter them if sequences are split."""
         collective = "reduce_scatter" if self.layout.sequence_parallel else "all_reduce"
@@ -67,7 +62,7 @@ class PassContext(NamedTuple):
 
     def block(self) -> np.ndarray:
         """Return the costs of one block."""
-        costs, model = empty(), self.job.model
+        costs, model = np.zeros((len(KINDS), len(PARTS))), self.job.model
         matrices, attention = self.compute_s(matrix_flops(model)), self.compute_s(attention_flops(model))
         seconds = matrices + attention, matrices + 2 * attention, matrices
         costs[:, COMPUTE] = np.maximum(seconds, self.place.machine.least_pass_s)
@@ -83,7 +78,8 @@ class PassContext(NamedTuple):
             costs[INPUTS] += costs[FORWARD]
             costs[INPUTS, TP] -= self.sum_s()  # the last sum is not repeated, as its result is not saved
         if self.layout.recompute == "selective":
-            costs[INPUTS, COMPUTE] += self.gelu_s()
+            relative = counts.mlp_inputs(model) / model.n_embd  # GELU, or a gate, reads and writes so many activations
+            costs[INPUTS, COMPUTE] += self.copy_s(relative * self.activation_bytes / self.layout.tp)
         return costs
 
     def column_backward_s(self, outputs: int) -> float:
@@ -124,7 +120,7 @@ class PassContext(NamedTuple):
 
     def head(self) -> np.ndarray:
         """Return the costs of the head and the loss, in addition to the last block."""
-        costs, model, tp = empty(), self.job.model, self.place.tp
+        costs, model, tp = np.zeros((len(KINDS), len(PARTS))), self.job.model, self.place.tp
         costs[:, COMPUTE] = self.compute_s(head_flops(model))
         loss_s = sum(tp.seconds("all_reduce", rows * self.tokens * 4) for rows in (1, 3))
         costs[FORWARD, TP] = self.gather_s() + loss_s
@@ -149,7 +145,3 @@ class PassContext(NamedTuple):
         before, after = ([0.0, *accumulate(passes.tolist())] for passes in (kinds[:, FORWARD], backward))
         own_s = (number * float(kinds[list(own)].sum()) + before[own[0]] + after[own[0]] for own in self.cut.of_rank)
         return max(own_s)
-
-
-def empty() -> np.ndarray:
-    return np.zeros((len(KINDS), len(PARTS)))
