@@ -51,11 +51,6 @@ class Machine(NamedTuple):
     def world_size(self) -> int:
         return sum(map(len, self.nodes))
 
-    @property
-    def node_of(self) -> tuple[int, ...]:
-        homes = {rank: number for number, node in enumerate(self.nodes) for rank in node}
-        return tuple(homes[rank] for rank in range(self.world_size))
-
 
 @dataclass(eq=False)
 class AxisGroup:
@@ -135,8 +130,9 @@ class RankPlacement:
 
     def __init__(self, layout: ParallelLayout, machine: Machine, parts: int = 1):
         self.machine, self.network = machine, machine.network
-        self.node_of = np.array(machine.node_of)
-        self.mesh = mesh_shape(len(self.node_of), **axes_of(layout), heads=Within("sp", parts))
+        homes = {rank: number for number, node in enumerate(machine.nodes) for rank in node}
+        self.node_of = np.array([homes[rank] for rank in range(len(homes))])
+        self.mesh = mesh_shape(len(homes), **axes_of(layout), heads=Within("sp", parts))
 
     tp = cached_property(lambda self: self.along("tp"))
     ep = cached_property(lambda self: self.along("ep"))  # ranks that divide the experts
