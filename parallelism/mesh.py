@@ -56,11 +56,7 @@ class MeshShape(NamedTuple):
 
     def coords(self, rank: int) -> dict[str, int]:
         """Return a rank's coordinate along each axis."""
-        position = dict(zip(self.disjoint, np.unravel_index(rank, tuple(self.disjoint.values())), strict=True))
-        return {
-            axis: int(np.ravel_multi_index([position[part] for part in parts], [self.disjoint[part] for part in parts]))
-            for axis, parts in self.made_of.items()
-        }
+        return {axis: next(ranks.index(rank) for ranks in self.groups(axis) if rank in ranks) for axis in self.made_of}
 
 
 class Mesh:

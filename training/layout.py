@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from models.data import TokenWindows, split
-from models.presets import shape_of
 from parallelism.numerics.precision import Precision
 from parallelism.planner import TrainingJob
 from parallelism.planner.ranks import best_layout
@@ -41,10 +40,8 @@ def job_of(config: Config, world_size: int) -> TrainingJob:
     """
     Precision(config.dtype, config.master_weights, config.grad_dtype)
     tokens = tokens_of(config)
-    model = shape_of(config, tokens.vocab_size)
     batch = config.global_batch_size
     if batch is None:
         windows = TokenWindows(split(tokens, config.val_fraction, config.block_size)[0], config.block_size, config.seed)
         batch = world_size * config.micro_batch_size * num_micro_batches(config, world_size, len(windows))
-    names = ("dtype", "master_weights", "grad_dtype", "bucket_mb", "sp_mode", "sp_order", "sp_heads", "optimizer")
-    return TrainingJob(model, batch, *(getattr(config, name) for name in names))
+    return TrainingJob.of(config, tokens.vocab_size, batch)

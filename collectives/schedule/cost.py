@@ -29,6 +29,9 @@ class Link(NamedTuple):
     alpha_s: float
     beta_s_per_byte: float
 
+    def seconds(self, nbytes: float) -> float:
+        return self.alpha_s + nbytes * self.beta_s_per_byte
+
 
 class Network(NamedTuple):
     """A machine's speeds, which `python -m collectives.bench` measures (bench/constants.py).

@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -40,10 +39,10 @@ from parallelism.planner.__main__ import __doc__ as described
 from parallelism.planner.__main__ import command, main, missed, row, slower
 from parallelism.planner.counts import ParamCounts, block_kept, head_kept
 from parallelism.planner.flags import parse_request
-from parallelism.planner.layout import divisors, families, mesh_of, meshes, refused_heads, refused_sequence
+from parallelism.planner.layout import check_mesh, divisors, families, meshes
 from parallelism.planner.memory import Memory, alive, memory, model_shards, rank_params, working
 from parallelism.planner.passes import PassContext
-from parallelism.planner.place import AxisGroup, RankPlacement
+from parallelism.planner.place import AxisGroup, RankPlacement, contended
 from parallelism.planner.replicas import shown_s
 from parallelism.planner.search import PlannedLayout, SearchResult, search
 from parallelism.planner.step import StepModel, Time, played
@@ -69,8 +68,7 @@ def on(world_size, per_node=8, network=NDR, flops_per_s=5e14, memory_bytes=72e9)
 
 
 def step_of(job, layout, machine):
-    place = RankPlacement(layout, machine.node_of, machine.network, job.head_ranks(layout.sp))
-    setting = PassContext(job, layout, place, machine.flops_per_s, machine.least_pass_s)
+    setting = PassContext(job, layout, RankPlacement(layout, machine, job.head_ranks(layout.sp)))
     return StepModel(setting, setting.stage_costs())
 
 
@@ -479,7 +477,7 @@ def test_stages_of_which_a_rank_has_the_last_passes(name):
 def test_groups_share_the_way_out_of_their_node():
     """Four groups with one rank per node take as long as one group that sends four times as many bytes."""
     network = Network(Link(0, 0), Link(1e-3, 1e-6), 0, 0, 0, nic=Link(1e-4, 5e-7))
-    place = RankPlacement(ParallelLayout(dp=2, tp=4), [0] * 4 + [1] * 4, network)
+    place = RankPlacement(ParallelLayout(dp=2, tp=4), on(8, 4, network))
     assert place.replicas.nodes == ((0,), (1,))
     assert place.replicas.groups == 4
     row = find("all_gather", "ring")
@@ -500,16 +498,11 @@ def test_a_group_on_several_nodes_goes_by_levels():
 
 
 def test_axes_lie_as_the_mesh_lays_them():
-    layout = ParallelLayout(dp=2, pp=3, sp=4, tp=2)
-    lengths = [getattr(layout, axis) for axis in AXES]
-    place = RankPlacement(layout, np.arange(48) // 8, NDR, parts=2)
-    for rank in range(48):
-        dp, pp, sp, tp = np.unravel_index(rank, lengths)
-        assert place.node_of[dp, pp, sp // 2, sp % 2, tp] == rank // 8
+    place = RankPlacement(ParallelLayout(dp=2, pp=3, sp=4, tp=2), on(48), parts=2)
     assert place.tp.nodes == ((0, 1),)
     assert place.heads.nodes == ((0, 1),)
-    assert place.ring.leaving == 0
-    assert place.to_stage(0, 1).leaving == 8
+    assert place.ring == NDR.within
+    assert place.to_stage(0, 1) == contended(NDR, 8).between
     assert [len(node) for node in place.replicas.nodes] == [4, 4]
     assert place.owners["node"][0].size == 4
 
@@ -527,10 +520,18 @@ def test_layouts_multiply_to_the_world_size_and_are_those_asked_for():
         assert (layout.schedule, layout.virtual_stages, layout.recompute) == ("zb_v", 2, "none")
 
 
+def divides(job, mesh):
+    try:
+        check_mesh(job, mesh)
+    except ValueError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("mode", ["ring", "ulysses", "hybrid"])
 @pytest.mark.parametrize(("n_head", "n_kv_head"), [(4, 4), (12, 4), (6, 2), (8, 1)])
 def test_what_ranks_cannot_share_is_what_parallelize_refuses(mode, n_head, n_kv_head):
-    config = GPTConfig(vocab_size=16, block_size=24, n_layer=1, n_head=n_head, n_kv_head=n_kv_head, n_embd=24)
+    config = GPTConfig(vocab_size=16, block_size=48, n_layer=1, n_head=n_head, n_kv_head=n_kv_head, n_embd=24)
     plan, model, job = gpt2_plan(16, n_head, n_kv_head), GPT(config), TrainingJob(config, 1, sp_mode=mode)
     for tp, sp in product((1, 2, 3, 4, 6, 8), repeat=2):
         parts = job.head_ranks(sp)
@@ -541,14 +542,14 @@ def test_what_ranks_cannot_share_is_what_parallelize_refuses(mode, n_head, n_kv_
             is_refused = False
         except ValueError:
             is_refused = True
-        assert bool(refused_heads(job, ParallelLayout(sp=sp, tp=tp))) == is_refused, (tp, sp)
+        assert divides(job, ParallelLayout(sp=sp, tp=tp)) != is_refused, (tp, sp)
 
 
 def test_sequences_that_ranks_cannot_share():
     job = TrainingJob(SMALL, 1)
-    assert [sp for sp in range(1, 33) if not refused_sequence(job, ParallelLayout(sp=sp))] == [1, 2, 4, 8, 16]
+    assert [sp for sp in range(1, 33) if divides(job, ParallelLayout(sp=sp))] == [1, 2, 4, 8, 16]
     striped = job._replace(sp_order="striped")
-    assert [sp for sp in range(1, 33) if not refused_sequence(striped, ParallelLayout(sp=sp))] == [1, 2, 4, 8, 16, 32]
+    assert [sp for sp in range(1, 33) if divides(striped, ParallelLayout(sp=sp))] == [1, 2, 4, 8, 16, 32]
 
 
 def every_time(job, machine):
@@ -567,13 +568,13 @@ def test_the_search_leaves_out_nothing_that_is_better():
     result = search(job, machine, number=4)
     assert [planned.time.total for planned in result.best] == sorted(times.values())[:4]
     for planned in result.best:
-        assert times[mesh_of(planned.layout)] == planned.time.total
+        assert times[ParallelLayout(*planned.layout[:5])] == planned.time.total
     slowest = result.best[0].time.total
     draw = random.Random(0)
     for _ in range(200):
         mesh = draw.choice([mesh for mesh in times if mesh.pp * 2 <= 6])
         layout = draw.choice([*families(job, mesh, {})])
-        if layout.num_stages <= 6 and not refused_heads(job, mesh):
+        if layout.num_stages <= 6 and divides(job, mesh):
             assert step_of(job, layout, machine).time().total >= slowest * (1 - 1e-4)
 
 
@@ -586,7 +587,7 @@ def test_faster_links_never_make_a_step_longer():
     layouts = [
         layout._replace(zero_stage=draw.randrange(4), zero_group=draw.choice(("all", "node")))
         for mesh in meshes(16, {})
-        if not refused_heads(job, mesh) and mesh.pp <= 8
+        if divides(job, mesh) and mesh.pp <= 8
         for layout in draw.sample([*families(job, mesh, {})], 2)
         if layout.num_stages <= 8
     ]

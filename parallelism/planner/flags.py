@@ -124,7 +124,8 @@ def parse_request(arguments: Sequence[str] | None, description: str | None) -> P
     fixing = {*in_file} - {"micro_batch_size"} | {*own}
     fixed = {name: getattr(settings, name) for name in LAYOUT if name in fixing and name != "num_micro_batches"}
     nodes, network, links = place(flags)
-    job = job_of(settings, sum(map(len, nodes)))
+    alone = sum(map(len, nodes)) * settings.micro_batch_size * settings.num_micro_batches  # with data parallelism only
+    job = TrainingJob.of(settings, settings.vocab_size, settings.global_batch_size or alone)
     machine, ranks = machine_of(flags, job, nodes, network)
     words = [f"{len(nodes)} x {len(nodes[0])} ranks: {links}", ranks]
     if others := [name for name in in_file if name not in hints]:
@@ -161,33 +162,18 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return command
 
 
-def job_of(settings: Settings, world_size: int) -> TrainingJob:
-    """Return the training job; samples per step default to those of pure data parallelism."""
-    alone = world_size * settings.micro_batch_size * settings.num_micro_batches
-    model = presets.shape_of(settings, settings.vocab_size)
-    rest = {name: getattr(settings, name) for name in TrainingJob._fields if name not in ("model", "global_batch_size")}
-    return TrainingJob(model, settings.global_batch_size or alone, **rest)
-
-
 def place(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
     """Return the ranks of each node, the link speeds, and the origin of these."""
-    if flags.fabric == "measured":
-        nodes, network, words = fabrics.measured_topology(None)
-        hosts, gpus = flags.hosts or len(nodes), flags.gpus or max(map(len, nodes))
-    else:
-        fabric = FABRICS[flags.fabric]
-        network, words = fabric.network, fabric.words
-        hosts, gpus = flags.hosts or 1, flags.gpus or fabric.ranks_per_node
+    nodes, network, words = fabrics.topology(flags.fabric, None)
+    hosts, gpus = flags.hosts or len(nodes), flags.gpus or max(map(len, nodes))
     fabrics.refuse_too_many(hosts * gpus, f"--hosts {hosts} x --gpus {gpus}")
     return fabrics.in_nodes(hosts * gpus, gpus), fabrics.with_flags(network, flags), words
 
 
 def machine_of(flags: argparse.Namespace, job: TrainingJob, nodes: Nodes, network: Network) -> tuple[Machine, str]:
     """Return the machine and its origin; ranks are from flags, measurement or the fabric's devices, in this order."""
-    peak, memory, least_s, efficiency = None, None, LEAST_PASS_US * 1e-6, flags.efficiency
-    if flags.fabric in DEVICES:
-        peaks, memory = DEVICES[flags.fabric]
-        peak = peaks[job.dtype]
+    peaks, memory = DEVICES.get(flags.fabric, ({}, None))
+    peak, efficiency, least_s = peaks.get(job.dtype), flags.efficiency, LEAST_PASS_US * 1e-6
     if flags.measure:
         ranks = import_module("parallelism.planner.ranks")  # the only module here that needs torch
         peak, efficiency, least_s = ranks.flops_per_s(job), 1.0, ranks.least_pass_s(job)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import product
 from math import gcd
 from typing import Any, NamedTuple
 
 from models.config import ModelConfig
+from models.presets import shape_of
 from parallelism.mesh import AXES, divisors
 from parallelism.numerics.precision import ElementBytes, Precision
 from parallelism.pipeline.schedule.registry import REGISTRY
@@ -18,7 +19,6 @@ SCHEDULES = [name for name in REGISTRY if name not in ("naive", "gpipe")]
 RECOMPUTE = ("none", "selective", "full")
 ZERO_GROUPS = ("all", "node")
 MOST_VIRTUAL_STAGES = 8
-MESH_AXES = (*AXES, "ep")
 
 
 class ParallelLayout(NamedTuple):
@@ -44,14 +44,11 @@ class ParallelLayout(NamedTuple):
 
     def __str__(self) -> str:
         """Format the layout as train.py's flags, without those that have no effect."""
-        flags = {name: value for name, value in self._asdict().items() if value != getattr(PLAIN, name)}
+        flags = {name: value for name, value in self._asdict().items() if value != self._field_defaults[name]}
         if self.pp > 1:
             flags["schedule"] = self.schedule
-        words = [f"{name}" if value is True else f"{name} {value}" for name, value in flags.items()]
+        words = [name if value is True else f"{name} {value}" for name, value in flags.items()]
         return " ".join(words) or "one rank"
-
-
-PLAIN = ParallelLayout()
 
 
 class TrainingJob(NamedTuple):
@@ -68,6 +65,12 @@ class TrainingJob(NamedTuple):
     sp_heads: int | None = None
     optimizer: str = "adamw"
 
+    @classmethod
+    def of(cls, settings: Any, vocab_size: int, global_batch_size: int) -> TrainingJob:
+        """Return the job of train.py's or the planner's settings."""
+        rest = {name: getattr(settings, name) for name in cls._fields[2:]}
+        return cls(shape_of(settings, vocab_size), global_batch_size, **rest)
+
     @property
     def precision(self) -> ElementBytes:
         return Precision(self.dtype, self.master_weights, self.grad_dtype).element_bytes
@@ -76,23 +79,19 @@ class TrainingJob(NamedTuple):
         return head_ranks_of(self.sp_mode, sp, self.sp_heads)
 
 
-def mesh_of(layout: ParallelLayout) -> ParallelLayout:
-    """Return a layout with only the axis lengths set."""
-    return PLAIN._replace(**{axis: getattr(layout, axis) for axis in MESH_AXES})
-
-
 def meshes(world_size: int, fixed: Mapping[str, Any], num_experts: int = 0) -> Iterator[ParallelLayout]:
     """Yield all axis lengths that multiply to the number of ranks and agree with `fixed`.
 
     ep, which divides the experts, if there are any, is nested in dp.
     """
     for pp, sp, tp in product(divisors(world_size), repeat=3):
-        if world_size % (pp * sp * tp) == 0:
-            outer = ParallelLayout(dp=world_size // (pp * sp * tp), pp=pp, sp=sp, tp=tp)
-            for ep in divisors(gcd(outer.dp, num_experts)) if num_experts else (1,):
-                mesh = outer._replace(ep=ep)
-                if all(getattr(mesh, axis) == fixed.get(axis, getattr(mesh, axis)) for axis in MESH_AXES):
-                    yield mesh
+        dp, rest = divmod(world_size, pp * sp * tp)
+        if rest:
+            continue
+        for ep in divisors(gcd(dp, num_experts)) if num_experts else (1,):
+            lengths = dp, pp, sp, tp, ep
+            if all(fixed.get(axis, n) == n for axis, n in zip((*AXES, "ep"), lengths, strict=True)):
+                yield ParallelLayout(*lengths)
 
 
 def families(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -> Iterator[ParallelLayout]:
@@ -111,7 +110,7 @@ def families(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -
 def schedules(model: ModelConfig, pp: int, fixed: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Yield schedules and their stages per rank: the fewest, or more if these divide the layers evenly."""
     if pp == 1:
-        yield PLAIN.schedule, 1
+        yield "1f1b", 1
         return
     for name in [fixed["schedule"]] if "schedule" in fixed else SCHEDULES:
         row = REGISTRY[name]
@@ -122,45 +121,30 @@ def schedules(model: ModelConfig, pp: int, fixed: Mapping[str, Any]) -> Iterator
                 yield name, virtual_stages
 
 
-def refused_mesh(job: TrainingJob, mesh: ParallelLayout) -> str:
-    """Return why the mesh cannot divide the model or the batch, or ""."""
-    if job.global_batch_size % mesh.dp:
-        return f"global_batch_size={job.global_batch_size} is not divisible by dp={mesh.dp}"
-    return refused_heads(job, mesh) or refused_sequence(job, mesh) or refused_stages(job, mesh)
-
-
-def refused_heads(job: TrainingJob, mesh: ParallelLayout) -> str:
+def check_mesh(job: TrainingJob, mesh: ParallelLayout) -> None:
+    """Raise ValueError if the mesh cannot divide the model or the batch."""
     model, tp = job.model, mesh.tp
+    if job.global_batch_size % mesh.dp:
+        raise ValueError(f"global_batch_size={job.global_batch_size} is not divisible by dp={mesh.dp}")
     if model.n_head % tp or model.num_kv_heads % tp:
-        return f"n_head={model.n_head} and n_kv_head={model.num_kv_heads} must both be divisible by tp={tp}"
+        raise ValueError(f"n_head={model.n_head} and n_kv_head={model.num_kv_heads} must both be divisible by tp={tp}")
     if model.hidden_width % tp:
-        return f"n_hidden={model.hidden_width} is not divisible by tp={tp}"
-    return why(lambda: check_heads(model.n_head // tp, model.num_kv_heads // tp, job.head_ranks(mesh.sp)))
+        raise ValueError(f"n_hidden={model.hidden_width} is not divisible by tp={tp}")
+    check_heads(model.n_head // tp, model.num_kv_heads // tp, job.head_ranks(mesh.sp))
+    shard_tokens(model.block_size, mesh.sp, job.sp_mode, job.sp_order, job.sp_heads)
+    check_stages(job, mesh)
 
 
-def refused_sequence(job: TrainingJob, mesh: ParallelLayout) -> str:
-    return why(lambda: shard_tokens(job.model.block_size, mesh.sp, job.sp_mode, job.sp_order, job.sp_heads))
-
-
-def why(check: Callable[[], object]) -> str:
-    """Return the message of the ValueError that a check raises, or ""."""
-    try:
-        check()
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def refused_stages(job: TrainingJob, layout: ParallelLayout) -> str:
-    fewer = f"n_layer={job.model.n_layer} is fewer than {layout.num_stages} stages"
-    return fewer if layout.num_stages > job.model.n_layer else ""
-
-
-def refusal(job: TrainingJob, layout: ParallelLayout) -> str:
-    """Return why a layout with a valid mesh is refused, or ""."""
-    samples, between = job.global_batch_size // layout.dp, (job.model.block_size, layout.sp, layout.tp)
-    if layout.sequence_parallel and (reason := why(lambda: check_between_layers(*between))):
-        return reason
+def check_layout(job: TrainingJob, layout: ParallelLayout) -> None:
+    """Raise ValueError if a layout with a valid mesh is impossible."""
+    if layout.sequence_parallel:
+        check_between_layers(job.model.block_size, layout.sp, layout.tp)
+    samples = job.global_batch_size // layout.dp
     if samples % layout.micro_batch_size:
-        return f"{samples} samples of dp={layout.dp} can't be in micro-batches of {layout.micro_batch_size}"
-    return refused_stages(job, layout)
+        raise ValueError(f"{samples} samples of dp={layout.dp} can't be in micro-batches of {layout.micro_batch_size}")
+    check_stages(job, layout)
+
+
+def check_stages(job: TrainingJob, layout: ParallelLayout) -> None:
+    if layout.num_stages > job.model.n_layer:
+        raise ValueError(f"n_layer={job.model.n_layer} is fewer than {layout.num_stages} stages")

@@ -27,8 +27,6 @@ class PassContext(NamedTuple):
     job: TrainingJob
     layout: ParallelLayout
     place: RankPlacement
-    flops_per_s: float
-    least_pass_s: float = 0.0
 
     @property
     def cut(self) -> Stages:
@@ -48,15 +46,10 @@ class PassContext(NamedTuple):
         return self.tokens * self.job.model.n_embd * self.job.precision.activation
 
     def compute_s(self, flops_per_token: float) -> float:
-        return flops_per_token * self.tokens / self.layout.tp / self.flops_per_s
+        return flops_per_token * self.tokens / self.layout.tp / self.place.machine.flops_per_s
 
     def copy_s(self, nbytes: float) -> float:
         return nbytes * self.place.network.copy_s_per_byte
-
-    def gelu_s(self) -> float:
-        """Return the seconds of GELU, which reads and writes four times the width, or of a gated MLP's gate."""
-        width = counts.mlp_inputs(self.job.model) / self.job.model.n_embd
-        return self.copy_s(width * self.activation_bytes / self.layout.tp)
 
     def sum_s(self) -> float:
         """Return the seconds to sum activations over tp ranks, or to reduce-scatter them if sequences are split."""
@@ -69,10 +62,10 @@ class PassContext(NamedTuple):
 
     def block(self) -> np.ndarray:
         """Return the costs of one block."""
-        costs, model = empty(), self.job.model
+        costs, model = np.zeros((len(KINDS), len(PARTS))), self.job.model
         matrices, attention = self.compute_s(matrix_flops(model)), self.compute_s(attention_flops(model))
         seconds = matrices + attention, matrices + 2 * attention, matrices
-        costs[:, COMPUTE] = np.maximum(seconds, self.least_pass_s)
+        costs[:, COMPUTE] = np.maximum(seconds, self.place.machine.least_pass_s)
         width, kv_width = counts.widths(model)
         columns = width + 2 * kv_width, counts.mlp_inputs(model)
         costs[FORWARD, TP] = 2 * (self.gather_s() + self.sum_s())
@@ -85,7 +78,8 @@ class PassContext(NamedTuple):
             costs[INPUTS] += costs[FORWARD]
             costs[INPUTS, TP] -= self.sum_s()  # the last sum is not repeated, as its result is not saved
         if self.layout.recompute == "selective":
-            costs[INPUTS, COMPUTE] += self.gelu_s()
+            relative = counts.mlp_inputs(model) / model.n_embd  # GELU, or a gate, reads and writes so many activations
+            costs[INPUTS, COMPUTE] += self.copy_s(relative * self.activation_bytes / self.layout.tp)
         return costs
 
     def column_backward_s(self, outputs: int) -> float:
@@ -126,7 +120,7 @@ class PassContext(NamedTuple):
 
     def head(self) -> np.ndarray:
         """Return the costs of the head and the loss, in addition to the last block."""
-        costs, model, tp = empty(), self.job.model, self.place.tp
+        costs, model, tp = np.zeros((len(KINDS), len(PARTS))), self.job.model, self.place.tp
         costs[:, COMPUTE] = self.compute_s(head_flops(model))
         loss_s = sum(tp.seconds("all_reduce", rows * self.tokens * 4) for rows in (1, 3))
         costs[FORWARD, TP] = self.gather_s() + loss_s
@@ -151,7 +145,3 @@ class PassContext(NamedTuple):
         before, after = ([0.0, *accumulate(passes.tolist())] for passes in (kinds[:, FORWARD], backward))
         own_s = (number * float(kinds[list(own)].sum()) + before[own[0]] + after[own[0]] for own in self.cut.of_rank)
         return max(own_s)
-
-
-def empty() -> np.ndarray:
-    return np.zeros((len(KINDS), len(PARTS)))

@@ -6,9 +6,7 @@ node share its cores and its links to other nodes.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -35,7 +33,6 @@ BY_MESSAGES = {
 }
 
 SPARE = 0.1  # fraction of memory reserved for libraries and fragmentation, which are not counted
-RING = "sp/heads"  # ranks across the groups that exchange heads, which are nested in sp
 
 
 class Machine(NamedTuple):
@@ -53,11 +50,6 @@ class Machine(NamedTuple):
     @property
     def world_size(self) -> int:
         return sum(map(len, self.nodes))
-
-    @property
-    def node_of(self) -> tuple[int, ...]:
-        homes = {rank: number for number, node in enumerate(self.nodes) for rank in node}
-        return tuple(homes[rank] for rank in range(self.world_size))
 
 
 @dataclass(eq=False)
@@ -133,42 +125,33 @@ def contended(network: Network, groups: int) -> Network:
     )
 
 
-class Hops(NamedTuple):
-    """Simultaneous messages from ranks of an axis to the next ones: the most that leave a node, if any do."""
-
-    network: Network
-    leaving: int
-
-    def seconds(self, nbytes: float) -> float:
-        link = self.network.between if self.leaving else self.network.within
-        gate, ahead = self.network.gate, max(0, self.leaving - 1)
-        return link.alpha_s + ahead * gate.alpha_s + nbytes * (link.beta_s_per_byte + ahead * gate.beta_s_per_byte)
-
-
 class RankPlacement:
     """Ranks of a layout on a machine's nodes, `node_of[rank]`; sp ranks form rings of groups of `parts`."""
 
-    def __init__(self, layout: ParallelLayout, node_of: Sequence[int], network: Network, parts: int = 1):
-        self.network = network
-        self.mesh = mesh_shape(len(node_of), **axes_of(layout), heads=Within("sp", parts))
-        self.node_of = np.asarray(node_of).reshape(tuple(self.mesh.disjoint.values()))
+    def __init__(self, layout: ParallelLayout, machine: Machine, parts: int = 1):
+        self.machine, self.network = machine, machine.network
+        homes = {rank: number for number, node in enumerate(machine.nodes) for rank in node}
+        self.node_of = np.array([homes[rank] for rank in range(len(homes))])
+        self.mesh = mesh_shape(len(homes), **axes_of(layout), heads=Within("sp", parts))
 
-    tp = cached_property(lambda self: self.group("tp"))
-    ep = cached_property(lambda self: self.group("ep"))  # ranks that divide the experts
-    heads = cached_property(lambda self: self.group("heads"))  # sp ranks that exchange heads
-    samples = cached_property(lambda self: self.group("dp", "sp"))  # with the same parameters, except for experts
-    replicas = cached_property(lambda self: self.group(*replica_axes(self.mesh.lengths)))  # including experts
-    matrices = cached_property(lambda self: self.group(*replica_axes(self.mesh.lengths), "tp"))  # shards of the same
+    tp = cached_property(lambda self: self.along("tp"))
+    ep = cached_property(lambda self: self.along("ep"))  # ranks that divide the experts
+    heads = cached_property(lambda self: self.along("heads"))  # sp ranks that exchange heads
+    samples = cached_property(lambda self: self.along("dp", "sp"))  # with the same parameters, except for experts
+    replicas = cached_property(lambda self: self.along(*replica_axes(self.mesh.lengths)))  # including experts
+    matrices = cached_property(lambda self: self.along(*replica_axes(self.mesh.lengths), "tp"))  # shards of the same
+    pipelines = cached_property(lambda self: self.nodes_along("pp"))
 
     @cached_property
-    def ring(self) -> Hops:
-        return self.hops(self.node_of, np.roll(self.node_of, -1, axis=self.number(RING)))
+    def ring(self) -> Link:
+        """The link to the next ranks across groups that exchange heads, which are nested in sp."""
+        nodes = self.nodes_along("sp/heads")
+        return self.link(nodes, np.roll(nodes, -1, axis=1))
 
     @cached_property
     def ends(self) -> AxisGroup:
         """Pairs of the first and the last rank of each pipeline."""
-        nodes, groups = spread(self.of_stages([0, -1]), (self.number("pp"),))
-        return AxisGroup(nodes, self.network, groups)
+        return self.widest(self.pipelines[:, [0, -1]])
 
     @cached_property
     def owners(self) -> dict[str, tuple[AxisGroup, AxisGroup]]:
@@ -179,34 +162,26 @@ class RankPlacement:
         groups = {"all": (self.replicas, AxisGroup(((0,),), self.network))}
         return groups | ({"node": self.replicas.levels} if self.replicas.is_even else {})
 
-    def number(self, axis: str) -> int:
-        return list(self.mesh.disjoint).index(axis)
+    def along(self, *axes: str) -> AxisGroup:
+        return self.widest(self.nodes_along(*axes))
 
-    def group(self, *axes: str) -> AxisGroup:
-        nodes, groups = spread(self.node_of, tuple(map(self.number, self.mesh.along(*axes))))
-        return AxisGroup(nodes, self.network, groups)
+    def nodes_along(self, *axes: str) -> np.ndarray:
+        """Return the nodes of the ranks of each group along some axes.  Shapes: (groups, ranks)."""
+        return self.node_of[self.mesh.groups(*axes)]
 
-    def of_stages(self, ranks: int | list[int]) -> np.ndarray:
-        """Return the nodes of the given ranks of each pipeline."""
-        return self.node_of.take(ranks, axis=self.number("pp"))
+    def widest(self, nodes: np.ndarray) -> AxisGroup:
+        """Return the group that spans most nodes, with the largest number of groups on a node."""
+        groups = nodes.tolist()
+        widest = max(groups, key=lambda nodes: len(set(nodes)))
+        ranks = {node: tuple(rank for rank, at in enumerate(widest) if at == node) for node in dict.fromkeys(widest)}
+        touched = Counter(node for nodes in groups for node in set(nodes))
+        return AxisGroup(tuple(ranks.values()), self.network, max(touched.values()))
 
-    def to_stage(self, source: int, dest: int) -> Hops:
-        """Return the hops from one rank of each pipeline to another."""
-        return self.hops(self.of_stages(source), self.of_stages(dest))
+    def to_stage(self, source: int, dest: int) -> Link:
+        """Return the link from one rank of each pipeline to another."""
+        return self.link(self.pipelines[:, source], self.pipelines[:, dest])
 
-    def hops(self, source: np.ndarray, dest: np.ndarray) -> Hops:
-        return Hops(self.network, int(np.bincount(source[source != dest]).max(initial=0)))
-
-
-def spread(node_of: np.ndarray, axes: tuple[int, ...]) -> tuple[Nodes, int]:
-    """Return the nodes of the group that spans most nodes along some axes, and the largest number of groups on a node.
-
-    >>> spread(np.array([[0, 0], [1, 1]]), (0,))
-    (((0,), (1,)), 2)
-    """
-    size = math.prod(node_of.shape[axis] for axis in axes)
-    groups = np.moveaxis(node_of, axes, range(-len(axes), 0)).reshape(-1, size)
-    widest = max(groups.tolist(), key=lambda nodes: len(set(nodes)))
-    ranks = {node: tuple(rank for rank, at in enumerate(widest) if at == node) for node in dict.fromkeys(widest)}
-    touched = Counter(node for nodes in groups.tolist() for node in set(nodes))
-    return tuple(ranks.values()), max(touched.values())
+    def link(self, source: np.ndarray, dest: np.ndarray) -> Link:
+        """Return the link of simultaneous messages from and to nodes: on the node that most leave, if any do."""
+        leaving = int(np.bincount(source[source != dest]).max(initial=0))
+        return contended(self.network, leaving).between if leaving else self.network.within

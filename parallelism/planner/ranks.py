@@ -11,19 +11,19 @@ import torch
 
 import collectives
 from collectives.job import system
-from models.config import LlamaConfig, ModelConfig
+from models.config import LlamaConfig
 from models.model import make
 from parallelism.pipeline.layer_times import now
 from parallelism.planner.layout import TrainingJob
 from parallelism.planner.place import SPARE, Machine
-from parallelism.planner.search import NOTHING_FIXED, PlannedLayout, best
+from parallelism.planner.search import PlannedLayout, best
 
 LEAST_S = 0.1
 MOST_ROWS = 4096
 
 
 def best_layout(
-    comm: collectives.Communicator, job: TrainingJob, fixed: Mapping[str, Any] = NOTHING_FIXED, device: str = "cpu"
+    comm: collectives.Communicator, job: TrainingJob, fixed: Mapping[str, Any] = {}, device: str = "cpu"
 ) -> PlannedLayout:
     """Return the best layout for the ranks of `comm` with the `fixed` values, computed on rank 0.  Collective.
 
@@ -52,18 +52,17 @@ def flops_per_s(job: TrainingJob, device: str = "cpu") -> float:
 
 
 def least_pass_s(job: TrainingJob, device: str = "cpu") -> float:
-    """Measure the time of a minimal block, which is launch overhead."""
-    shape = least_shape(job.model)
+    """Measure the time of a minimal block of the same family, which is launch overhead.
+
+    It has as many experts, and grouped heads if the model has them.
+    """
+    kv = 1 if job.model.num_kv_heads < job.model.n_head else 2
+    shape = replace(job.model, vocab_size=1, block_size=2, n_layer=1, n_head=2, n_embd=4, n_kv_head=kv)
+    if isinstance(shape, LlamaConfig):
+        shape = replace(shape, n_hidden=8)
     block = make(shape).transformer.h[0].to(device)
     x = torch.ones(1, shape.block_size, shape.n_embd, device=device)
     return seconds(lambda: block(x), device)
-
-
-def least_shape(model: ModelConfig) -> ModelConfig:
-    """Return a minimal model of the same family, with as many experts, and with grouped heads if the model has them."""
-    kv = 1 if model.num_kv_heads < model.n_head else 2
-    least = replace(model, vocab_size=1, block_size=2, n_layer=1, n_head=2, n_embd=4, n_kv_head=kv)
-    return replace(least, n_hidden=8) if isinstance(least, LlamaConfig) else least
 
 
 def seconds(act: Callable[[], object], device: str) -> float:

@@ -34,7 +34,7 @@ class Replicas:
 
     def gather_s(self, num_params: float) -> float:
         """Return the seconds to gather parameters from their owners."""
-        return self.owners.seconds("all_gather", num_params * self.precision.parameter) if self.zero_stage else 0.0
+        return self.owners.seconds("all_gather", num_params * self.precision.parameter)
 
     def added_to(self, costs: np.ndarray) -> np.ndarray:
         """Return the stages' passes with the exposed reductions of micro-batches and stage 3's gathers added."""
@@ -104,26 +104,18 @@ class Replicas:
 def shown_s(ready: Iterable[tuple[float, float]], bucket: float, seconds: Seconds) -> float:
     """Return the time at which the last bucket is reduced, given the times and numbers of ready gradients.
 
+    With a bucket of 0, gradients are reduced one by one.
+
     >>> shown_s([(1.0, 10), (2.0, 10), (3.0, 10)], bucket=10, seconds=lambda params: params / 20)
     3.5
+    >>> shown_s([(1.0, 10), (2.0, 40), (3.0, 10)], bucket=0, seconds=lambda params: params / 20)
+    4.5
     """
     free_s = waiting = ready_s = 0.0
     for ready_s, params in ready:
         waiting += params
         if waiting >= bucket:
-            number = int(waiting // bucket)
+            number = int(waiting // bucket) if bucket else 1
             free_s = max(free_s, ready_s) + number * seconds(waiting / number)
             waiting = 0.0
     return max(free_s, ready_s) + (seconds(waiting) if waiting else 0.0)
-
-
-def one_by_one_s(ready: Iterable[tuple[float, float]], seconds: Seconds) -> float:
-    """Return the time at which all gradients are reduced one by one, given their times and numbers.
-
-    >>> one_by_one_s([(1.0, 10), (2.0, 40), (3.0, 10)], seconds=lambda params: params / 20)
-    4.5
-    """
-    free_s = 0.0
-    for ready_s, params in ready:
-        free_s = max(free_s, ready_s) + seconds(params)
-    return free_s

@@ -5,12 +5,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from heapq import nsmallest
 from itertools import product
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelism.planner.layout import ParallelLayout, TrainingJob, families, mesh_of, meshes, refusal, refused_mesh
+from parallelism.planner.layout import ParallelLayout, TrainingJob, check_layout, check_mesh, families, meshes
 from parallelism.planner.memory import Memory, in_bytes, memory, model_shards
 from parallelism.planner.passes import PassContext
 from parallelism.planner.place import Machine, RankPlacement
@@ -18,7 +17,6 @@ from parallelism.planner.step import StepModel, Time
 
 NEAREST = 3  # number of listed layouts that do not fit
 TIE = 1e-5  # relative difference of times that counts as equal
-NOTHING_FIXED: Mapping[str, Any] = MappingProxyType({})
 
 
 class PlannedLayout(NamedTuple):
@@ -51,21 +49,20 @@ class SearchResult(NamedTuple):
     undivided: Counter[str]  # number of refused meshes, by reason
 
 
-def search(
-    job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = NOTHING_FIXED, number: int = 1
-) -> SearchResult:
+def search(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = {}, number: int = 1) -> SearchResult:
     """Return the best layouts of the best `number` meshes, among all layouts with the `fixed` values."""
     candidates, undivided = [], Counter[str]()
     nearest: list[tuple[ParallelLayout, Memory]] = []
     fitting = too_large = 0
     for mesh in meshes(machine.world_size, fixed, job.model.num_experts):
-        why, layouts = divided(job, mesh, fixed)
-        if why:
-            undivided[why] += 1
+        try:
+            layouts = divided(job, mesh, fixed)
+        except ValueError as error:
+            undivided[str(error)] += 1
             continue
-        place = RankPlacement(mesh, machine.node_of, machine.network, job.head_ranks(mesh.sp))
+        place = RankPlacement(mesh, machine, job.head_ranks(mesh.sp))
         for layout in layouts:
-            setting = PassContext(job, layout, place, machine.flops_per_s, machine.least_pass_s)
+            setting = PassContext(job, layout, place)
             pairs = [*variants(setting, fixed)]
             fits = [pair for pair in pairs if pair[1].total <= machine.memory_bytes]
             misses = [pair for pair in pairs if pair[1].total > machine.memory_bytes]
@@ -77,14 +74,19 @@ def search(
     return SearchResult(fastest(candidates, number), fitting, too_large, nearest, undivided)
 
 
-def divided(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -> tuple[str, list[ParallelLayout]]:
-    """Return the reason why a mesh is refused, or its layouts without ZeRO."""
-    if why := refused_mesh(job, mesh):
-        return why, []
-    every = [(refusal(job, layout), layout) for layout in families(job, mesh, fixed)]
-    layouts = [layout for why, layout in every if not why]
-    reasons = [why for why, _ in every] or ["schedule and virtual_stages are incompatible"]
-    return "" if layouts else reasons[0], layouts
+def divided(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -> list[ParallelLayout]:
+    """Return the layouts of a mesh, without ZeRO; raise ValueError with the first one's fault if all are impossible."""
+    check_mesh(job, mesh)
+    layouts, faults = [], []
+    for layout in families(job, mesh, fixed):
+        try:
+            check_layout(job, layout)
+            layouts.append(layout)
+        except ValueError as error:
+            faults.append(error)
+    if not layouts:
+        raise faults[0] if faults else ValueError("schedule and virtual_stages are incompatible")
+    return layouts
 
 
 def variants(setting: PassContext, fixed: Mapping[str, Any]) -> Iterator[tuple[ParallelLayout, Memory]]:
@@ -102,12 +104,12 @@ def variants(setting: PassContext, fixed: Mapping[str, Any]) -> Iterator[tuple[P
 
 def fastest(candidates: list[ZeroVariants], number: int) -> list[PlannedLayout]:
     """Return the best layout of each of the best meshes; skip those whose lower bound exceeds the best times."""
-    best: dict[ParallelLayout, PlannedLayout] = {}
+    best: dict[RankPlacement, PlannedLayout] = {}  # of each mesh
     limit_s = math.inf
     for family in sorted(candidates, key=lambda family: family.least_s):
         if family.least_s > limit_s:
             break
-        mesh = mesh_of(family.setting.layout)
+        mesh = family.setting.place
         for layout, rank_memory in family.fitting:
             incumbent = best.get(mesh)
             step = StepModel(family.setting._replace(layout=layout), family.costs)
@@ -120,7 +122,7 @@ def fastest(candidates: list[ZeroVariants], number: int) -> list[PlannedLayout]:
     return sorted(best.values(), key=lambda planned: planned.key)[:number]
 
 
-def best(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = NOTHING_FIXED) -> PlannedLayout:
+def best(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = {}) -> PlannedLayout:
     """Return the best of all layouts with the `fixed` values.
 
     Raises: ValueError if none fits, with the nearest ones, or if the model cannot be divided.

@@ -12,7 +12,7 @@ from parallelism.pipeline.schedule.price import EQUAL, Costs, play, rules
 from parallelism.planner.counts import between_tp, state_elements
 from parallelism.planner.memory import rank_params, steady
 from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, PassContext
-from parallelism.planner.replicas import Replicas, one_by_one_s
+from parallelism.planner.replicas import Replicas, shown_s
 
 
 class Time(NamedTuple):
@@ -88,7 +88,8 @@ class StepModel:
         """Return Muon's seconds: each matrix of a block is sent to one rank, orthogonalized there, and sent back."""
         setting, ranks = self.setting, self.setting.place.matrices
         elements = num_blocks * setting.params.matrices() / setting.place.replicas.size
-        products_s = num_blocks * muon_flops(setting.job.model, setting.layout.ep) / ranks.size / setting.flops_per_s
+        flops = num_blocks * muon_flops(setting.job.model, setting.layout.ep) / ranks.size
+        products_s = flops / setting.place.machine.flops_per_s
         return 2 * ranks.seconds("all_to_all", elements * setting.job.precision.state) + products_s
 
     def time(self) -> Time:
@@ -129,7 +130,7 @@ class StepModel:
         if self.reduces_at_end:
             for own in self.cut.of_rank:
                 ready = sorted((ends[stage], params.stages(self.cut.layers[stage])) for stage in own)
-                exposed_s = max(exposed_s, one_by_one_s(ready, self.replicas.reduce_s) - first_s)
+                exposed_s = max(exposed_s, shown_s(ready, 0, self.replicas.reduce_s) - first_s)
         return first_s + rounds * more_s, exposed_s
 
     def messages_s(self) -> list[float]:
