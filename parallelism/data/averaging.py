@@ -32,10 +32,10 @@ class Averaging(Replica):
         self.units = self._units(size)
         self.chunks = [unit.chunks[rank] for unit in self.units]  # reduced to this rank
         uses = own.separate()
-        self.sums = TiedSums({param: [*others] for param, others in uses.items()})
+        self.sums = TiedSums(uses)
         self._passes: dict[Tensor, int] = {own.params[name]: own.num_passes(name) for name in own.trained()}
-        for others in uses.values():
-            self._passes |= others
+        for param, others in uses.items():
+            self._passes[param] += sum(others.values())
         pairs = [*zip(self.units, self.chunks, strict=True)]
         self.buckets = [
             Bucket([self.params[name] for name in unit.slices], *self.plans(unit, chunk)) for unit, chunk in pairs
@@ -68,15 +68,15 @@ class Averaging(Replica):
 
     def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
         self._queue.advance()
-        passes_left = self._left[parameter] = self._left[parameter] - 1
         owner = self.sums.owner(parameter)
-        if not passes_left and not any(self._left[tensor] for tensor in (owner, *self.sums.uses.get(owner, ()))):  # type: ignore[call-overload]
+        self._left[owner] -= 1
+        if not self._left[owner]:
             self.sums.complete(owner)
             self._queue.ready(owner)
 
     def finish_reducing(self) -> None:
-        for param, uses in self.sums.uses.items():
-            if any(self._left[tensor] for tensor in (param, *uses)):
+        for param in self.sums.uses:
+            if self._left[param]:
                 self.sums.complete(param)
         self._queue.flush()
         self._queue.wait()
