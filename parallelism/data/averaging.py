@@ -7,7 +7,7 @@ from torch import Tensor
 import collectives
 from parallelism.buffers.arena import Arena
 from parallelism.buffers.gradients import TiedSums
-from parallelism.data.buckets import Bucket, BucketQueue, cut_buckets
+from parallelism.data.buckets import Bucket, BucketQueue
 from parallelism.data.replica import Replica
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.pipeline.schedule.actions import FORWARD, Action
@@ -28,8 +28,10 @@ class Averaging(Replica):
         self.arena = Arena(own.model, own.comm, self.device, dtype=self.dtype, grad_dtype=self.grad_dtype)
         self.arena.broadcast(self.ranks.every)
         self.arrays = self.arena.parameters, self.arena.gradients
-        size, rank = (self.shard.size, self.shard.rank) if self.shard else (1, 0)
-        self.units = self._units(size)
+        rank = self.shard.rank if self.shard else 0
+        slices = {name: self.arena.slices[name] for name in own.trained()}
+        units = self.cut(slices, self.arena.line, own.end, self.bucket_bytes / self.arena.parameters.itemsize)
+        self.units = sorted(units, key=lambda unit: own.end(next(iter(unit.slices))))  # as gradients become complete
         self.chunks = [unit.chunks[rank] for unit in self.units]  # reduced to this rank
         uses = own.separate()
         self.sums = TiedSums(uses)
@@ -46,18 +48,6 @@ class Averaging(Replica):
     def plans(self, unit: FlatParam, chunk: slice) -> tuple[collectives.Plan, collectives.Plan | None]:
         """Bind the reduction of a unit's gradients, and that of this rank's chunk across its replicas, if any."""
         raise NotImplementedError
-
-    def _units(self, size: int) -> list[FlatParam]:
-        """Return the units, sharded over `size` ranks, in the order in which their gradients become complete."""
-        own, slices = self.own, self.arena.slices
-        across = own.tied.across
-
-        def key(name: str) -> tuple[object, ...]:
-            return own.end(name), name if name in across else "", self.ranks.averaging(own.params[name])
-
-        buckets = cut_buckets(self.arena, own.trained(slices), self.bucket_bytes, key)
-        ordered = sorted(buckets, key=lambda names: own.end(names[0]))
-        return [FlatParam.of({name: slices[name] for name in names}, self.arena.line, size) for names in ordered]
 
     def _begin(self) -> None:
         self._queue, self._left = BucketQueue(self.buckets), dict(self._passes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 
 import collectives
 from models.optimizer import Optimizer
-from parallelism.data.buckets import num_bytes
+from parallelism.data.buckets import cut_buckets, num_bytes
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.pipeline.events import Listener
 from parallelism.pipeline.local_parameters import LocalParameters
@@ -68,6 +69,26 @@ class Replica(Listener):
     def groups(self, unit: FlatParam) -> ShardGroups:
         """Return the ranks over which a unit's gradients are averaged, the same for all its parameters."""
         return self.ranks.averaging(self.params[next(iter(unit.slices))])
+
+    def cut(
+        self,
+        slices: dict[str, slice],
+        line: int,
+        key: Callable[[str], object] = lambda name: None,
+        max_length: float = math.inf,
+    ) -> list[FlatParam]:
+        """Cut neighbours with the same key into units of about `max_length` elements, from the last to the first.
+
+        Those of a unit are all trained or all frozen, and averaged over the same ranks; if tied across ranks, alone.
+        """
+        across = self.own.tied.across
+
+        def kind(name: str) -> tuple[object, ...]:
+            param = self.params[name]
+            return key(name), param.requires_grad, name if name in across else "", self.ranks.averaging(param)
+
+        size = self.shard.size if self.shard else 1
+        return [FlatParam.of(part, line, size) for part in cut_buckets(slices, kind, max_length)]
 
     @property
     def shard(self) -> collectives.Communicator | None:

@@ -9,21 +9,20 @@ arXiv 1910.02054, sections 5.2 and 7.2.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Sequence
+from itertools import cycle, groupby
 
 import torch
 from torch import Tensor
 
 from parallelism.buffers import gradients
 from parallelism.buffers.arena import Arena, ReleasableBuffer, one_dtype
-from parallelism.data.buckets import Bucket, BucketQueue, cut_buckets
+from parallelism.data.buckets import Bucket, BucketQueue
 from parallelism.data.replica import Replica
 from parallelism.pipeline.events import SHARED
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action
 from parallelism.zero.states import shard_weights
-from parallelism.zero.units import FlatParam, ShardGroups, WorkingBuffer, offsets
+from parallelism.zero.units import FlatParam, WorkingBuffer, offsets
 
 
 class ReducedGradients(Replica):
@@ -44,13 +43,13 @@ class ReducedGradients(Replica):
         chunks = [self.gradients.tensor[place] for place in places]
         lengths = [max((sum(unit.counts) for unit in units[turn::2]), default=0) for turn in (0, 1)]
         self.working = [WorkingBuffer(ranks.every, length, dtype, self.device) for length in lengths]
-        pairs = enumerate(zip(units, chunks, strict=True))
-        self.buckets = [ReduceBucket(self, unit, chunk, self.working[index % 2]) for index, (unit, chunk) in pairs]
-        self.across = [
-            groups.replicate.plan("all_reduce", self.gradients.array[place], **self.reduction)
-            for groups, place in joined(map(self.groups, units), places)
-            if groups.replicate
-        ]
+        buffers = cycle(self.working)
+        self.buckets = [ReduceBucket(self, *each) for each in zip(units, chunks, buffers, strict=False)]
+        for groups, pairs in groupby(zip(units, places, strict=True), lambda pair: self.groups(pair[0])):
+            neighbours = [place for _, place in pairs]
+            if groups.replicate:
+                array = self.gradients.array[neighbours[0].start : neighbours[-1].stop]
+                self.across.append(groups.replicate.plan("all_reduce", array, **self.reduction))
         chunk_of = {name: place for unit, place in zip(units, places, strict=True) for name in unit.slices}
         own.tied.bind(self.gradients.array, chunk_of)
         ordered = sorted(self.buckets, key=lambda bucket: own.home(bucket.params[0]) == SHARED)
@@ -93,36 +92,17 @@ class ShardedGradients(ReducedGradients):
     zero_stage = 2
 
     def build(self) -> None:
-        every = self.ranks.every
-        self.arena = Arena(self.own.model, every, self.device, gradients=False, dtype=self.dtype)
+        own, every = self.own, self.ranks.every
+        self.arena = Arena(own.model, every, self.device, gradients=False, dtype=self.dtype)
         self.arena.broadcast(every)
-        units = self._units()
+        slices, line = {name: self.arena.slices[name] for name in own.trained()}, self.arena.line
+        if own.is_cut:
+            units = self.cut(slices, line, lambda name: own.home(own.params[name]))
+        else:
+            units = self.cut(slices, line, max_length=self.bucket_bytes / self.arena.parameters.itemsize)
         chunks = self.reduce_units(units, self.grad_dtype or one_dtype(self.params.values()))
         self.arrays = self.arena.parameters, self.gradients.array
         self.gathering, self.masters = shard_weights(self, self.arena, units, chunks)
-
-    def _units(self) -> list[FlatParam]:
-        """Return the units from the arena's end to its start, the order of the backward pass."""
-        own, slices = self.own, self.arena.slices
-        names = own.trained(slices)
-
-        def averaging(name: str) -> ShardGroups:
-            return self.ranks.averaging(own.params[name])
-
-        if own.is_cut:
-            trained = {name: slices[name] for name in names}
-            parts = own.runs(trained, lambda name: (own.home(own.params[name]), averaging(name)))[::-1]
-        else:
-            buckets = cut_buckets(self.arena, names, self.bucket_bytes, averaging)
-            parts = [{name: slices[name] for name in inside} for inside in buckets]
-        return [FlatParam.of(part, self.arena.line, self.ranks.shard.size) for part in parts]
-
-
-def joined(groups: Iterable[ShardGroups], places: Iterable[slice]) -> Iterator[tuple[ShardGroups, slice]]:
-    """Merge neighbouring slices of the same groups."""
-    for same, pairs in groupby(zip(groups, places, strict=True), itemgetter(0)):
-        neighbours = [place for _, place in pairs]
-        yield same, slice(neighbours[0].start, neighbours[-1].stop)
 
 
 class ReduceBucket(Bucket):
