@@ -47,8 +47,7 @@ class Arena:
         param_dtype = one_dtype(params.values())
         dtype = dtype or param_dtype
         self.originals = {} if dtype == param_dtype else {name: param.data for name, param in params.items()}
-        self.line = line_length(dtype)
-        self.slices, count = lay_out(params, self.line)
+        self.slices, count = lay_out(params, line_length(dtype))
         self.parameters, self.flat_parameters = allocate(comm, count, dtype, device)
         self.gradients, self.flat_gradients = allocate(comm, count if gradients else 0, grad_dtype or dtype, device)
         for name, param in params.items():

@@ -21,8 +21,6 @@ class Averaging(Replica):
     start in their order, each once all its gradients are complete; each ready gradient progresses those started.
     """
 
-    every_micro_batch = False
-
     def build(self) -> None:
         own = self.own
         self.arena = Arena(own.model, own.comm, self.device, dtype=self.dtype, grad_dtype=self.grad_dtype)
@@ -30,19 +28,19 @@ class Averaging(Replica):
         self.arrays = self.arena.parameters, self.arena.gradients
         rank = self.shard.rank if self.shard else 0
         slices = {name: self.arena.slices[name] for name in own.trained()}
-        units = self.cut(slices, self.arena.line, own.end, self.bucket_bytes / self.arena.parameters.itemsize)
+        units = self.cut(slices, own.end, self.bucket_bytes)
         self.units = sorted(units, key=lambda unit: own.end(next(iter(unit.slices))))  # as gradients become complete
-        self.chunks = [unit.chunks[rank] for unit in self.units]  # reduced to this rank
         uses = own.separate()
         self.sums = TiedSums(uses)
         self._passes: dict[Tensor, int] = {own.params[name]: own.num_passes(name) for name in own.trained()}
         for param, others in uses.items():
             self._passes[param] += sum(others.values())
-        pairs = [*zip(self.units, self.chunks, strict=True)]
         self.buckets = [
-            Bucket([self.params[name] for name in unit.slices], *self.plans(unit, chunk)) for unit, chunk in pairs
+            Bucket([self.params[name] for name in unit.slices], *self.plans(unit, unit.chunks[rank]))
+            for unit in self.units
         ]
-        own.tied.bind(self.arena.gradients, {name: chunk for unit, chunk in pairs for name in unit.slices})
+        reduced = {name: unit.chunks[rank] for unit in self.units for name in unit.slices}
+        own.tied.bind(self.arena.gradients, reduced)
         self._begin()
 
     def plans(self, unit: FlatParam, chunk: slice) -> tuple[collectives.Plan, collectives.Plan | None]:
@@ -73,7 +71,6 @@ class Averaging(Replica):
         self._begin()
 
     def zero_grad(self) -> None:
-        """Clear the gradients in place, as they belong to the arena."""
         self.arena.zero_grad()
 
 

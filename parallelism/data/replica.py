@@ -12,6 +12,7 @@ from torch import nn
 
 import collectives
 from models.optimizer import Optimizer
+from parallelism.buffers.arena import line_length, one_dtype
 from parallelism.data.buckets import cut_buckets, num_bytes
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.pipeline.events import Listener
@@ -35,7 +36,6 @@ class Replica(Listener):
     """
 
     zero_stage: int
-    every_micro_batch: bool  # reduce gradients in each backward pass, instead of once per step
     arrays: tuple[Any, Any]  # parameters and gradients that a rank holds between steps
     masters: MasterWeights
     optimizer: Optimizer
@@ -53,7 +53,8 @@ class Replica(Listener):
     ):
         self.bucket_bytes = num_bytes(bucket_mb)
         self.own, self.ranks, self.params, self.device = own, ranks, own.params, device
-        self.dtype, self.grad_dtype, self.reduction = dtype, grad_dtype, {"op": "avg", **reduction}
+        self.dtype = dtype or one_dtype(self.params.values())
+        self.grad_dtype, self.reduction = grad_dtype or self.dtype, {"op": "avg", **reduction}
         self.gathering: list[collectives.Plan] = []  # plans that gather parameters after an update
         self.across: list[collectives.Plan] = []  # plans that reduce gradients over ranks with the same chunks
         for buffer in own.model.buffers():
@@ -71,13 +72,9 @@ class Replica(Listener):
         return self.ranks.averaging(self.params[next(iter(unit.slices))])
 
     def cut(
-        self,
-        slices: dict[str, slice],
-        line: int,
-        key: Callable[[str], object] = lambda name: None,
-        max_length: float = math.inf,
+        self, slices: dict[str, slice], key: Callable[[str], object] = lambda name: None, max_bytes: float = math.inf
     ) -> list[FlatParam]:
-        """Cut neighbours with the same key into units of about `max_length` elements, from the last to the first.
+        """Cut neighbours with the same key into units of about `max_bytes`, from the last to the first.
 
         Those of a unit are all trained or all frozen, and averaged over the same ranks; if tied across ranks, alone.
         """
@@ -87,8 +84,9 @@ class Replica(Listener):
             param = self.params[name]
             return key(name), param.requires_grad, name if name in across else "", self.ranks.averaging(param)
 
-        size = self.shard.size if self.shard else 1
-        return [FlatParam.of(part, line, size) for part in cut_buckets(slices, kind, max_length)]
+        size, line = self.shard.size if self.shard else 1, line_length(self.dtype)
+        buckets = cut_buckets(slices, kind, max_bytes / self.dtype.itemsize)
+        return [FlatParam.of(inside, line, size) for inside in buckets]
 
     @property
     def shard(self) -> collectives.Communicator | None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from parallelism.buffers import gradients
-from parallelism.buffers.arena import Arena, ReleasableBuffer, one_dtype
+from parallelism.buffers.arena import Arena, ReleasableBuffer
 from parallelism.data.buckets import Bucket, BucketQueue
 from parallelism.data.replica import Replica
 from parallelism.pipeline.events import SHARED
@@ -33,11 +33,9 @@ class ReducedGradients(Replica):
     bucket wait.  Parameters of several layers are in the last buckets, reduced once per stage that uses them.
     """
 
-    every_micro_batch = True
-
-    def reduce_units(self, units: Sequence[FlatParam], dtype: torch.dtype) -> list[Tensor]:
-        """Reduce the gradients of units, in their order, in `dtype`; return this rank's chunks of them.  Collective."""
-        own, ranks, rank = self.own, self.ranks, self.ranks.shard.rank
+    def reduce_units(self, units: Sequence[FlatParam]) -> list[Tensor]:
+        """Reduce the gradients of units, in their order; return this rank's chunks of them.  Collective."""
+        own, ranks, rank, dtype = self.own, self.ranks, self.ranks.shard.rank, self.grad_dtype
         places = offsets(unit.counts[rank] for unit in units)
         self.gradients = ReleasableBuffer(sum(unit.counts[rank] for unit in units), dtype, self.device)
         chunks = [self.gradients.tensor[place] for place in places]
@@ -82,7 +80,6 @@ class ReducedGradients(Replica):
             finish(buffer)
 
     def zero_grad(self) -> None:
-        """Clear the pieces' gradients in place."""
         self.gradients.zero()
 
 
@@ -95,12 +92,12 @@ class ShardedGradients(ReducedGradients):
         own, every = self.own, self.ranks.every
         self.arena = Arena(own.model, every, self.device, gradients=False, dtype=self.dtype)
         self.arena.broadcast(every)
-        slices, line = {name: self.arena.slices[name] for name in own.trained()}, self.arena.line
+        slices = {name: self.arena.slices[name] for name in own.trained()}
         if own.is_cut:
-            units = self.cut(slices, line, lambda name: own.home(own.params[name]))
+            units = self.cut(slices, lambda name: own.home(own.params[name]))
         else:
-            units = self.cut(slices, line, max_length=self.bucket_bytes / self.arena.parameters.itemsize)
-        chunks = self.reduce_units(units, self.grad_dtype or one_dtype(self.params.values()))
+            units = self.cut(slices, max_bytes=self.bucket_bytes)
+        chunks = self.reduce_units(units)
         self.arrays = self.arena.parameters, self.gradients.array
         self.gathering, self.masters = shard_weights(self, self.arena, units, chunks)
 

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import collectives
-from parallelism.buffers.arena import allocate, lay_out, line_length, one_dtype
+from parallelism.buffers.arena import allocate, lay_out, line_length
 from parallelism.pipeline.events import SHARED
 from parallelism.pipeline.schedule.actions import FORWARD, WEIGHTS, Action
 from parallelism.zero.gradients import ReducedGradients
@@ -37,16 +37,14 @@ class ShardedParameters(ReducedGradients):
     zero_stage = 3
 
     def build(self) -> None:
-        own, every, shard = self.own, self.ranks.every, self.ranks.shard
-        dtype = self.dtype or one_dtype(self.params.values())
+        own, dtype, every, shard = self.own, self.dtype, self.ranks.every, self.ranks.shard
         for param in self.params.values():
             every.broadcast(param.data, root=0)
         originals = {name: param.data for name, param in self.params.items()}
         homes = [SHARED, *sorted(chain(*own.stages.values()))]
         params = [{name: p for name, p in self.params.items() if own.home(p) == home} for home in homes]
-        line = line_length(dtype)
-        laid = [lay_out(of_layer, line) for of_layer in params]
-        units = [self.cut(slices, line)[::-1] for slices, _ in laid]
+        laid = [lay_out(of_layer, line_length(dtype)) for of_layer in params]
+        units = [self.cut(slices)[::-1] for slices, _ in laid]
         places = offsets(sum(unit.counts[shard.rank] for unit in of_layer) for of_layer in units)
         array, flat = allocate(every, places[-1].stop, dtype, self.device)
         lengths = [max((n for i, (_, n) in enumerate(laid) if slot_of(i) == slot), default=0) for slot in range(3)]
@@ -59,7 +57,7 @@ class ShardedParameters(ReducedGradients):
         names = {*own.trained()}
         chunks = [pair for layer in gathered[::-1] for pair in layer.chunks if names.issuperset(pair[0].slices)]
         trained, weights = [unit for unit, _ in chunks], [chunk for _, chunk in chunks]
-        own_gradients = self.reduce_units(trained, self.grad_dtype or dtype)
+        own_gradients = self.reduce_units(trained)
         self.masters = masters_of(trained, shard.rank, self.params, weights, own_gradients, originals)
         self.arrays = array, self.gradients.array
         self._path: list[int] = []  # the layers that this action uses, and the next one after it

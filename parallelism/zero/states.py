@@ -36,7 +36,7 @@ class ShardedStates(Averaging):
 
     def build(self) -> None:
         super().build()
-        own_gradients = [self.arena.flat_gradients[chunk] for chunk in self.chunks]
+        own_gradients = [self.arena.flat_gradients[unit.chunks[self.ranks.shard.rank]] for unit in self.units]
         self.gathering, self.masters = shard_weights(self, self.arena, self.units, own_gradients)
         self._is_reduced = False
 
