@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import collectives
 from models.optimizer import Optimizer
-from parallelism.buffers.arena import line_length, one_dtype
+from parallelism.buffers.arena import Arena, line_length, one_dtype
 from parallelism.data.buckets import cut_buckets, num_bytes
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.pipeline.events import Listener
 from parallelism.pipeline.local_parameters import LocalParameters
-from parallelism.zero.units import FlatParam, ShardGroups
+from parallelism.zero.units import FlatParam, ShardGroups, masters_of
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
@@ -87,6 +87,20 @@ class Replica(Listener):
         size, line = self.shard.size if self.shard else 1, line_length(self.dtype)
         buckets = cut_buckets(slices, kind, max_bytes / self.dtype.itemsize)
         return [FlatParam.of(inside, line, size) for inside in buckets]
+
+    def shard_weights(self, arena: Arena, units: Sequence[FlatParam], gradients: Sequence[Tensor]) -> None:
+        """Create this rank's master weights, and bind the gathering of an arena's parameters from their owners' chunks.
+
+        `gradients` are those of the rank's chunks.  The arena's originals are dropped.  Collective.
+        """
+        rank, weights, own = self.ranks.shard.rank, arena.parameters, []
+        for unit in units:
+            chunk, counts = unit.chunks[rank], unit.counts
+            plan = self.ranks.shard.plan("all_gather", weights[chunk], out=weights[unit.place], counts=counts)
+            self.gathering.append(plan)
+            own.append(arena.flat_parameters[chunk])
+        self.masters = masters_of(units, rank, self.params, own, gradients, arena.originals)
+        arena.originals = {}
 
     @property
     def shard(self) -> collectives.Communicator | None:

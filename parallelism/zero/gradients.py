@@ -21,7 +21,6 @@ from parallelism.data.buckets import Bucket, BucketQueue
 from parallelism.data.replica import Replica
 from parallelism.pipeline.events import SHARED
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action
-from parallelism.zero.states import shard_weights
 from parallelism.zero.units import FlatParam, WorkingBuffer, offsets
 
 
@@ -59,9 +58,8 @@ class ReducedGradients(Replica):
     def before(self, action: Action, following: Action | None) -> None:
         stage, kind, micro_batch = action
         if kind != FORWARD and (stage, micro_batch) not in self._queues:
-            self._queues[stage, micro_batch] = BucketQueue(
-                self._of_stage[stage], self.own.first_micro_batch + micro_batch
-            )
+            number = self.own.first_micro_batch + micro_batch
+            self._queues[stage, micro_batch] = BucketQueue(self._of_stage[stage], number)
         self._queue = self._queues.get((stage, micro_batch))
 
     def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
@@ -97,9 +95,8 @@ class ShardedGradients(ReducedGradients):
             units = self.cut(slices, lambda name: own.home(own.params[name]))
         else:
             units = self.cut(slices, max_bytes=self.bucket_bytes)
-        chunks = self.reduce_units(units)
+        self.shard_weights(self.arena, units, self.reduce_units(units))
         self.arrays = self.arena.parameters, self.gradients.array
-        self.gathering, self.masters = shard_weights(self, self.arena, units, chunks)
 
 
 class ReduceBucket(Bucket):
