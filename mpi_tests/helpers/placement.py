@@ -149,8 +149,7 @@ def pretending(monkeypatch) -> Iterator[Placement]:
     monkeypatch.setattr(Communicator, "empty", empty)
     monkeypatch.setattr(views, "device", lambda name: memory if is_device(name) else own_device(name))
     monkeypatch.setattr(views, "flat_torch", flat_torch)
-    for module in ("arena", "tensor_collectives"):
-        monkeypatch.setattr(f"parallelism.buffers.{module}.to_torch", seen_by_torch)
+    monkeypatch.setattr("parallelism.buffers.arena.to_torch", seen_by_torch)
     monkeypatch.setattr("training.run.own_device", lambda name, comm: name)
     run_backward = torch.autograd._engine_run_backward
 

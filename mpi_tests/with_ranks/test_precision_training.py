@@ -18,7 +18,7 @@ from mpi_tests.helpers.training import (
     Training,
     samples,
 )
-from parallelism.buffers.arena import Arena
+from parallelism.buffers.arena import Arena, line_length
 from parallelism.buffers.gradients import own_gradient
 from parallelism.numerics.master_weights import MasterWeights
 
@@ -231,7 +231,8 @@ def test_masters_of_pieces_are_those_of_the_whole(comm, name):
     """
     whole, parted = GPT(CONFIG), GPT(CONFIG)
     arenas = [Arena(model, comm, **MODES[name].arena_dtypes) for model in (whole, parted)]
-    parameters, line = arenas[1].flat_parameters, arenas[1].line
+    parameters = arenas[1].flat_parameters
+    line = line_length(parameters.dtype)
     cuts = [len(parameters) // line * rank // comm.size * line for rank in range(comm.size + 1)]
     own = slice(cuts[comm.rank], cuts[comm.rank + 1])
     masters = [MasterWeights.of(whole, arenas[0]), MasterWeights(*pieces_of(arenas[1], own))]

@@ -47,8 +47,7 @@ class Arena:
         param_dtype = one_dtype(params.values())
         dtype = dtype or param_dtype
         self.originals = {} if dtype == param_dtype else {name: param.data for name, param in params.items()}
-        self.line = line_length(dtype)
-        self.slices, count = lay_out(params, self.line)
+        self.slices, count = lay_out(params, line_length(dtype))
         self.parameters, self.flat_parameters = allocate(comm, count, dtype, device)
         self.gradients, self.flat_gradients = allocate(comm, count if gradients else 0, grad_dtype or dtype, device)
         for name, param in params.items():
@@ -109,9 +108,11 @@ def lay_out(params: Mapping[str, nn.Parameter], line: int) -> tuple[dict[str, sl
     return slices, end
 
 
-def allocate(comm: collectives.Communicator, count: int, dtype: torch.dtype, device: str) -> tuple[Any, Any]:
-    """Allocate a flat array of zeros; return it and a torch tensor of the same memory.  Collective."""
-    array = comm.empty(count, str(dtype).removeprefix("torch."), device)
+def allocate(
+    comm: collectives.Communicator, shape: int | tuple[int, ...], dtype: torch.dtype, device: str
+) -> tuple[Any, Tensor]:
+    """Allocate an array of zeros; return it and a torch tensor of the same memory.  Collective."""
+    array = comm.empty(shape, str(dtype).removeprefix("torch."), device)
     tensor = to_torch(array)
     tensor.zero_()
     return array, tensor
@@ -126,7 +127,10 @@ class ReleasableBuffer:
     def __init__(self, count: int, dtype: torch.dtype, device: str = "cpu"):
         np_dtype, self.pages = views.dtype_of(str(dtype).removeprefix("torch.")), None
         if device == "cpu" and count and hasattr(mmap, "MADV_DONTNEED"):
-            self.pages = large_pages(count * np_dtype.itemsize)
+            self.pages = mmap.mmap(-1, count * np_dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MADV_HUGEPAGE"):  # faulting these in takes less time
+                with suppress(OSError):  # no huge pages on this system
+                    self.pages.madvise(mmap.MADV_HUGEPAGE)
             self.array: Any = np.frombuffer(self.pages, np.uint8, count * np_dtype.itemsize).view(np_dtype)
         else:
             self.array = views.device(device).empty(count, np_dtype)
@@ -139,12 +143,3 @@ class ReleasableBuffer:
             self.pages.madvise(mmap.MADV_DONTNEED)
         else:
             self.tensor.zero_()
-
-
-def large_pages(nbytes: int) -> mmap.mmap:
-    """Map private memory, in huge pages where the system has them: faulting these in takes less time."""
-    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # no huge pages on this system
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return pages

@@ -45,17 +45,17 @@ def reduce(x: Tensor, axis: TensorCollectives) -> Tensor:
 
 def split(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
     """Return this rank's shard of a replicated tensor; the gradient's shards are gathered."""
-    return Conjugate.apply(x, partial(part_of, axis=axis, dim=dim), along(dim, axis.all_gather))
+    return Conjugate.apply(x, partial(part_of, axis, dim), partial(along, axis.all_gather, dim))
 
 
 def gather(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
     """Gather the shards of all ranks; the gradient, identical on every rank, is split."""
-    return Conjugate.apply(x, along(dim, axis.all_gather), partial(part_of, axis=axis, dim=dim))
+    return Conjugate.apply(x, partial(along, axis.all_gather, dim), partial(part_of, axis, dim))
 
 
 def reduce_scatter(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
     """Return this rank's shard of the sum over the ranks; the gradient's shards are gathered."""
-    return Conjugate.apply(x, along(dim, axis.reduce_scatter), along(dim, axis.all_gather))
+    return Conjugate.apply(x, partial(along, axis.reduce_scatter, dim), partial(along, axis.all_gather, dim))
 
 
 def all_to_all(x: Tensor, axis: TensorCollectives, split_dim: int, join_dim: int) -> Tensor:
@@ -72,7 +72,7 @@ def same(x: Tensor) -> Tensor:
     return x.view_as(x)
 
 
-def part_of(x: Tensor, axis: TensorCollectives, dim: int) -> Tensor:
+def part_of(axis: TensorCollectives, dim: int, x: Tensor) -> Tensor:
     """Return this rank's shard along a dim.
 
     Raises: ValueError if the shards would not be equal.
@@ -82,10 +82,6 @@ def part_of(x: Tensor, axis: TensorCollectives, dim: int) -> Tensor:
     return x.chunk(axis.size, dim)[axis.rank].contiguous()
 
 
-def along(dim: int, collective: Function) -> Function:
-    """Return a function that applies a first-dim collective along another dim."""
-
-    def function(x: Tensor) -> Tensor:
-        return collective(x.movedim(dim, 0)).movedim(0, dim)
-
-    return function
+def along(collective: Function, dim: int, x: Tensor) -> Tensor:
+    """Apply a first-dim collective along another dim."""
+    return collective(x.movedim(dim, 0)).movedim(0, dim)

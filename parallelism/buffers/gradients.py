@@ -7,13 +7,13 @@ end, so that the result does not depend on whether they are on one rank.  The re
 A parameter carries `wide_grad` if its gradients are of another dtype, and torch's own hooks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 
-def own_gradient(param: nn.Parameter, home: Tensor | None) -> None:
+def own_gradient(param: Tensor, home: Tensor | None) -> None:
     """Accumulate a parameter's gradients in `home`, which may be of another dtype; nowhere if it is None."""
     if home is None or home.dtype == param.dtype:
         param.grad = home
@@ -38,12 +38,10 @@ def with_gradients_apart(param: nn.Parameter) -> Tensor:
     """Return an alias of the parameter's memory whose gradients are accumulated separately; hooks run for both."""
     use, home = param.detach().requires_grad_(), gradient_of(param)
     assert home is not None
-    if home is param.grad:
-        use.grad = torch.zeros_like(home)
-    else:
-        use.wide_grad = torch.zeros_like(home)  # type: ignore[attr-defined]
+    own_gradient(use, torch.zeros_like(home))
     for hook in torch_hooks(param).values():
-        use.register_post_accumulate_grad_hook(hook)
+        if hook is not widen:
+            use.register_post_accumulate_grad_hook(hook)
     return use
 
 
@@ -68,7 +66,7 @@ def add(total: Tensor, gradient: Tensor, micro_batch: int | None) -> None:
 class TiedSums:
     """Gradient sums of parameters that a rank uses in several places: `uses` holds all but the first, by parameter."""
 
-    def __init__(self, uses: Mapping[nn.Parameter, Sequence[Tensor]]):
+    def __init__(self, uses: Mapping[nn.Parameter, Iterable[Tensor]]):
         self.uses = uses
         self._owner: dict[Tensor, nn.Parameter] = {use: param for param, others in uses.items() for use in others}
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 import collectives
-from collectives.arrays.views import to_torch
+from parallelism.buffers.arena import allocate
 
 
 class ExposedTime:
@@ -108,7 +108,7 @@ class TensorCollectives(ExposedTime):
         return CollectiveWork(bound, free, self)
 
     def _bind(self, collective: str, x: Tensor, arguments: dict[str, Any]) -> BoundCollective:
-        source = self._empty(x.shape, x)
+        _, source = allocate(self.comm, x.shape, x.dtype, str(x.device))
         if collective == "all_reduce":
             return BoundCollective(self.comm.plan(collective, source, **arguments), source, source)
         length, *rest = x.shape
@@ -118,8 +118,5 @@ class TensorCollectives(ExposedTime):
             raise ValueError(f"{collective}: a first dim of {length} is not divisible by {self.size} ranks")
         elif collective == "reduce_scatter":
             length //= self.size
-        out = self._empty((length, *rest), x)
+        _, out = allocate(self.comm, (length, *rest), x.dtype, str(x.device))
         return BoundCollective(self.comm.plan(collective, source, out=out, **arguments), source, out)
-
-    def _empty(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        return to_torch(self.comm.empty(shape, str(like.dtype).removeprefix("torch."), str(like.device)))

@@ -7,7 +7,7 @@ from torch import Tensor
 import collectives
 from parallelism.buffers.arena import Arena
 from parallelism.buffers.gradients import TiedSums
-from parallelism.data.buckets import Bucket, BucketQueue, cut_buckets
+from parallelism.data.buckets import Bucket, BucketQueue
 from parallelism.data.replica import Replica
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.pipeline.schedule.actions import FORWARD, Action
@@ -21,43 +21,31 @@ class Averaging(Replica):
     start in their order, each once all its gradients are complete; each ready gradient progresses those started.
     """
 
-    every_micro_batch = False
-
     def build(self) -> None:
         own = self.own
         self.arena = Arena(own.model, own.comm, self.device, dtype=self.dtype, grad_dtype=self.grad_dtype)
         self.arena.broadcast(self.ranks.every)
         self.arrays = self.arena.parameters, self.arena.gradients
-        size, rank = (self.shard.size, self.shard.rank) if self.shard else (1, 0)
-        self.units = self._units(size)
-        self.chunks = [unit.chunks[rank] for unit in self.units]  # reduced to this rank
+        rank = self.shard.rank if self.shard else 0
+        slices = {name: self.arena.slices[name] for name in own.trained()}
+        units = self.cut(slices, own.end, self.bucket_bytes)
+        self.units = sorted(units, key=lambda unit: own.end(next(iter(unit.slices))))  # as gradients become complete
         uses = own.separate()
-        self.sums = TiedSums({param: [*others] for param, others in uses.items()})
+        self.sums = TiedSums(uses)
         self._passes: dict[Tensor, int] = {own.params[name]: own.num_passes(name) for name in own.trained()}
-        for others in uses.values():
-            self._passes |= others
-        pairs = [*zip(self.units, self.chunks, strict=True)]
+        for param, others in uses.items():
+            self._passes[param] += sum(others.values())
         self.buckets = [
-            Bucket([self.params[name] for name in unit.slices], *self.plans(unit, chunk)) for unit, chunk in pairs
+            Bucket([self.params[name] for name in unit.slices], *self.plans(unit, unit.chunks[rank]))
+            for unit in self.units
         ]
-        own.tied.bind(self.arena.gradients, {name: chunk for unit, chunk in pairs for name in unit.slices})
+        reduced = {name: unit.chunks[rank] for unit in self.units for name in unit.slices}
+        own.tied.bind(self.arena.gradients, reduced)
         self._begin()
 
     def plans(self, unit: FlatParam, chunk: slice) -> tuple[collectives.Plan, collectives.Plan | None]:
         """Bind the reduction of a unit's gradients, and that of this rank's chunk across its replicas, if any."""
         raise NotImplementedError
-
-    def _units(self, size: int) -> list[FlatParam]:
-        """Return the units, sharded over `size` ranks, in the order in which their gradients become complete."""
-        own, slices = self.own, self.arena.slices
-        across = own.tied.across
-
-        def key(name: str) -> tuple[object, ...]:
-            return own.end(name), name if name in across else "", self.ranks.averaging(own.params[name])
-
-        buckets = cut_buckets(self.arena, own.trained(slices), self.bucket_bytes, key)
-        ordered = sorted(buckets, key=lambda names: own.end(names[0]))
-        return [FlatParam.of({name: slices[name] for name in names}, self.arena.line, size) for names in ordered]
 
     def _begin(self) -> None:
         self._queue, self._left = BucketQueue(self.buckets), dict(self._passes)
@@ -68,22 +56,21 @@ class Averaging(Replica):
 
     def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
         self._queue.advance()
-        passes_left = self._left[parameter] = self._left[parameter] - 1
         owner = self.sums.owner(parameter)
-        if not passes_left and not any(self._left[tensor] for tensor in (owner, *self.sums.uses.get(owner, ()))):  # type: ignore[call-overload]
+        self._left[owner] -= 1
+        if not self._left[owner]:
             self.sums.complete(owner)
             self._queue.ready(owner)
 
     def finish_reducing(self) -> None:
-        for param, uses in self.sums.uses.items():
-            if any(self._left[tensor] for tensor in (param, *uses)):
+        for param in self.sums.uses:
+            if self._left[param]:
                 self.sums.complete(param)
         self._queue.flush()
         self._queue.wait()
         self._begin()
 
     def zero_grad(self) -> None:
-        """Clear the gradients in place, as they belong to the arena."""
         self.arena.zero_grad()
 
 

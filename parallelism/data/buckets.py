@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import Tensor
 
 import collectives
-from parallelism.buffers.arena import Arena
 
 
 class Bucket:
@@ -79,20 +78,18 @@ def num_bytes(bucket_mb: float) -> int:
 
 
 def cut_buckets(
-    arena: Arena, names: list[str], bucket_bytes: int, key: Callable[[str], object] = lambda name: None
-) -> list[list[str]]:
-    """Cut the arena into buckets of about `bucket_bytes`, from its end to its start, the order of the backward pass.
+    slices: dict[str, slice], key: Callable[[str], object], max_length: float = math.inf
+) -> list[dict[str, slice]]:
+    """Cut slices into buckets of about `max_length` elements, from the last to the first, as in the backward pass.
 
-    Return each bucket's names in the arena's order; all have the same `key`.
+    Return each bucket's slices, in their order; their names have the same `key`.
     """
     buckets: list[list[str]] = []
-    inside: list[str] = []
-    for index in reversed(range(len(names))):
-        name, before = names[index], names[index - 1] if index else None
-        inside.insert(0, name)
-        length = arena.slices[inside[-1]].stop - arena.slices[name].start
-        is_full = length * arena.parameters.dtype.itemsize >= bucket_bytes
-        if is_full or before is None or key(before) != key(name):
-            buckets.append(inside)
-            inside = []
-    return buckets
+    for name in reversed(slices):
+        inside = buckets[-1] if buckets else []
+        is_open = inside and slices[inside[-1]].stop - slices[inside[0]].start < max_length
+        if is_open and key(name) == key(inside[0]):
+            inside.insert(0, name)
+        else:
+            buckets.append([name])
+    return [{name: slices[name] for name in names} for names in buckets]

@@ -84,7 +84,7 @@ class Sharded(nn.Module):
         self.replica.zero_grad()
 
     def _gradient_appeared(self, param: Tensor) -> None:
-        if self.sync or self.replica.every_micro_batch:
+        if self.sync or self.replica.zero_stage >= 2:  # which reduces gradients in each backward pass
             self._begin_backward()
             self.replica.gradient_ready(param, self._micro_batch)
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import collectives
 from models.optimizer import Optimizer
-from parallelism.data.buckets import num_bytes
+from parallelism.buffers.arena import Arena, line_length, one_dtype
+from parallelism.data.buckets import cut_buckets, num_bytes
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.pipeline.events import Listener
 from parallelism.pipeline.local_parameters import LocalParameters
-from parallelism.zero.units import FlatParam, ShardGroups
+from parallelism.zero.units import FlatParam, ShardGroups, masters_of
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 
@@ -34,7 +36,6 @@ class Replica(Listener):
     """
 
     zero_stage: int
-    every_micro_batch: bool  # reduce gradients in each backward pass, instead of once per step
     arrays: tuple[Any, Any]  # parameters and gradients that a rank holds between steps
     masters: MasterWeights
     optimizer: Optimizer
@@ -52,7 +53,8 @@ class Replica(Listener):
     ):
         self.bucket_bytes = num_bytes(bucket_mb)
         self.own, self.ranks, self.params, self.device = own, ranks, own.params, device
-        self.dtype, self.grad_dtype, self.reduction = dtype, grad_dtype, {"op": "avg", **reduction}
+        self.dtype = dtype or one_dtype(self.params.values())
+        self.grad_dtype, self.reduction = grad_dtype or self.dtype, {"op": "avg", **reduction}
         self.gathering: list[collectives.Plan] = []  # plans that gather parameters after an update
         self.across: list[collectives.Plan] = []  # plans that reduce gradients over ranks with the same chunks
         for buffer in own.model.buffers():
@@ -68,6 +70,37 @@ class Replica(Listener):
     def groups(self, unit: FlatParam) -> ShardGroups:
         """Return the ranks over which a unit's gradients are averaged, the same for all its parameters."""
         return self.ranks.averaging(self.params[next(iter(unit.slices))])
+
+    def cut(
+        self, slices: dict[str, slice], key: Callable[[str], object] = lambda name: None, max_bytes: float = math.inf
+    ) -> list[FlatParam]:
+        """Cut neighbours with the same key into units of about `max_bytes`, from the last to the first.
+
+        Those of a unit are all trained or all frozen, and averaged over the same ranks; if tied across ranks, alone.
+        """
+        across = self.own.tied.across
+
+        def kind(name: str) -> tuple[object, ...]:
+            param = self.params[name]
+            return key(name), param.requires_grad, name if name in across else "", self.ranks.averaging(param)
+
+        size, line = self.shard.size if self.shard else 1, line_length(self.dtype)
+        buckets = cut_buckets(slices, kind, max_bytes / self.dtype.itemsize)
+        return [FlatParam.of(inside, line, size) for inside in buckets]
+
+    def shard_weights(self, arena: Arena, units: Sequence[FlatParam], gradients: Sequence[Tensor]) -> None:
+        """Create this rank's master weights, and bind the gathering of an arena's parameters from their owners' chunks.
+
+        `gradients` are those of the rank's chunks.  The arena's originals are dropped.  Collective.
+        """
+        rank, weights, own = self.ranks.shard.rank, arena.parameters, []
+        for unit in units:
+            chunk, counts = unit.chunks[rank], unit.counts
+            plan = self.ranks.shard.plan("all_gather", weights[chunk], out=weights[unit.place], counts=counts)
+            self.gathering.append(plan)
+            own.append(arena.flat_parameters[chunk])
+        self.masters = masters_of(units, rank, self.params, own, gradients, arena.originals)
+        arena.originals = {}
 
     @property
     def shard(self) -> collectives.Communicator | None:

@@ -10,7 +10,7 @@ from models.mixture import ExpertLinear, Mixture
 from parallelism.buffers import autograd
 from parallelism.experts.exchange import ExpertExchange
 from parallelism.mesh import listed_divisors
-from parallelism.placement import Shard, place, placement_of
+from parallelism.placement import Shard
 from parallelism.tensor.layers import SEQ, Axis
 
 
@@ -39,7 +39,6 @@ class ParallelMixture(Mixture):
         return self.dropout(autograd.split(y, ranks, SEQ) if is_split else y)
 
 
-@torch.no_grad()
 def shard_experts(layer: ExpertLinear, hidden: int, exchange: ExpertExchange | None, tp: Axis) -> None:
     """Keep this rank's shard of a layer's weights; tp divides the dim `hidden`.
 
@@ -50,11 +49,8 @@ def shard_experts(layer: ExpertLinear, hidden: int, exchange: ExpertExchange | N
     if tp.ranks.size > 1:
         layer.weight = tp.local(whole, Shard(hidden, whole.shape[hidden]))
     if exchange:
-        shard, ranks = Shard(0, len(whole)), exchange.ranks
-        own = nn.Parameter(shard.local(layer.weight, ranks.rank, ranks.size).clone(), whole.requires_grad)
-        place(own, **{**placement_of(layer.weight), "ep": shard})
-        own.register_hook(partial(torch.mul, other=1 / ranks.size))
-        layer.weight = own
+        layer.weight = Axis(exchange.ranks).local(layer.weight, Shard(0, len(whole)), "ep")
+        layer.weight.register_hook(partial(torch.mul, other=1 / exchange.ranks.size))
 
 
 def check_experts(num_experts: int, ep: int, dp: int) -> None:

@@ -14,13 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 Nodes = Sequence[Sequence[int]]  # the ranks of each host, in order
-
-
-class Transfer(NamedTuple):
-    """Rows of a table that are sent to, or received from, a rank of another host."""
-
-    peer: int
-    rows: np.ndarray
+Transfer = tuple[int, np.ndarray]  # a rank of another host, and the rows of a table that are sent to it, or received
 
 
 class ExpertBlock(NamedTuple):
@@ -58,7 +52,7 @@ def make_route(rank: int, experts: np.ndarray, lengths: Sequence[int], num_exper
     >>> experts = np.array([[[0, 2], [2, 1]], [[1, 0], [2, 1]], [[0, 1], [-1, 2]]])  # 2 tokens on each of 3 ranks
     >>> route = make_route(2, experts, [2, 2, 2], num_experts=3, nodes=[(0, 1), (2,)])
     >>> route.sends, route.receives
-    ([Transfer(peer=0, rows=array([0]))], [Transfer(peer=0, rows=array([2, 3])), Transfer(peer=1, rows=array([4]))])
+    ([(0, array([0]))], [(0, array([2, 3])), (1, array([4]))])
     >>> route.reads  # for expert 2
     [ExpertBlock(table=0, owner=0, rows=array([2, 3, 4, 1]), slots=slice(0, 4, None))]
     """
@@ -70,7 +64,7 @@ def make_route(rank: int, experts: np.ndarray, lengths: Sequence[int], num_exper
     host = np.array([*(host_of_rank[expert // num_local] for expert in range(num_experts)), -1])
     hosts = host[experts]  # of each choice's expert
     sends = [
-        Transfer(ranks[me % len(ranks)], np.flatnonzero((hosts[rank] == number).any(-1)))
+        (ranks[me % len(ranks)], np.flatnonzero((hosts[rank] == number).any(-1)))
         for number, ranks in enumerate(nodes)
         if number != mine
     ]
@@ -79,7 +73,7 @@ def make_route(rank: int, experts: np.ndarray, lengths: Sequence[int], num_exper
     for r in own:
         enters[r] = np.arange(enters.shape[1]) < lengths[r]
     row = rows_in_tables(enters, table, own)
-    receives = [Transfer(r, row[r][enters[r]]) for r in np.flatnonzero(table == me).tolist() if r not in own]
+    receives = [(r, row[r][enters[r]]) for r in np.flatnonzero(table == me).tolist() if r not in own]
     tables = [int(enters[table == number].sum()) for number in range(len(own))]
 
     source, token, choice = np.nonzero(hosts == mine)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -137,18 +136,9 @@ class LocalParameters:
         layers = set().union(*(self._layers[name] for name in names))
         return len(self.users(layers)) * self.num_micro_batches
 
-    def trained(self, names: Iterable[str] | None = None) -> list[str]:
+    def trained(self) -> list[str]:
         """Return the names of the parameters that require gradients, in order."""
-        return [name for name in (self.params if names is None else names) if self.params[name].requires_grad]
-
-    def runs(self, slices: Mapping[str, slice], key: Callable[[str], object]) -> list[dict[str, slice]]:
-        """Group neighbours with the same key, all trained or all frozen; a parameter tied across ranks is alone."""
-        across = self.tied.across
-
-        def kind(name: str) -> tuple[object, ...]:
-            return key(name), self.params[name].requires_grad, name if name in across else ""
-
-        return [{name: slices[name] for name in names} for _, names in groupby(slices, kind)]
+        return [name for name, param in self.params.items() if param.requires_grad]
 
     def separate(self) -> dict[nn.Parameter, dict[Tensor, int]]:
         """Accumulate gradients of tied parameters separately for each use, where the summation order would differ.

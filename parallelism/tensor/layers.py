@@ -28,10 +28,11 @@ class Axis(NamedTuple):
     ranks: TensorCollectives
     sequence: bool = False
 
-    def local(self, parameter: Tensor, shard: Shard) -> nn.Parameter:
-        """Return this rank's shard of a parameter."""
-        own = nn.Parameter(shard.local(parameter.detach(), self.ranks.rank, self.ranks.size).clone())
-        place(own, **{**placement_of(parameter), "tp": shard})
+    def local(self, parameter: Tensor, shard: Shard, name: str = "tp") -> nn.Parameter:
+        """Return this rank's shard of a parameter along this axis, of some name."""
+        value = shard.local(parameter.detach(), self.ranks.rank, self.ranks.size).clone()
+        own = nn.Parameter(value, parameter.requires_grad)
+        place(own, **{**placement_of(parameter), name: shard})
         return own
 
 

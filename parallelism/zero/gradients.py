@@ -9,21 +9,19 @@ arXiv 1910.02054, sections 5.2 and 7.2.1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Sequence
+from itertools import cycle, groupby
 
 import torch
 from torch import Tensor
 
 from parallelism.buffers import gradients
-from parallelism.buffers.arena import Arena, ReleasableBuffer, one_dtype
-from parallelism.data.buckets import Bucket, BucketQueue, cut_buckets
+from parallelism.buffers.arena import Arena, ReleasableBuffer
+from parallelism.data.buckets import Bucket, BucketQueue
 from parallelism.data.replica import Replica
 from parallelism.pipeline.events import SHARED
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action
-from parallelism.zero.states import shard_weights
-from parallelism.zero.units import FlatParam, ShardGroups, WorkingBuffer, offsets
+from parallelism.zero.units import FlatParam, WorkingBuffer, offsets
 
 
 class ReducedGradients(Replica):
@@ -34,23 +32,21 @@ class ReducedGradients(Replica):
     bucket wait.  Parameters of several layers are in the last buckets, reduced once per stage that uses them.
     """
 
-    every_micro_batch = True
-
-    def reduce_units(self, units: Sequence[FlatParam], dtype: torch.dtype) -> list[Tensor]:
-        """Reduce the gradients of units, in their order, in `dtype`; return this rank's chunks of them.  Collective."""
-        own, ranks, rank = self.own, self.ranks, self.ranks.shard.rank
+    def reduce_units(self, units: Sequence[FlatParam]) -> list[Tensor]:
+        """Reduce the gradients of units, in their order; return this rank's chunks of them.  Collective."""
+        own, ranks, rank, dtype = self.own, self.ranks, self.ranks.shard.rank, self.grad_dtype
         places = offsets(unit.counts[rank] for unit in units)
         self.gradients = ReleasableBuffer(sum(unit.counts[rank] for unit in units), dtype, self.device)
         chunks = [self.gradients.tensor[place] for place in places]
         lengths = [max((sum(unit.counts) for unit in units[turn::2]), default=0) for turn in (0, 1)]
         self.working = [WorkingBuffer(ranks.every, length, dtype, self.device) for length in lengths]
-        pairs = enumerate(zip(units, chunks, strict=True))
-        self.buckets = [ReduceBucket(self, unit, chunk, self.working[index % 2]) for index, (unit, chunk) in pairs]
-        self.across = [
-            groups.replicate.plan("all_reduce", self.gradients.array[place], **self.reduction)
-            for groups, place in joined(map(self.groups, units), places)
-            if groups.replicate
-        ]
+        buffers = cycle(self.working)
+        self.buckets = [ReduceBucket(self, *each) for each in zip(units, chunks, buffers, strict=False)]
+        for groups, pairs in groupby(zip(units, places, strict=True), lambda pair: self.groups(pair[0])):
+            neighbours = [place for _, place in pairs]
+            if groups.replicate:
+                array = self.gradients.array[neighbours[0].start : neighbours[-1].stop]
+                self.across.append(groups.replicate.plan("all_reduce", array, **self.reduction))
         chunk_of = {name: place for unit, place in zip(units, places, strict=True) for name in unit.slices}
         own.tied.bind(self.gradients.array, chunk_of)
         ordered = sorted(self.buckets, key=lambda bucket: own.home(bucket.params[0]) == SHARED)
@@ -62,9 +58,8 @@ class ReducedGradients(Replica):
     def before(self, action: Action, following: Action | None) -> None:
         stage, kind, micro_batch = action
         if kind != FORWARD and (stage, micro_batch) not in self._queues:
-            self._queues[stage, micro_batch] = BucketQueue(
-                self._of_stage[stage], self.own.first_micro_batch + micro_batch
-            )
+            number = self.own.first_micro_batch + micro_batch
+            self._queues[stage, micro_batch] = BucketQueue(self._of_stage[stage], number)
         self._queue = self._queues.get((stage, micro_batch))
 
     def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
@@ -83,7 +78,6 @@ class ReducedGradients(Replica):
             finish(buffer)
 
     def zero_grad(self) -> None:
-        """Clear the pieces' gradients in place."""
         self.gradients.zero()
 
 
@@ -93,36 +87,16 @@ class ShardedGradients(ReducedGradients):
     zero_stage = 2
 
     def build(self) -> None:
-        every = self.ranks.every
-        self.arena = Arena(self.own.model, every, self.device, gradients=False, dtype=self.dtype)
+        own, every = self.own, self.ranks.every
+        self.arena = Arena(own.model, every, self.device, gradients=False, dtype=self.dtype)
         self.arena.broadcast(every)
-        units = self._units()
-        chunks = self.reduce_units(units, self.grad_dtype or one_dtype(self.params.values()))
-        self.arrays = self.arena.parameters, self.gradients.array
-        self.gathering, self.masters = shard_weights(self, self.arena, units, chunks)
-
-    def _units(self) -> list[FlatParam]:
-        """Return the units from the arena's end to its start, the order of the backward pass."""
-        own, slices = self.own, self.arena.slices
-        names = own.trained(slices)
-
-        def averaging(name: str) -> ShardGroups:
-            return self.ranks.averaging(own.params[name])
-
+        slices = {name: self.arena.slices[name] for name in own.trained()}
         if own.is_cut:
-            trained = {name: slices[name] for name in names}
-            parts = own.runs(trained, lambda name: (own.home(own.params[name]), averaging(name)))[::-1]
+            units = self.cut(slices, lambda name: own.home(own.params[name]))
         else:
-            buckets = cut_buckets(self.arena, names, self.bucket_bytes, averaging)
-            parts = [{name: slices[name] for name in inside} for inside in buckets]
-        return [FlatParam.of(part, self.arena.line, self.ranks.shard.size) for part in parts]
-
-
-def joined(groups: Iterable[ShardGroups], places: Iterable[slice]) -> Iterator[tuple[ShardGroups, slice]]:
-    """Merge neighbouring slices of the same groups."""
-    for same, pairs in groupby(zip(groups, places, strict=True), itemgetter(0)):
-        neighbours = [place for _, place in pairs]
-        yield same, slice(neighbours[0].start, neighbours[-1].stop)
+            units = self.cut(slices, max_bytes=self.bucket_bytes)
+        self.shard_weights(self.arena, units, self.reduce_units(units))
+        self.arrays = self.arena.parameters, self.gradients.array
 
 
 class ReduceBucket(Bucket):

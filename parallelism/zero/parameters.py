@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import collectives
-from parallelism.buffers.arena import allocate, lay_out, line_length, one_dtype
+from parallelism.buffers.arena import allocate, lay_out, line_length
 from parallelism.pipeline.events import SHARED
 from parallelism.pipeline.schedule.actions import FORWARD, WEIGHTS, Action
 from parallelism.zero.gradients import ReducedGradients
@@ -37,34 +37,30 @@ class ShardedParameters(ReducedGradients):
     zero_stage = 3
 
     def build(self) -> None:
-        own, every, shard = self.own, self.ranks.every, self.ranks.shard
-        dtype = self.dtype or one_dtype(self.params.values())
+        own, dtype, every, shard = self.own, self.dtype, self.ranks.every, self.ranks.shard
         for param in self.params.values():
             every.broadcast(param.data, root=0)
         originals = {name: param.data for name, param in self.params.items()}
         homes = [SHARED, *sorted(chain(*own.stages.values()))]
         params = [{name: p for name, p in self.params.items() if own.home(p) == home} for home in homes]
-        units = [self._units(of_layer, line_length(dtype)) for of_layer in params]
+        laid = [lay_out(of_layer, line_length(dtype)) for of_layer in params]
+        units = [self.cut(slices)[::-1] for slices, _ in laid]
         places = offsets(sum(unit.counts[shard.rank] for unit in of_layer) for of_layer in units)
         array, flat = allocate(every, places[-1].stop, dtype, self.device)
-        slots = [WorkingBuffer(every, length, dtype, self.device) for length in slot_lengths(units)]
+        lengths = [max((n for i, (_, n) in enumerate(laid) if slot_of(i) == slot), default=0) for slot in range(3)]
+        slots = [WorkingBuffer(every, length, dtype, self.device) for length in lengths]
         gathered = [
             GatheredLayer(units[i], params[i], slots[slot_of(i)], array[place], flat[place], shard)
             for i, place in enumerate(places)
         ]
         self.layers = dict(zip(homes, gathered, strict=True))
-        chunks = [pair for layer in gathered[::-1] for pair in layer.chunks if own.trained(pair[0].slices)]
+        names = {*own.trained()}
+        chunks = [pair for layer in gathered[::-1] for pair in layer.chunks if names.issuperset(pair[0].slices)]
         trained, weights = [unit for unit, _ in chunks], [chunk for _, chunk in chunks]
-        own_gradients = self.reduce_units(trained, self.grad_dtype or dtype)
+        own_gradients = self.reduce_units(trained)
         self.masters = masters_of(trained, shard.rank, self.params, weights, own_gradients, originals)
         self.arrays = array, self.gradients.array
         self._path: list[int] = []  # the layers that this action uses, and the next one after it
-
-    def _units(self, params: Mapping[str, nn.Parameter], line: int) -> list[FlatParam]:
-        """Return the units of a layer's buffer, in which trained and frozen parameters are separate."""
-        slices, _ = lay_out(params, line)
-        parts = self.own.runs(slices, lambda name: self.ranks.averaging(params[name]))
-        return [FlatParam.of(part, line, self.ranks.shard.size) for part in parts]
 
     def before(self, action: Action, following: Action | None) -> None:
         super().before(action, following)
@@ -196,11 +192,3 @@ class GatheredLayer:
 def slot_of(index: int) -> int:
     """Return a layer's buffer: 0 outside of layers, else 1 and 2 alternately, to overlap computing and gathering."""
     return 1 + index % 2 if index else 0
-
-
-def slot_lengths(units: Sequence[Sequence[FlatParam]]) -> list[int]:
-    """Return the length of each buffer, that of its longest layer."""
-    lengths = [0, 0, 0]
-    for index, of_layer in enumerate(units):
-        lengths[slot_of(index)] = max(lengths[slot_of(index)], *(unit.place.stop for unit in of_layer), 0)
-    return lengths

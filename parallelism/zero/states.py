@@ -9,17 +9,10 @@ arXiv 1910.02054, sections 5.1 and 7.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
 import collectives
-from parallelism.buffers.arena import Arena
 from parallelism.data.averaging import Averaging
-from parallelism.data.replica import Replica
-from parallelism.numerics.master_weights import MasterWeights
 from parallelism.pipeline.schedule.actions import FORWARD, Action
-from parallelism.zero.units import FlatParam, masters_of
+from parallelism.zero.units import FlatParam
 
 
 class ShardedStates(Averaging):
@@ -36,8 +29,8 @@ class ShardedStates(Averaging):
 
     def build(self) -> None:
         super().build()
-        own_gradients = [self.arena.flat_gradients[chunk] for chunk in self.chunks]
-        self.gathering, self.masters = shard_weights(self, self.arena, self.units, own_gradients)
+        own_gradients = [self.arena.flat_gradients[unit.chunks[self.ranks.shard.rank]] for unit in self.units]
+        self.shard_weights(self.arena, self.units, own_gradients)
         self._is_reduced = False
 
     def plans(self, unit: FlatParam, chunk: slice) -> tuple[collectives.Plan, collectives.Plan | None]:
@@ -57,22 +50,3 @@ class ShardedStates(Averaging):
     def zero_grad(self) -> None:
         super().zero_grad()
         self._is_reduced = False
-
-
-def shard_weights(
-    replica: Replica, arena: Arena, units: Sequence[FlatParam], gradients: Sequence[Tensor]
-) -> tuple[list[collectives.Plan], MasterWeights]:
-    """Return the plans that gather an arena's parameters from their owners' chunks, and this rank's master weights.
-
-    `gradients` are those of its chunks.  The arena's originals are dropped.  Collective.
-    """
-    shard, weights = replica.ranks.shard, arena.parameters
-    chunks = [unit.chunks[shard.rank] for unit in units]
-    gathering = [
-        shard.plan("all_gather", weights[chunk], out=weights[unit.place], counts=unit.counts)
-        for unit, chunk in zip(units, chunks, strict=True)
-    ]
-    own = [arena.flat_parameters[chunk] for chunk in chunks]
-    masters = masters_of(units, shard.rank, replica.params, own, gradients, arena.originals)
-    arena.originals = {}
-    return gathering, masters
