@@ -10,7 +10,7 @@ from models.mixture import ExpertLinear, Mixture
 from parallelism.buffers import autograd
 from parallelism.experts.exchange import ExpertExchange
 from parallelism.mesh import listed_divisors
-from parallelism.placement import Shard, place, placement_of
+from parallelism.placement import Shard, like
 from parallelism.tensor.layers import SEQ, Axis
 
 
@@ -51,8 +51,7 @@ def shard_experts(layer: ExpertLinear, hidden: int, exchange: ExpertExchange | N
         layer.weight = tp.local(whole, Shard(hidden, whole.shape[hidden]))
     if exchange:
         shard, ranks = Shard(0, len(whole)), exchange.ranks
-        own = nn.Parameter(shard.local(layer.weight, ranks.rank, ranks.size).clone(), whole.requires_grad)
-        place(own, **{**placement_of(layer.weight), "ep": shard})
+        own = like(layer.weight, shard.local(layer.weight, ranks.rank, ranks.size).clone(), ep=shard)
         own.register_hook(partial(torch.mul, other=1 / ranks.size))
         layer.weight = own
 
