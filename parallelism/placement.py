@@ -66,6 +66,13 @@ def place(parameter: Tensor, **placement: Shard | Replicate) -> None:
     parameter.placement = {**placement_of(parameter), **placement}  # type: ignore[attr-defined]
 
 
+def like(parameter: Tensor, value: Tensor, **placement: Shard | Replicate) -> nn.Parameter:
+    """Return a parameter with this value and the placement of `parameter`, changed along some axes."""
+    own = nn.Parameter(value, parameter.requires_grad)
+    place(own, **{**placement_of(parameter), **placement})
+    return own
+
+
 def placement_of(parameter: Tensor) -> Placement:
     return getattr(parameter, "placement", {})
 

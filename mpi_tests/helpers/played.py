@@ -126,12 +126,15 @@ class Players:
 
 
 class Alone:
-    """The part of a single-rank communicator that dropout by position needs."""
+    """The part of a single-rank communicator that dropout by position and the reading of checkpoints need."""
 
     rank, size = 0, 1
 
     def agreed(self, name):
         return nullcontext()
+
+    def broadcast_object(self, value):
+        return value
 
 
 ALONE = Alone()

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from mpi_tests.helpers.launch import ROOT, end, environment, find_mpirun, watched
+from mpi_tests.helpers.played import ALONE
 from mpi_tests.helpers.saving import state
-from parallelism.checkpoint import Checkpoint
+from parallelism.checkpoint import Checkpoint, CheckpointLoader
 from parallelism.checkpoint.folders import complete_checkpoints
-from parallelism.checkpoint.reading import newest
 
 KILLS = int(os.environ.get("KILLS", "3"))
 NUM_RANKS = 2
@@ -57,7 +57,7 @@ def test_a_whole_checkpoint_is_always_left(tmp_path):
         last_said, noticed = run_until_killed(tmp_path, draw)
         assert last_said > last
         assert noticed == (last > 0)
-        path = newest(complete_checkpoints(tmp_path), say=lambda line: None)
+        path = CheckpointLoader(tmp_path, ALONE, say=lambda line: None).newest()
         assert path == complete_checkpoints(tmp_path)[-1]  # it is complete, as its name claims
         checkpoint = Checkpoint(path)
         last = checkpoint.index.step

@@ -136,7 +136,7 @@ def test_losses_come_before_gradients_and_those_before_their_norm(comm):
 
 @pytest.mark.sizes(2)
 def test_a_loss_scale_is_blamed_while_it_can_fall(comm):
-    warnings, scale, monitor = [], LossScale(4.0, lowest=1.0), Monitor()
+    warnings, scale, monitor = [], LossScale(4.0), Monitor()
     guard = StepGuard(comm, "stop", scale, monitor, warnings.append)
     for _ in range(2):
         monitor.name = "a.weight" * comm.rank
@@ -155,7 +155,7 @@ def test_a_loss_scale_is_blamed_while_it_can_fall(comm):
 @pytest.mark.sizes(2)
 def test_steps_that_are_done_all_the_same(comm):
     """Steps are skipped while the loss scale can decrease; then they are done without a message."""
-    warnings, scale, monitor = [], LossScale(2.0, lowest=1.0), Monitor()
+    warnings, scale, monitor = [], LossScale(2.0), Monitor()
     guard = StepGuard(comm, "ignore", scale, monitor, warnings.append)
     assert passes(guard, 1, math.nan, 1.0)
     scale.load(2.0, 0)

@@ -9,6 +9,7 @@ import math
 import os
 import random
 import re
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -17,8 +18,10 @@ import numpy as np
 import pytest
 import torch
 
+from mpi_tests.helpers.played import ALONE
 from parallelism.checkpoint import (
     Checkpoint,
+    CheckpointLoader,
     Extent,
     TensorShard,
     fingerprint,
@@ -28,7 +31,7 @@ from parallelism.checkpoint import (
 from parallelism.checkpoint.checkpoints import commit, identity, keep_last, writers
 from parallelism.checkpoint.extent import LocalShard, intersection
 from parallelism.checkpoint.folders import UNFINISHED, Lock, complete_checkpoints, next_number, remove_unfinished
-from parallelism.checkpoint.reading import Index, check_same, newest, sealed
+from parallelism.checkpoint.reading import Index, check_same, sealed
 from parallelism.checkpoint.shards import ShardReader, write_shard
 from parallelism.placement import Shard
 
@@ -352,14 +355,16 @@ def test_the_newest_whole_one(tmp_path, capsys):
     (paths[4] / "index.json").unlink()
     (paths[3] / "rank-0.safetensors").unlink()
     os.truncate(paths[2] / "rank-1.safetensors", 100)
-    assert newest(complete_checkpoints(tmp_path)) == paths[1]
+    assert CheckpointLoader(tmp_path, ALONE).newest() == paths[1]
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(": ")[1] for line in lines] == [
         str(paths[4] / "index.json"),
         str(paths[3] / "rank-0.safetensors"),
         str(paths[2] / "rank-1.safetensors"),
     ]
-    assert newest(paths[2:]) is None
+    for path in paths[:2]:
+        shutil.rmtree(path)
+    assert CheckpointLoader(tmp_path, ALONE).newest() is None
 
 
 class CrashError(Exception):
@@ -396,7 +401,7 @@ def test_a_crash_at_any_moment_leaves_a_whole_one(tmp_path, monkeypatch):
             disk = Disk(patch, changes)
             save(tmp_path, ranks, next_number(tmp_path), step + 1)
             keep_last(tmp_path, 1)
-        path = newest(complete_checkpoints(tmp_path), say=pytest.fail)
+        path = CheckpointLoader(tmp_path, ALONE, say=pytest.fail).newest()
         assert path
         assert Checkpoint(path).index.step in (step, step + 1)
         step = Checkpoint(path).index.step

@@ -46,7 +46,7 @@ from parallelism.planner.place import AxisGroup, RankPlacement, contended
 from parallelism.planner.replicas import shown_s
 from parallelism.planner.search import PlannedLayout, SearchResult, search
 from parallelism.planner.step import StepModel, Time, played
-from parallelism.sequence.sequence_parallel import DroppingAttention
+from parallelism.sequence.sequence_parallel import SequenceAttention
 from parallelism.tensor.sharding_plan import matching
 from training.checks import check
 from training.config import Config
@@ -180,7 +180,7 @@ def test_dropout_keeps_neither_masks_nor_probabilities():
     """The prediction is within a twentieth in float32."""
     config = replace(SMALL, n_kv_head=None, bias=False, dropout=0.5)
     block = GPT(config).transformer.h[0]
-    block.attn.attend = DroppingAttention(block.attn.attend, Dropout(0.5, 0, BatchPosition()))
+    block.attn.attend = SequenceAttention(None, Dropout(0.5, 0, BatchPosition()), block.attn.attend)
     block.attn.resid_dropout, block.mlp.dropout = Dropout(0.5, 1, BatchPosition()), Dropout(0.5, 2, BatchPosition())
     x = torch.randn(3, 32, 64, requires_grad=True)
     saved = saved_bytes(lambda: block(x), block)

@@ -8,14 +8,15 @@ from parallelism.numerics.precision import Precision
 
 
 def test_the_loss_scale_grows_after_good_steps_and_falls_at_once():
-    scale, values = LossScale(8.0, growth_interval=3, lowest=2.0, highest=16.0), []
+    scale, values = LossScale(4.0, growth_interval=3), []
     for finite in (True, True, False, True, True, True, True, True, True, False, False, False, False):
         scale.update(torch.tensor(finite))
         values.append(scale.state()[0])
-    assert values == [8, 8, 4, 4, 4, 8, 8, 8, 16, 8, 4, 2, 2]
-    for _ in range(9):
+    assert values == [4, 4, 2, 2, 2, 4, 4, 4, 8, 4, 2, 1, 1]
+    scale.load(2.0**23, 0)
+    for _ in range(6):
         scale.update(torch.tensor(True))
-    assert scale.state() == (16, 0)
+    assert scale.state() == (2.0**24, 0)
     fixed = LossScale(1.0, growth_interval=None)
     fixed.update(torch.tensor(False))
     fixed.load(2.0, 3)

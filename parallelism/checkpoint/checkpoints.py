@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,15 +20,6 @@ from parallelism.checkpoint.folders import UNFINISHED, Lock, complete_checkpoint
 from parallelism.checkpoint.part import TensorShard
 from parallelism.checkpoint.reading import INDEX, Checkpoint, CheckpointLoader, Index, check_complete, sealed
 from parallelism.checkpoint.shards import ShardEntry, naming, sync, write_shard
-
-
-class PendingCheckpoint(NamedTuple):
-    """A checkpoint that is being written: this rank's shard, and the contents of the index."""
-
-    step: int
-    whole: Mapping[str, Any]
-    folder: Path
-    written: Future[ShardEntry]
 
 
 class Checkpoints(CheckpointLoader):
@@ -46,7 +37,7 @@ class Checkpoints(CheckpointLoader):
     ):
         super().__init__(directory, comm, say)
         self.keep = keep
-        self._pending: PendingCheckpoint | None = None
+        self._pending: tuple[Future[ShardEntry], Path, Index] | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         with comm.agreed("Checkpoints"):
             if keep < 1:
@@ -94,13 +85,14 @@ class Checkpoints(CheckpointLoader):
             if self.comm.rank == 0:
                 folder.mkdir()
         copies = [(part, part.compact()) for part in shared_out(self.comm, parts)]
-        future = self._thread.submit(write_shard, folder / f"rank-{self.comm.rank}.safetensors", copies)
-        self._pending = PendingCheckpoint(step, metadata, folder, future)
+        written = self._thread.submit(write_shard, folder / f"rank-{self.comm.rank}.safetensors", copies)
+        self._pending = written, folder, Index(step, metadata, [])
 
     def poll(self) -> bool:
         """Commit the pending checkpoint, as `wait` does, if all shards are written; return whether none is pending."""
         if self._pending:
-            self._done[0] = self._pending.written.done()
+            written, _, _ = self._pending
+            self._done[0] = written.done()
             if self._all_done()[0]:
                 self.wait()
         return self._pending is None
@@ -112,19 +104,19 @@ class Checkpoints(CheckpointLoader):
         """
         if self._pending is None:
             return
-        pending, self._pending = self._pending, None
-        wait([pending.written])
+        (written, folder, index), self._pending = self._pending, None
+        wait([written])
         try:
             with self.comm.agreed("checkpoint"):
-                entry = pending.written.result()
+                entry = written.result()
             entries = [each for each in self.comm.all_gather_object(entry) if each.pieces]
             with self.comm.agreed("checkpoint"):
                 if self.comm.rank == 0:
-                    commit(pending.folder, Index(pending.step, pending.whole, entries))
+                    commit(folder, index._replace(entries=entries))
                     keep_last(self.directory, self.keep, self._broken)
         except InputError:
             if self.comm.rank == 0:
-                shutil.rmtree(pending.folder, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
             raise
 
     def close(self) -> None:

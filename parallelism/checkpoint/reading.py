@@ -10,7 +10,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -26,7 +25,6 @@ from parallelism.checkpoint.shards import Piece, ShardEntry, ShardReader, is_cou
 FORMAT = 2
 INDEX = "index.json"
 BLOCK, MOST_BLOCKS = 1 << 22, 64  # tokens per block, and blocks, that a fingerprint samples
-ANYTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Index(NamedTuple):
@@ -44,12 +42,11 @@ class Index(NamedTuple):
             values = json.loads(text)["index"]
             if sealed(values) != text:
                 raise ValueError("not what was written, by its checksum")
+            number = values["format"]
         except (KeyError, TypeError, RecursionError):
             raise ValueError("not what was written") from None
-        if not isinstance(values, dict) or "format" not in values:
-            raise ValueError("not what was written")
-        if values["format"] != FORMAT:
-            raise ValueError(f"of format {values['format']}, but this program reads {FORMAT}")
+        if number != FORMAT:
+            raise ValueError(f"of format {number}, but this program reads {FORMAT}")
         try:
             index = cls(**values)._replace(entries=[ShardEntry.from_json(entry) for entry in values["entries"]])
             if not (is_count(index.step) and isinstance(index.whole, dict)):
@@ -136,22 +133,6 @@ class Checkpoint:
                 raise ValueError(f"{self.folder}: {num_missing} elements of {part} are in no shard")
 
 
-def newest(
-    paths: Iterable[Path],
-    check: Callable[[Path], None] = lambda path: Checkpoint(path).verify(),
-    say: Callable[[str], None] = print,
-) -> Path | None:
-    """Return the last of `paths` that passes `check`; report why later ones are skipped."""
-    for path in reversed([*paths]):
-        try:
-            check(path)
-        except (ValueError, OSError) as error:
-            say(f"skipped a broken checkpoint: {error}")
-        else:
-            return path
-    return None
-
-
 class CheckpointLoader:
     """Finds and loads checkpoints in `directory`, which all ranks of `comm` share.  All methods are collective."""
 
@@ -160,19 +141,25 @@ class CheckpointLoader:
         self._broken: set[Path] = set()  # skipped because they are damaged
 
     def newest(self) -> Path | None:
-        """Return the newest checkpoint whose shards all verify (each is read by one of the ranks), or None."""
+        """Return the newest checkpoint whose shards all verify (each is read by one of the ranks), or None.
+
+        Report why newer ones are skipped.
+        """
         with self.comm.agreed("newest"):
             paths = complete_checkpoints(self.directory) if self.comm.rank == 0 else []
-        names = self.comm.broadcast_object([path.name for path in paths])
-        return newest([self.directory / name for name in names], self._check, self.say)
+        for name in reversed(self.comm.broadcast_object([path.name for path in paths])):
+            path = self.directory / name
+            try:
+                with self.comm.agreed("newest"):
+                    Checkpoint(path).verify(self.comm.rank, self.comm.size)
+            except (ValueError, OSError) as error:
+                self._broken.add(path)
+                self.say(f"skipped a broken checkpoint: {error}")
+            else:
+                return path
+        return None
 
-    def _check(self, path: Path) -> None:
-        self._broken.add(path)
-        with self.comm.agreed("newest"):
-            Checkpoint(path).verify(self.comm.rank, self.comm.size)
-        self._broken.remove(path)
-
-    def load(self, parts: Iterable[TensorShard], path: str | Path, same: Mapping[str, Any] = ANYTHING) -> Index:
+    def load(self, parts: Iterable[TensorShard], path: str | Path, same: Mapping[str, Any] | None = None) -> Index:
         """Fill parts from a checkpoint of the same model in any layout; return its index.
 
         Each rank reads the parts that it requests.  What the checkpoint has as `whole` must have the values in `same`.
@@ -182,7 +169,7 @@ class CheckpointLoader:
         parts = list(parts)
         with self.comm.agreed("load"):
             checkpoint = Checkpoint(path)
-            check_same(checkpoint.folder, checkpoint.index.whole, same)
+            check_same(checkpoint.folder, checkpoint.index.whole, same or {})
             checkpoint.check(parts)
         self._check_all_asked(checkpoint, parts)
         with self.comm.agreed("load"):

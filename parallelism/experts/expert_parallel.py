@@ -50,7 +50,8 @@ def shard_experts(layer: ExpertLinear, hidden: int, exchange: ExpertExchange | N
         layer.weight = tp.local(whole, Shard(hidden, whole.shape[hidden]))
     if exchange:
         layer.weight = Axis(exchange.ranks).local(layer.weight, Shard(0, len(whole)), "ep")
-        layer.weight.register_hook(partial(torch.mul, other=1 / exchange.ranks.size))
+        if layer.weight.requires_grad:
+            layer.weight.register_hook(partial(torch.mul, other=1 / exchange.ranks.size))
 
 
 def check_experts(num_experts: int, ep: int, dp: int) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import collectives
 from parallelism.buffers.arena import Arena, lay_out, line_length
 from parallelism.buffers.gradients import gradient_of
-from parallelism.placement import place, placement_of
+from parallelism.placement import like
 
 
 class MasterWeights:
@@ -107,13 +107,6 @@ class MasterWeights:
 def is_rounded(param: Tensor) -> bool:
     """Return whether a parameter has a narrower dtype than its master weight."""
     return param.dtype.itemsize < torch.float32.itemsize
-
-
-def like(param: nn.Parameter, value: Tensor) -> nn.Parameter:
-    """Return a parameter with this value and the placement of `param`."""
-    piece = nn.Parameter(value)
-    place(piece, **placement_of(param))
-    return piece
 
 
 def scale_all(tensors: list[Tensor], factor: Tensor) -> None:

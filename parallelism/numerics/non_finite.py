@@ -20,6 +20,8 @@ from parallelism.buffers.gradients import gradient_of
 from parallelism.buffers.tensor_collectives import ExposedTime
 from parallelism.pipeline.events import Listener
 
+LOWEST, HIGHEST = 1.0, 2.0**24  # loss scales
+
 
 class LossScale:
     """Factor by which the loss is multiplied, kept on the device, as the gradients are.
@@ -28,15 +30,8 @@ class LossScale:
     row; constant if that is None.  All ranks must make the same updates.  `good_steps` counts since the last change.
     """
 
-    def __init__(
-        self,
-        value: float = 2.0**16,
-        growth_interval: int | None = 2000,
-        lowest: float = 1.0,
-        highest: float = 2.0**24,
-        device: str = "cpu",
-    ):
-        self.growth_interval, self.lowest, self.highest = growth_interval, lowest, highest
+    def __init__(self, value: float = 2.0**16, growth_interval: int | None = 2000, device: str = "cpu"):
+        self.growth_interval = growth_interval
         self.value = torch.tensor(value, dtype=torch.float64, device=device)
         self.good_steps = torch.zeros_like(self.value)
 
@@ -45,8 +40,8 @@ class LossScale:
             return
         good_steps = torch.where(finite, self.good_steps + 1, 0.0)
         grows = good_steps == self.growth_interval
-        grown = torch.where(grows, (self.value * 2).clamp(max=self.highest), self.value)
-        self.value = torch.where(finite, grown, (self.value / 2).clamp(min=self.lowest))
+        grown = torch.where(grows, (self.value * 2).clamp(max=HIGHEST), self.value)
+        self.value = torch.where(finite, grown, (self.value / 2).clamp(min=LOWEST))
         self.good_steps = torch.where(grows, 0.0, good_steps)
 
     @property
@@ -57,7 +52,7 @@ class LossScale:
     @property
     def can_fall(self) -> Tensor:
         """Whether the scale can be reduced further, which may make non-finite gradients finite."""
-        return self.value > (math.inf if self.growth_interval is None else self.lowest)
+        return self.value > (math.inf if self.growth_interval is None else LOWEST)
 
     def state(self) -> tuple[float, int]:
         """Read the scale and the number of good steps from the device."""

@@ -17,7 +17,7 @@ from parallelism.numerics.dropout import AttentionDropout
 from parallelism.sequence.partial_attention import ScoreRules, attend, attend_backward, mask_of, merge, wide
 from parallelism.sequence.token_shards import Pair, TokenShards
 
-ALONE: Any = SimpleNamespace(size=1, rank=0)  # members of a ring of one rank, which needs no communication
+ALONE: Any = SimpleNamespace(size=1, rank=0)  # a group of one rank, which needs no communication
 
 
 class GlobalTokens(NamedTuple):

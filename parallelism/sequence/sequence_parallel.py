@@ -20,7 +20,7 @@ from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.buffers.transfer import to_device
 from parallelism.numerics.dropout import Dropout
 from parallelism.sequence.partial_attention import like_heads
-from parallelism.sequence.ring_attention import Ring, ring_attention
+from parallelism.sequence.ring_attention import ALONE, Ring, ring_attention
 from parallelism.sequence.token_shards import TokenShards, check_heads, shard_tokens
 
 HEADS, SEQ = 1, 2  # dims of q, k and v
@@ -78,7 +78,9 @@ class SequenceParallel:
 
 
 class SequenceAttention(nn.Module):
-    """Replaces the attention core of a plain model; `alone` is used if each rank then has all tokens of its heads.
+    """Replaces the attention core of a plain model, `alone`, which is used if each rank has all tokens of its heads.
+
+    Without an axis, each rank has all tokens of all heads.  `alone` cannot drop probabilities as `dropout` does.
 
     Shapes: q (batch, n_head, seq/sp, head_size), k and v (batch, n_kv_head, seq/sp, head_size), documents (batch,
     seq/sp).
@@ -86,38 +88,26 @@ class SequenceAttention(nn.Module):
     Raises: ValueError if the ranks cannot divide the heads evenly.
     """
 
-    def __init__(self, axis: SequenceParallel, dropout: Dropout | None = None, alone: nn.Module | None = None):
+    def __init__(self, axis: SequenceParallel | None, dropout: Dropout | None = None, alone: nn.Module | None = None):
         super().__init__()
-        self.axis, self.dropout = axis, dropout
-        self.alone = alone if axis.ring.size == 1 else None
+        self.heads, self.ring, self.dropout = axis.heads if axis else ALONE, axis.ring if axis else Ring(), dropout
+        self.alone = alone if self.ring.size == 1 else None
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
-        heads, ring = self.axis.heads, self.axis.ring
-        check_heads(q.shape[HEADS], k.shape[HEADS], heads.size)
+        heads = self.heads
         if heads.size > 1:
+            check_heads(q.shape[HEADS], k.shape[HEADS], heads.size)
             if heads.size % k.shape[HEADS] == 0:
                 k, v = like_heads(k, heads.size), like_heads(v, heads.size)  # so that each rank gets one
             q, k, v = (autograd.all_to_all(x, heads, HEADS, SEQ) for x in (q, k, v))
-        if documents is not None:
-            documents = heads.all_gather(documents.t()).t()  # (batch, seq/ring)
-        if self.alone:
+            if documents is not None:
+                documents = heads.all_gather(documents.t()).t()  # (batch, seq/ring)
+        dropout = self.dropout.of_attention(q) if self.dropout else None
+        if self.alone and dropout is None:
             y = self.alone(q, k, v, documents)
         else:
-            y = ring_attention(q, k, v, ring, documents, self.dropout.of_attention(q) if self.dropout else None)
+            y = ring_attention(q, k, v, self.ring, documents, dropout)
         return autograd.all_to_all(y, heads, SEQ, HEADS) if heads.size > 1 else y
-
-
-class DroppingAttention(nn.Module):
-    """Replaces the attention core if it has dropout and each rank has all tokens."""
-
-    def __init__(self, plain: nn.Module, dropout: Dropout):
-        super().__init__()
-        self.plain, self.dropout = plain, dropout
-
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None = None) -> Tensor:
-        if dropout := self.dropout.of_attention(q):
-            return ring_attention(q, k, v, Ring(), documents, dropout)
-        return self.plain(q, k, v, documents)
 
 
 class SequenceLoss(nn.Module):

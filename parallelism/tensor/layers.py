@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from parallelism.buffers import autograd
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.pipeline.deferred import autocast, current
-from parallelism.placement import Shard, place, placement_of
+from parallelism.placement import Shard, like
 
 SEQ = 1  # the dim of activations (batch, seq, n_embd) that sequence-parallel mode splits
 
@@ -31,9 +31,7 @@ class Axis(NamedTuple):
     def local(self, parameter: Tensor, shard: Shard, name: str = "tp") -> nn.Parameter:
         """Return this rank's shard of a parameter along this axis, of some name."""
         value = shard.local(parameter.detach(), self.ranks.rank, self.ranks.size).clone()
-        own = nn.Parameter(value, parameter.requires_grad)
-        place(own, **{**placement_of(parameter), name: shard})
-        return own
+        return like(parameter, value, **{name: shard})
 
 
 class ColumnFunction(torch.autograd.Function):

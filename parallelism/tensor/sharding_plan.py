@@ -16,7 +16,7 @@ from parallelism.experts.expert_parallel import ParallelMixture
 from parallelism.mesh import listed_divisors
 from parallelism.numerics.dropout import BatchPosition, Dropout
 from parallelism.placement import Shard
-from parallelism.sequence.sequence_parallel import DroppingAttention, SequenceAttention, SequenceLoss, SequenceParallel
+from parallelism.sequence.sequence_parallel import SequenceAttention, SequenceLoss, SequenceParallel
 from parallelism.sequence.token_shards import check_heads
 from parallelism.tensor import layers
 
@@ -139,8 +139,7 @@ class Attention(Strategy):
         heads = axes.sp.heads if axes.sp else None
         first = axes.tp.ranks.rank if heads is None else axes.tp.ranks.rank * heads.size + heads.rank
         dropout = Dropout(module.dropout, number, axes.place, first)
-        alone = DroppingAttention(module, dropout) if module.dropout else module
-        return SequenceAttention(axes.sp, dropout, alone) if axes.sp else alone
+        return SequenceAttention(axes.sp, dropout, module) if axes.sp or module.dropout else module
 
 
 class SequenceRegion(Strategy):

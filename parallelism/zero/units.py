@@ -15,8 +15,8 @@ from parallelism.buffers.arena import allocate
 from parallelism.buffers.gradients import own_gradient
 from parallelism.mesh import listed_divisors
 from parallelism.numerics.clipping import BLOCK
-from parallelism.numerics.master_weights import MasterWeights, like
-from parallelism.placement import shard_of
+from parallelism.numerics.master_weights import MasterWeights
+from parallelism.placement import like, shard_of
 
 
 class ShardGroups(NamedTuple):
