@@ -17,7 +17,7 @@ from torch import Tensor
 import collectives
 from parallelism.pipeline.events import Listener
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action, Schedule
-from parallelism.pipeline.schedule.messages import Compute, PostRecv, StageMessage, StartSend, WaitRecv, program
+from parallelism.pipeline.schedule.messages import PostRecv, StageMessage, StartSend, WaitRecv, program
 from parallelism.pipeline.stage import Stage
 
 
@@ -161,11 +161,11 @@ class Pass:
                     self.leaving = [work for work in self.leaving if not work.done()]  # frees their memory
                     x = self.held.pop(message[:3]).contiguous()
                     self.leaving.append(comm.send(x, message.dest, self.tag(message), blocking=False))
-                case Compute(action):
-                    self.pipeline.now = action
-                    emit("before", action, next(following, None))
-                    self.compute(action)
-                    emit("after", action)
+                case Action():
+                    self.pipeline.now = op
+                    emit("before", op, next(following, None))
+                    self.compute(op)
+                    emit("after", op)
         for work in self.leaving:
             work.wait()
         emit("after_passes")

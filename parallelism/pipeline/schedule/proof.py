@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from parallelism.pipeline.schedule import actions
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action, Schedule
 from parallelism.pipeline.schedule.failure import ActionPosition, ProofError
-from parallelism.pipeline.schedule.messages import AHEAD, Compute, Op, PostRecv, StageMessage, StartSend, program
+from parallelism.pipeline.schedule.messages import AHEAD, Op, PostRecv, StageMessage, StartSend, program
 
 Programs = Callable[[Schedule, int], Iterable[Op]]
 LEFT_OUT = {"F": BACKWARD, "FI": WEIGHTS, "FW": INPUTS}  # the missing kind, by the kinds that are present
@@ -113,8 +113,8 @@ class SymbolicRun:
 
     def advance(self, rank: int) -> None:
         for op in self.programs[rank]:
-            if isinstance(op, Compute):
-                self.compute(rank, op.action)
+            if isinstance(op, Action):
+                self.compute(rank, op)
             elif isinstance(op, PostRecv):
                 self.post(rank, op.message)
             elif isinstance(op, StartSend):
