@@ -1032,7 +1032,7 @@ TRAINING = [
     ),
     mutant(
         "parallelism/pipeline/driver.py",
-        "self.losses[micro_batch] = y.detach().double()",
+        "self.losses[micro_batch] = y.double()",
         "self.losses[micro_batch] = torch.tensor(float(y.detach()), dtype=torch.float64)",
         ("test_step_reads.py", "any_layout and pp", 4),
     ),
