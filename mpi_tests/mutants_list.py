@@ -723,8 +723,8 @@ DIVIDED = [
 PIPELINES = [
     mutant(
         "parallelism/pipeline/schedule/basic.py",
-        "num_ahead = 2 * (num_ranks - 1 - rank) + 1",
-        "num_ahead = 2 * (num_ranks - rank) + 1",
+        "last = range(2 * num_ranks - 1, 0, -2)",
+        "last = range(2 * num_ranks + 1, 1, -2)",
         ("test_pipeline_schedule.py", "interleaved_is_that_of_torch"),
     ),
     mutant(
