@@ -124,7 +124,7 @@ def measured(spans: Sequence[Span]) -> Costs:
 
     def typical(stage: int, kind: str) -> float:
         times = [length(each.span) for each in actions if each.action.stage == stage and each.action.kind == kind]
-        return median(times) if times else 0.0
+        return median(times or [0.0])
 
     travels: dict[int, list[float]] = {pair: [] for pair in stages[:-1]}
     for maker, reader in messages(spans):
@@ -135,7 +135,7 @@ def measured(spans: Sequence[Span]) -> Costs:
         [typical(stage, FORWARD) for stage in stages],
         [typical(stage, INPUTS) or typical(stage, BACKWARD) for stage in stages],
         [typical(stage, WEIGHTS) for stage in stages],
-        [median(times) if times else 0.0 for times in travels.values()],
+        [median(times or [0.0]) for times in travels.values()],
     )
 
 
