@@ -13,6 +13,7 @@ from parallelism.pipeline.schedule import actions
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action, Schedule
 
 Seconds = float | Sequence[float]
+Home = Mapping[int, int] | Sequence[int]  # the rank of each stage
 
 
 class Costs(NamedTuple):
@@ -36,9 +37,10 @@ class Costs(NamedTuple):
         whole = [i + w for i, w in zip(inputs, weights, strict=True)]
         return {FORWARD: forward, BACKWARD: whole, INPUTS: inputs, WEIGHTS: weights}
 
-    def of_messages(self, num_stages: int) -> list[float]:
-        """Return the seconds of a message between each stage and the next one."""
-        return spread("message", self.message, max(0, num_stages - 1))
+    def of_messages(self, home: Home) -> list[float]:
+        """Return the seconds of a message between each stage and the next one, 0 on the same rank."""
+        seconds = spread("message", self.message, max(0, len(home) - 1))
+        return [second * (home[stage] != home[stage + 1]) for stage, second in enumerate(seconds)]
 
 
 EQUAL = Costs()  # as in zero-bubble papers: a backward pass takes twice as long as a forward pass
@@ -101,16 +103,15 @@ class ActionGraph(NamedTuple):
         return Action(which // len(KINDS), KINDS[which % len(KINDS)], micro_batch)
 
 
-def rules(home: Mapping[int, int], num_micro_batches: int, costs: Costs) -> ActionGraph:
+def rules(home: Home, num_micro_batches: int, costs: Costs) -> ActionGraph:
     """Return the dependencies of all possible actions, given the rank of each stage."""
     num_stages = len(home)
-    takes_s, message_s = costs.of_kinds(num_stages), costs.of_messages(num_stages)
+    takes_s, sent_s = costs.of_kinds(num_stages), costs.of_messages(home)
     graph = ActionGraph(num_micro_batches, [], [], [], [])
     for stage, kind in product(range(num_stages), KINDS):
         pair = stage if kind == FORWARD else stage - 1
-        is_sent = 0 <= pair < num_stages - 1 and home[pair] != home[pair + 1]
         graph.takes_s.extend([takes_s[kind][stage]] * num_micro_batches)
-        graph.travels_s.extend([message_s[pair] if is_sent else 0.0] * num_micro_batches)
+        graph.travels_s.extend([sent_s[pair] if 0 <= pair < num_stages - 1 else 0.0] * num_micro_batches)
         action = Action(stage, kind, 0)
         awaited = actions.needs(action, num_stages) if kind != WEIGHTS else []
         read = graph.number(awaited[-1]) if awaited else None
