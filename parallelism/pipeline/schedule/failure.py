@@ -57,15 +57,14 @@ def in_steps(schedule: Schedule) -> list[list[int]]:
     """Return each action's step, in which every rank that can proceed does one action, and the step after the last."""
     steps: list[list[int]] = [[] for _ in schedule.orders]
     results: set[Action] = set()
-    step, is_stuck = 0, False
+    step = 0
     while active := [rank for rank, order in enumerate(schedule.orders) if len(steps[rank]) < len(order)]:
         following = {rank: schedule.orders[rank][len(steps[rank])] for rank in active}
-        able = [r for r in active if is_stuck or results.issuperset(needs(following[r], schedule.num_stages))]
-        for rank in able:
+        able = [rank for rank in active if results.issuperset(needs(following[rank], schedule.num_stages))]
+        for rank in able or active:
             steps[rank].append(step)
-        results.update(result(following[rank]) for rank in able)
-        step += bool(able)
-        is_stuck = not able
+            results.add(result(following[rank]))
+        step += 1
     for row in steps:
         row.append(row[-1] + 1 if row else 0)
     return steps
