@@ -93,8 +93,7 @@ class SymbolicRun:
         self.programs = [iter(programs(schedule, rank)) for rank in range(schedule.num_ranks)]
         self.num_done = [0] * schedule.num_ranks  # actions, by rank
         self.results: list[set[Action]] = [set() for _ in self.programs]  # held, by rank
-        self.num_open = [0] * schedule.num_ranks  # receives posted but not completed, by rank
-        self.posted: set[StageMessage] = set()
+        self.open: list[set[StageMessage]] = [set() for _ in self.programs]  # receives posted but not taken, by rank
         self.sent: set[StageMessage] = set()
         self.taken: set[StageMessage] = set()
         self.waiting: dict[int, StageMessage] = {}
@@ -108,7 +107,7 @@ class SymbolicRun:
         for rank, order in enumerate(self.schedule.orders):
             if self.num_done[rank] < len(order):
                 raise self.failure(rank, "the program ends here")
-        for message in (self.sent | self.posted) - self.taken:
+        for message in (self.sent - self.taken).union(*self.open):
             raise self.failure(message.dest, f"the {message} is never taken")
 
     def advance(self, rank: int) -> None:
@@ -138,12 +137,11 @@ class SymbolicRun:
         self.results[rank].add(actions.result(action))
 
     def post(self, rank: int, message: StageMessage) -> None:
-        self.num_open[rank] += 1
-        if message.dest != rank or message in self.posted:
+        if message.dest != rank or message in self.open[rank] or message in self.taken:
             raise self.failure(rank, f"the {message} is posted out of turn")
-        if self.num_open[rank] > AHEAD + 1:
-            raise self.failure(rank, f"{self.num_open[rank]} receives are posted together")
-        self.posted.add(message)
+        self.open[rank].add(message)
+        if len(self.open[rank]) > AHEAD + 1:
+            raise self.failure(rank, f"{len(self.open[rank])} receives are posted together")
 
     def put(self, rank: int, message: StageMessage) -> None:
         if message.source != rank or message in self.sent or content(message) not in self.results[rank]:
@@ -155,10 +153,10 @@ class SymbolicRun:
             self.ready.append(message.dest)
 
     def take(self, rank: int, message: StageMessage) -> None:
-        if message.dest != rank or message not in self.posted or message in self.taken:
+        if message not in self.open[rank]:
             raise self.failure(rank, f"the {message} is taken out of turn")
+        self.open[rank].remove(message)
         self.taken.add(message)
-        self.num_open[rank] -= 1
         self.results[rank].add(content(message))
 
     def failure(self, rank: int, why: str) -> ProofError:
