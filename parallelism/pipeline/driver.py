@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import mul
 from typing import Any
 
@@ -101,7 +102,11 @@ class Pipeline:
     @torch.no_grad()
     def losses(self, batches: Sequence[Any]) -> list[float]:
         """Return each batch's loss on the rank of the last stage, zeros on others; forward passes only.  Collective."""
-        run = Pass(self, forward_only(self.schedule, len(batches)), batches, [0.0] * len(batches))
+        orders = [
+            tuple(Action(stage, FORWARD, m) for m in range(len(batches)) for stage in self.schedule.stages(rank))
+            for rank in range(self.comm.size)
+        ]
+        run = Pass(self, replace(self.schedule, orders=tuple(orders)), batches, [0.0] * len(batches))
         run.run()
         return [float(loss) for loss in run.losses]
 
@@ -190,12 +195,3 @@ class Pass:
             gradient = backward(micro_batch, self.held.pop((True, stage, micro_batch)))
             if gradient is not None:
                 self.held[True, stage - 1, micro_batch] = gradient
-
-
-def forward_only(schedule: Schedule, num_micro_batches: int) -> Schedule:
-    """Return a schedule of the forward passes of so many micro-batches in order, on the same stages."""
-    orders = tuple(
-        tuple(Action(stage, FORWARD, m) for m in range(num_micro_batches) for stage in schedule.stages(rank))
-        for rank in range(schedule.num_ranks)
-    )
-    return Schedule("forward", orders, (1,) * schedule.num_ranks)

@@ -1,6 +1,6 @@
 """Drawings of invalid schedules: ranks by time, with the failing cells marked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from parallelism.pipeline.schedule.actions import Action, Schedule, needs, result
@@ -40,12 +40,9 @@ def drawn(schedule: Schedule, places: Sequence[ActionPosition]) -> str:
         lanes[rank][step] = f">{lanes[rank].get(step, '?')}<"
     first = min((step for _, step in marked), default=0)
     end = max((1 + step for lane in lanes for step in lane), default=0)
-    return table(lanes, range(max(0, first - BEFORE), min(end, first + AFTER + 1)))
-
-
-def table(lanes: Sequence[Mapping[int, str]], steps: range) -> str:
-    rows = {"step": [str(step) for step in steps]}
-    rows |= {f"rank {rank}": [lane.get(step, ".") for step in steps] for rank, lane in enumerate(lanes)}
+    columns = range(max(0, first - BEFORE), min(end, first + AFTER + 1))
+    rows = {"step": list(map(str, columns))}
+    rows |= {f"rank {rank}": [lane.get(step, ".") for step in columns] for rank, lane in enumerate(lanes)}
     width = max((len(cell) for row in rows.values() for cell in row), default=0)
     margin = max(map(len, rows)) + 1
     return "\n".join(
