@@ -77,8 +77,7 @@ def cut(model: nn.Module, layers: Sequence[Layer], stages: Mapping[int, range], 
     """
     own_names = {name for part in stages.values() for layer in layers[part.start : part.stop] for name in layer.modules}
     for name in (name for layer in layers for name in layer.modules if name not in own_names):
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, Absent(name))
+        model.set_submodule(name, Absent(name))
     return {number: Stage(reduce(joined, layers[part.start : part.stop]), **options) for number, part in stages.items()}
 
 
