@@ -723,8 +723,8 @@ DIVIDED = [
 PIPELINES = [
     mutant(
         "parallelism/pipeline/schedule/basic.py",
-        "num_ahead = 2 * (num_ranks - 1 - rank) + 1",
-        "num_ahead = 2 * (num_ranks - rank) + 1",
+        "last = range(2 * num_ranks - 1, 0, -2)",
+        "last = range(2 * num_ranks + 1, 1, -2)",
         ("test_pipeline_schedule.py", "interleaved_is_that_of_torch"),
     ),
     mutant(
@@ -1032,7 +1032,7 @@ TRAINING = [
     ),
     mutant(
         "parallelism/pipeline/driver.py",
-        "self.losses[micro_batch] = y.detach().double()",
+        "self.losses[micro_batch] = y.double()",
         "self.losses[micro_batch] = torch.tensor(float(y.detach()), dtype=torch.float64)",
         ("test_step_reads.py", "any_layout and pp", 4),
     ),

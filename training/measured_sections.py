@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from collectives.charts.page import Column, Section, Table, pairs
 from parallelism.pipeline.schedule.picture import LABELS, WAIT, action_of
+from parallelism.pipeline.schedule.price import bubble
 from training.profile import ALL_RANKS, AXES, BUBBLE, COMPUTING, INPUT, KINDS, OPTIMIZER, OTHER, ProfiledStep
 
 if TYPE_CHECKING:
@@ -71,12 +72,11 @@ def pipeline_section(profiler: StepProfiler) -> Section:
     assert planned
     timelines: dict[str, Sequence[Span]] = {"predicted": planned.spans, "happened": happened}
     end_ms = 1e3 * max(span.end_s for spans in timelines.values() for span in spans)
-    busy_s = sum(span.end_s - span.begin_s for span in happened if action_of(span))
-    bubble = 1 - busy_s / (planned.schedule.num_ranks * max(span.end_s for span in happened))
+    idle = bubble(filter(action_of, happened), planned.schedule.num_ranks, max(span.end_s for span in happened))
     text = (
         f"One step alone, of rank 0's pipeline, whose ranks are counted along pp, by schedule {planned.schedule.name}: "
         f"predicted from the medians of its own actions and messages, with a bubble of {planned.bubble:.1%}, and as it "
-        f"happened, with {bubble:.1%}."
+        f"happened, with {idle:.1%}."
     )
     rows = [(name, *cells) for name, spans in timelines.items() for cells in map(cells_of, spans[:MOST_SPANS])]
     if any(len(spans) > MOST_SPANS for spans in timelines.values()):

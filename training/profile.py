@@ -7,9 +7,8 @@ from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 from parallelism.pipeline.events import Listener
+from parallelism.pipeline.layer_times import now
 from training.config import TRACED
 from training.device import memory_mib
 
@@ -74,10 +73,10 @@ class StepProfiler(Listener):
             yield
             return
         before, self.seconds, self.is_on = self.exposed(), dict.fromkeys(KINDS, 0.0), True
-        begin_s = self.now()
+        begin_s = now(self.run.config.device)
         with self.run.model.notifying(self):
             yield
-        step_s, self.is_on = self.input_s + self.now() - begin_s, False
+        step_s, self.is_on = self.input_s + now(self.run.config.device) - begin_s, False
         self.seconds |= {axis: after - before[axis] for axis, after in self.exposed().items()}
         self.seconds[INPUT] += self.input_s
         self.seconds[OTHER] = step_s - sum(self.seconds.values())
@@ -108,17 +107,12 @@ class StepProfiler(Listener):
 
     def mark(self) -> tuple[float, float]:
         """Return the current time, and the total time spent waiting for other ranks, in seconds."""
-        return self.now(), sum(self.exposed().values())
+        return now(self.run.config.device), sum(self.exposed().values())
 
     def since(self, mark: tuple[float, float]) -> float:
         """Return the seconds since a mark, without waits for other ranks."""
         now_s, exposed_s = self.mark()
         return now_s - mark[0] - (exposed_s - mark[1])
-
-    def now(self) -> float:
-        if self.run.config.device != "cpu":
-            torch.cuda.synchronize(self.run.config.device)
-        return time.perf_counter()
 
     def exposed(self) -> dict[str, float]:
         """Return the seconds that this rank has waited for other ranks since the run began, by axis."""

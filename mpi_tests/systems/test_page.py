@@ -17,7 +17,7 @@ from mpi_tests.helpers import page as reference
 from mpi_tests.helpers.browser import browser, console, needs_chromium, open_file, overflow
 from mpi_tests.helpers.documents import checkout, command_with, run
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import num_alive
+from parallelism.pipeline.schedule.actions import num_alive, parse
 from parallelism.pipeline.schedule.price import Costs, price
 from teaching.page.scenes import attention, zero
 from teaching.page.scenes.collectives import LENGTHS
@@ -251,7 +251,7 @@ def test_the_page_prices_pipelines_as_the_planner_does(driver, name):
         message = draws.choice((0, 0.5, 2))
         timeline = price(schedule, Costs(times, times, times, message))
         answer = ask(driver, "pipelineTimes", name, size, times, message)
-        spans = [[[timeline.begin_s[a], timeline.end_s[a]] for a in order] for order in schedule.orders]
+        spans = [[[s.begin_s, s.end_s] for s in timeline.spans if s.rank == r] for r in range(schedule.num_ranks)]
         assert answer["spans"] == spans
         assert answer["bubble"] == pytest.approx(timeline.bubble)
         for curve, order in zip(answer["alive"], schedule.orders, strict=True):
@@ -280,15 +280,17 @@ def test_a_pipeline_shows_what_is_over_and_what_is_kept(driver):
     states = driver.execute_script(
         "return [...document.querySelectorAll('#grid [data-action]')].map(a => [a.dataset.action, a.dataset.state])"
     )
-    begin, end = ({str(action): time for action, time in each.items()} for each in (timeline.begin_s, timeline.end_s))
-    expected = {a: "over" if end[a] <= now else "running" if begin[a] <= now else "ahead" for a in begin}
+    spans = timeline.spans
+    expected = {s.what: "over" if s.end_s <= now else "running" if s.begin_s <= now else "ahead" for s in spans}
     assert dict(states) == expected
     alive = driver.execute_script(
         "return [...document.querySelectorAll('[data-alive]')].map(a => Number(a.dataset.alive))"
     )
-    for number, order in zip(alive, timeline.schedule.orders, strict=True):
-        forwards = sum(a.kind == "F" and timeline.begin_s[a] <= now for a in order)
-        assert number == forwards - sum(a.kind in "BW" and timeline.end_s[a] <= now for a in order)
+    assert len(alive) == timeline.schedule.num_ranks
+    for rank, number in enumerate(alive):
+        own = [(parse(span.what).kind, span) for span in spans if span.rank == rank]
+        forwards = sum(kind == "F" and span.begin_s <= now for kind, span in own)
+        assert number == forwards - sum(kind in "BW" and span.end_s <= now for kind, span in own)
 
 
 def test_ring_attention_shows_whose_keys_are_where(driver):

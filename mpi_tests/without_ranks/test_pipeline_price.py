@@ -50,19 +50,13 @@ def test_a_naive_pipeline_has_one_rank_at_work():
         assert timeline.bubble == pytest.approx(1 - 3 * p * m / (p * timeline.span_s))
 
 
-def test_peaks_are_counted():
-    for p, m in SIZES:
-        for make in (naive, gpipe, one_f_one_b):
-            assert price(make(p, m)).peaks == make(p, m).peaks
-
-
 def test_played_by_hand():
     """Two ranks, two micro-batches, and backward passes in parts; a message takes 10 units."""
     timeline = price(
         parse_schedule("0F0 0F1 0B0 0B1", "1F0 1I0 1F1 1W0 1B1"),
         Costs(forward=[1, 2], inputs=[3, 4], weights=[5, 6], message=10),
     )
-    begins = {str(action): begin for action, begin in timeline.begin_s.items()}
+    begins = {span.what: span.begin_s for span in timeline.spans}
     assert begins == {
         "0F0": 0,
         "0F1": 1,
@@ -101,7 +95,7 @@ def test_nothing_travels_between_stages_of_a_rank():
 
 def test_nothing_to_do():
     timeline = price(Schedule("idle", ((), ()), (0, 0)))
-    assert (timeline.span_s, timeline.bubble, timeline.peaks) == (0, 0, (0, 0))
+    assert (timeline.span_s, timeline.bubble) == (0, 0)
 
 
 @pytest.mark.parametrize(

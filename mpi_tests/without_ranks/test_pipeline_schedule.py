@@ -16,9 +16,8 @@ from parallelism.pipeline import schedule as pipeline_schedule
 from parallelism.pipeline.schedule import files
 from parallelism.pipeline.schedule.actions import Action, Schedule, num_alive, parse
 from parallelism.pipeline.schedule.basic import one_f_one_b
-from parallelism.pipeline.schedule.failure import ActionPosition, ProofError
 from parallelism.pipeline.schedule.messages import PostRecv, StageMessage, StartSend, WaitRecv, program
-from parallelism.pipeline.schedule.proof import prove
+from parallelism.pipeline.schedule.proof import ActionPosition, ProofError, prove
 from parallelism.pipeline.schedule.registry import make, names
 
 IS_PROOF = "LARGEST" in os.environ  # `make proof`

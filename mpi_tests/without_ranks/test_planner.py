@@ -31,6 +31,7 @@ from parallelism.numerics.dropout import BatchPosition, Dropout
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import FORWARD, count_peaks
+from parallelism.pipeline.schedule.picture import action_of
 from parallelism.pipeline.schedule.price import Costs, price
 from parallelism.pipeline.stage import cut
 from parallelism.placement import Shard
@@ -467,7 +468,7 @@ def test_stages_of_which_a_rank_has_the_last_passes(name):
         span_s, ends = played(name, pp, m, v, costs)
         assert span_s == timeline.span_s
         assert ends == [
-            max(end for action, end in timeline.end_s.items() if action.stage == stage) for stage in range(pp * v)
+            max(span.end_s for span in timeline.spans if action_of(span).stage == stage) for stage in range(pp * v)
         ]
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from operator import mul
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,15 +18,10 @@ from torch import Tensor
 import collectives
 from parallelism.pipeline.events import Listener
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action, Schedule
-from parallelism.pipeline.schedule.messages import Compute, PostRecv, StageMessage, StartSend, WaitRecv, program
+from parallelism.pipeline.schedule.messages import PostRecv, StageMessage, StartSend, WaitRecv, program
 from parallelism.pipeline.stage import Stage
 
-
-class Form(NamedTuple):
-    """Shape and dtype of the activations between two stages."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+Form = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of the activations between two stages
 
 
 class Pipeline:
@@ -106,7 +102,11 @@ class Pipeline:
     @torch.no_grad()
     def losses(self, batches: Sequence[Any]) -> list[float]:
         """Return each batch's loss on the rank of the last stage, zeros on others; forward passes only.  Collective."""
-        run = Pass(self, forward_only(self.schedule, len(batches)), batches, [0.0] * len(batches))
+        orders = [
+            tuple(Action(stage, FORWARD, m) for m in range(len(batches)) for stage in self.schedule.stages(rank))
+            for rank in range(self.comm.size)
+        ]
+        run = Pass(self, replace(self.schedule, orders=tuple(orders)), batches, [0.0] * len(batches))
         run.run()
         return [float(loss) for loss in run.losses]
 
@@ -123,12 +123,15 @@ class Pipeline:
         for stage in range(self.schedule.num_stages - 1):
             form, home = None, self.schedule.home[stage]
             if home == self.comm.rank:
-                x = torch.zeros(forms[stage].shape, dtype=forms[stage].dtype, device=self.device) if stage else None
+                x = self.empty(forms[stage]).zero_() if stage else None
                 y = self.stages[stage].forward(0, x, batch)
-                form = Form(tuple(y.shape), y.dtype)
+                form = tuple(y.shape), y.dtype
             forms[stage + 1] = self.comm.broadcast_object(form, home)
         self._forms[key] = forms
         return forms
+
+    def empty(self, form: Form) -> Tensor:
+        return torch.empty(form[0], dtype=form[1], device=self.device)
 
 
 class Pass:
@@ -143,14 +146,13 @@ class Pass:
         self.held: dict[tuple[bool, int, int], Tensor] = {}  # activations or gradients, by stage and micro-batch
 
     def run(self) -> Tensor:
-        comm, emit, device = self.pipeline.comm, self.pipeline.emit, self.pipeline.device
+        comm, emit = self.pipeline.comm, self.pipeline.emit
         emit("before_passes")
         following = iter(self.schedule.orders[comm.rank][1:])
         for op in program(self.schedule, comm.rank):
             match op:
                 case PostRecv(message):
-                    form = self.forms[message.micro_batch][message.stage + message.is_gradient]
-                    x = torch.empty(form.shape, dtype=form.dtype, device=device)
+                    x = self.pipeline.empty(self.forms[message.micro_batch][message.stage + message.is_gradient])
                     self.coming[message] = comm.recv(x, message.source, self.tag(message), blocking=False)
                 case WaitRecv(message):
                     emit("before_wait", message)
@@ -161,11 +163,11 @@ class Pass:
                     self.leaving = [work for work in self.leaving if not work.done()]  # frees their memory
                     x = self.held.pop(message[:3]).contiguous()
                     self.leaving.append(comm.send(x, message.dest, self.tag(message), blocking=False))
-                case Compute(action):
-                    self.pipeline.now = action
-                    emit("before", action, next(following, None))
-                    self.compute(action)
-                    emit("after", action)
+                case Action():
+                    self.pipeline.now = op
+                    emit("before", op, next(following, None))
+                    self.compute(op)
+                    emit("after", op)
         for work in self.leaving:
             work.wait()
         emit("after_passes")
@@ -180,7 +182,12 @@ class Pass:
         passes = self.pipeline.stages[stage]
         if kind == FORWARD:
             x = self.held.pop((False, stage, micro_batch)) if stage else None
-            self.keep_result(action, passes.forward(micro_batch, x, self.batches[micro_batch]))
+            y = passes.forward(micro_batch, x, self.batches[micro_batch])
+            if stage < self.schedule.num_stages - 1:
+                self.held[False, stage + 1, micro_batch] = y
+            else:
+                self.losses[micro_batch] = y.double()
+                self.held[True, stage, micro_batch] = (torch.ones_like(y) * self.weights[micro_batch]).to(y.dtype)
         elif kind == WEIGHTS:
             passes.backward_weights(micro_batch)
         else:
@@ -188,21 +195,3 @@ class Pass:
             gradient = backward(micro_batch, self.held.pop((True, stage, micro_batch)))
             if gradient is not None:
                 self.held[True, stage - 1, micro_batch] = gradient
-
-    def keep_result(self, action: Action, y: Tensor) -> None:
-        """Store the output of a forward pass for the next stage, or for the last stage's own backward pass."""
-        stage, _, micro_batch = action
-        if stage < self.schedule.num_stages - 1:
-            self.held[False, stage + 1, micro_batch] = y.detach()
-        else:
-            self.losses[micro_batch] = y.detach().double()
-            self.held[True, stage, micro_batch] = (torch.ones_like(y) * self.weights[micro_batch]).to(y.dtype)
-
-
-def forward_only(schedule: Schedule, num_micro_batches: int) -> Schedule:
-    """Return a schedule of the forward passes of so many micro-batches in order, on the same stages."""
-    orders = tuple(
-        tuple(Action(stage, FORWARD, m) for m in range(num_micro_batches) for stage in schedule.stages(rank))
-        for rank in range(schedule.num_ranks)
-    )
-    return Schedule("forward", orders, (1,) * schedule.num_ranks)

@@ -77,8 +77,7 @@ def cut(model: nn.Module, layers: Sequence[Layer], stages: Mapping[int, range], 
     """
     own_names = {name for part in stages.values() for layer in layers[part.start : part.stop] for name in layer.modules}
     for name in (name for layer in layers for name in layer.modules if name not in own_names):
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, Absent(name))
+        model.set_submodule(name, Absent(name))
     return {number: Stage(reduce(joined, layers[part.start : part.stop]), **options) for number, part in stages.items()}
 
 
@@ -87,7 +86,7 @@ class SavedForBackward(NamedTuple):
 
     x: Tensor | None  # input; None on the first stage, and after `backward_inputs`
     end: Tensor | None  # root of the output's graph; None if that needs no gradient, and after `backward_inputs`
-    later: WeightGradients | None  # deferred weight gradients; None if backward passes are whole
+    later: WeightGradients  # deferred weight gradients; none if backward passes are whole
 
 
 class Stage:
@@ -103,8 +102,7 @@ class Stage:
 
     def puts_off(self, micro_batch: int, parameter: Tensor) -> bool:
         """Return whether part of a parameter's gradient is deferred to `backward_weights`."""
-        saved = self._alive.get(micro_batch)
-        return saved is not None and saved.later is not None and saved.later.puts_off(parameter)
+        return self._alive[micro_batch].later.puts_off(parameter)
 
     @property
     def num_alive(self) -> int:
@@ -113,11 +111,10 @@ class Stage:
 
     def forward(self, micro_batch: int, x: Tensor | None, batch: Batch) -> Tensor:
         """Return the output for the next stage, or the scalar loss on the last one; x is None on the first stage."""
-        needs_gradient = torch.is_grad_enabled()
-        later = WeightGradients(self.appeared) if self.splits and needs_gradient else None
+        needs_gradient, later = torch.is_grad_enabled(), WeightGradients(self.appeared)
         if x is not None:
             x = x.detach().requires_grad_(needs_gradient)
-        with deferring(later):
+        with deferring(later if self.splits and needs_gradient else None):
             y = self.layer.run(x, batch)
         if needs_gradient:
             end = GradientSource.apply(y) if y.requires_grad else None
@@ -126,29 +123,23 @@ class Stage:
 
     def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
         """Return the input's gradient, given the output's gradient, or the weight of the loss on the last stage."""
-        saved = self._alive.pop(micro_batch)
-        if saved.later:
-            saved.later.at_once = True
-        return backward(saved, gradient)
+        self._alive[micro_batch].later.at_once = True
+        dx = self.backward_inputs(micro_batch, gradient)
+        self.backward_weights(micro_batch)
+        return dx
 
     def backward_inputs(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
         """Run the backward pass, but defer the gradients of linear layers' weights to `backward_weights`."""
-        saved = self._alive[micro_batch]
-        assert saved.later, "the stage was cut without splits=True"
-        self._alive[micro_batch] = SavedForBackward(None, None, saved.later)
-        return backward(saved, gradient)
+        x, end, later = self._alive[micro_batch]
+        self._alive[micro_batch] = SavedForBackward(None, None, later)
+        if end is not None:
+            end.grad_fn.gradient = gradient  # type: ignore[union-attr]
+            torch.autograd.backward((end,))
+        return None if x is None else x.grad
 
     def backward_weights(self, micro_batch: int) -> None:
-        later = self._alive.pop(micro_batch).later
-        assert later
-        later.add()
-
-
-def backward(saved: SavedForBackward, gradient: Tensor) -> Tensor | None:
-    if saved.end is not None:
-        saved.end.grad_fn.gradient = gradient  # type: ignore[union-attr]
-        torch.autograd.backward((saved.end,))
-    return None if saved.x is None else saved.x.grad
+        """Add the deferred gradients, of a stage with `splits`."""
+        self._alive.pop(micro_batch).later.add()
 
 
 class GradientSource(torch.autograd.Function):

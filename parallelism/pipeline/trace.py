@@ -22,7 +22,7 @@ from parallelism.pipeline.events import Listener
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, needs, result
 from parallelism.pipeline.schedule.messages import StageMessage
 from parallelism.pipeline.schedule.picture import LABELS, WAIT, ScheduleGrid, action_of, figure, length, planned
-from parallelism.pipeline.schedule.price import Costs, Span, Timeline
+from parallelism.pipeline.schedule.price import Costs, Span, Timeline, bubble
 
 ROUNDS = 20  # round trips
 PASSES, REST = "passes", "all-reduce"  # a rank's lanes in a trace; communication that overlaps passes is on the second
@@ -124,7 +124,7 @@ def measured(spans: Sequence[Span]) -> Costs:
 
     def typical(stage: int, kind: str) -> float:
         times = [length(each.span) for each in actions if each.action.stage == stage and each.action.kind == kind]
-        return median(times) if times else 0.0
+        return median(times or [0.0])
 
     travels: dict[int, list[float]] = {pair: [] for pair in stages[:-1]}
     for maker, reader in messages(spans):
@@ -135,7 +135,7 @@ def measured(spans: Sequence[Span]) -> Costs:
         [typical(stage, FORWARD) for stage in stages],
         [typical(stage, INPUTS) or typical(stage, BACKWARD) for stage in stages],
         [typical(stage, WEIGHTS) for stage in stages],
-        [median(times) if times else 0.0 for times in travels.values()],
+        [median(times or [0.0]) for times in travels.values()],
     )
 
 
@@ -143,9 +143,8 @@ def happened(name: str, num_ranks: int, spans: Sequence[Span]) -> ScheduleGrid:
     """Return the measured spans as a grid to draw; its bubble is the time without actions."""
     grid = ScheduleGrid(name, num_ranks, spans)
     _, unit, scale = time_axis(grid.end_s)
-    busy_s = sum(length(span) for span in spans if action_of(span))
-    bubble = 1 - busy_s / (num_ranks * grid.end_s) if grid.end_s else 0.0
-    return grid._replace(title=f"{name}, as it happened: {grid.end_s * scale:.4g} {unit}, bubble {bubble:.1%}")
+    idle = bubble(filter(action_of, spans), num_ranks, grid.end_s)
+    return grid._replace(title=f"{name}, as it happened: {grid.end_s * scale:.4g} {unit}, bubble {idle:.1%}")
 
 
 def save_picture(path: str, timeline: Timeline, spans: Sequence[Span]) -> None:

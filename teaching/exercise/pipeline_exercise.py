@@ -7,9 +7,8 @@ from typing import Any
 
 from parallelism.pipeline.schedule.actions import Action, Schedule, count_peaks, parse
 from parallelism.pipeline.schedule.basic import one_f_one_b
-from parallelism.pipeline.schedule.failure import ProofError
 from parallelism.pipeline.schedule.price import price
-from parallelism.pipeline.schedule.proof import prove
+from parallelism.pipeline.schedule.proof import ProofError, prove
 from teaching.exercise.exercise import Exercise, Instance, Measure, MistakeError, counted
 
 MOST_STAGES, MOST_MICRO_BATCHES = 6, 8

@@ -68,8 +68,17 @@ def add_common_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def draw(flags: argparse.Namespace) -> None:
+    """Draw the schedule that the flags select, from the registry or a file."""
     refuse_outputs(flags)
-    show(chosen(flags), flags)
+    if flags.file:
+        for name in ("schedule", "stages", "virtual_stages", "micro_batches"):
+            if getattr(flags, name) is not None:
+                raise ValueError(f"--{name} {getattr(flags, name)}: the file {flags.file} sets it; omit one of them")
+        schedule = files.read(flags.file)
+    else:
+        shape = flags.stages or STAGES, flags.micro_batches or MICRO_BATCHES, flags.virtual_stages
+        schedule = registry.make(flags.schedule or "1f1b", *shape)
+    show(schedule, flags)
 
 
 def refuse_outputs(flags: argparse.Namespace) -> None:
@@ -78,17 +87,6 @@ def refuse_outputs(flags: argparse.Namespace) -> None:
         refuse_picture(flags.png)
     if flags.out:
         refuse(flags.out)
-
-
-def chosen(flags: argparse.Namespace) -> Schedule:
-    """Return the schedule that the flags select, from the registry or a file."""
-    if not flags.file:
-        name = flags.schedule or "1f1b"
-        return registry.make(name, flags.stages or STAGES, flags.micro_batches or MICRO_BATCHES, flags.virtual_stages)
-    for name in ("schedule", "stages", "virtual_stages", "micro_batches"):
-        if getattr(flags, name) is not None:
-            raise ValueError(f"--{name} {getattr(flags, name)}: the file {flags.file} sets it; omit one of them")
-    return files.read(flags.file)
 
 
 def show(schedule: Schedule, flags: argparse.Namespace) -> None:

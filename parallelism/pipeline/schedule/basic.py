@@ -8,23 +8,21 @@ Sources: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using
 and 2.2.2 (interleaved); Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, Action, Order, Schedule
+from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, Action, Schedule
 
 
 def naive(num_ranks: int, num_micro_batches: int) -> Schedule:
     """Let one stage compute at a time: a micro-batch goes forward and backward before the next one begins."""
-    steps = [(kind, micro_batch) for micro_batch in range(num_micro_batches) for kind in (FORWARD, BACKWARD)]
-    orders = [tuple(Action(stage, *step) for step in steps) for stage in range(num_ranks)]
-    return Schedule("naive", tuple(orders), (1,) * num_ranks)
+    return alternating("naive", [1] * num_ranks, [range(num_micro_batches)])
 
 
 def gpipe(num_ranks: int, num_micro_batches: int) -> Schedule:
     """Run all forward passes, then all backward passes.  Bubble (p-1)/(m+p-1), all activations live."""
-    return replace(breadth_first(num_ranks, num_micro_batches, 1), name="gpipe")
+    return alternating("gpipe", [num_micro_batches] * num_ranks, [range(num_micro_batches)])
 
 
 def one_f_one_b(num_ranks: int, num_micro_batches: int) -> Schedule:
@@ -32,20 +30,8 @@ def one_f_one_b(num_ranks: int, num_micro_batches: int) -> Schedule:
 
     Bubble (p-1)/(m+p-1) as GPipe's, but stage s has at most p-s live activations.
     """
-    peaks = tuple(min(num_ranks - stage, num_micro_batches) for stage in range(num_ranks))
-    every = [range(num_micro_batches)]
-    orders = []
-    for stage, peak in enumerate(peaks):
-        forward, backward = (rounds([stage], kind, every) for kind in (FORWARD, BACKWARD))
-        orders.append(alternate(forward, backward, peak))
-    return Schedule("1f1b", tuple(orders), peaks)
-
-
-def alternate(forward: list[Action], backward: list[Action], num_ahead: int) -> Order:
-    """Run `num_ahead` forward passes, then alternate backward and forward passes."""
-    later = forward[num_ahead:]
-    steady = chain.from_iterable(zip(backward, later, strict=False))
-    return (*forward[:num_ahead], *steady, *backward[len(later) :])
+    num_ahead = [min(num_ranks - stage, num_micro_batches) for stage in range(num_ranks)]
+    return alternating("1f1b", num_ahead, [range(num_micro_batches)])
 
 
 def interleaved(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> Schedule:
@@ -57,15 +43,10 @@ def interleaved(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> 
     """
     num_absent = -num_micro_batches % num_ranks
     groups = [range(first, first + num_ranks) for first in range(-num_absent, num_micro_batches, num_ranks)]
-    orders, peaks = [], []
-    for rank in range(num_ranks):
-        stages = range(rank, num_ranks * virtual_stages, num_ranks)
-        num_ahead = 2 * (num_ranks - 1 - rank) + 1  # passes of the last stage, or in their place, before any backward
-        forward, backward = rounds(stages, FORWARD, groups), rounds(stages[::-1], BACKWARD, groups)
-        order = alternate(forward, backward, (virtual_stages - 1) * num_ranks + num_ahead)
-        orders.append(tuple(action for action in order if action.micro_batch >= 0))
-        peaks.append((virtual_stages - 1) * min(num_ranks, num_micro_batches) + min(num_ahead, num_micro_batches))
-    return Schedule("interleaved", tuple(orders), tuple(peaks))
+    last = range(2 * num_ranks - 1, 0, -2)  # each rank's passes of its last stage, or in their place, before a backward
+    num_ahead = [(virtual_stages - 1) * num_ranks + number for number in last]
+    peaks = [(virtual_stages - 1) * min(num_ranks, num_micro_batches) + min(n, num_micro_batches) for n in last]
+    return replace(alternating("interleaved", num_ahead, groups, virtual_stages), peaks=tuple(peaks))
 
 
 def breadth_first(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> Schedule:
@@ -74,14 +55,24 @@ def breadth_first(num_ranks: int, num_micro_batches: int, virtual_stages: int) -
     Bubble (p-1)/(v m) of the ideal time if m >= p, all activations live.  A stage's backward passes are consecutive,
     so that the all-reduce of its gradients overlaps with those of the next stage.
     """
-    every = [range(num_micro_batches)]
+    num_ahead = [virtual_stages * num_micro_batches] * num_ranks
+    return alternating("breadth_first", num_ahead, [range(num_micro_batches)], virtual_stages)
+
+
+def alternating(name: str, num_ahead: Sequence[int], groups: Sequence[range], virtual_stages: int = 1) -> Schedule:
+    """Run each rank's `num_ahead` forward passes, which is its peak, then alternate backward and forward passes.
+
+    Each group of micro-batches passes all of a rank's stages before the next one; micro-batches below 0 are left out.
+    """
     orders = []
-    for rank in range(num_ranks):
-        stages = range(rank, num_ranks * virtual_stages, num_ranks)
-        orders.append((*rounds(stages, FORWARD, every), *rounds(stages[::-1], BACKWARD, every)))
-    return Schedule("breadth_first", tuple(orders), (virtual_stages * num_micro_batches,) * num_ranks)
-
-
-def rounds(stages: Sequence[int], kind: str, groups: Iterable[range]) -> list[Action]:
-    """Pass each group of micro-batches through all stages."""
-    return [Action(stage, kind, micro_batch) for group in groups for stage in stages for micro_batch in group]
+    for rank, number in enumerate(num_ahead):
+        stages = range(rank, len(num_ahead) * virtual_stages, len(num_ahead))
+        forward, backward = (
+            [Action(stage, kind, micro_batch) for group in groups for stage in own for micro_batch in group]
+            for kind, own in ((FORWARD, stages), (BACKWARD, stages[::-1]))
+        )
+        later = forward[number:]
+        steady = chain.from_iterable(zip(backward, later, strict=False))
+        order = (*forward[:number], *steady, *backward[len(later) :])
+        orders.append(tuple(action for action in order if action.micro_batch >= 0))
+    return Schedule(name, tuple(orders), tuple(num_ahead))

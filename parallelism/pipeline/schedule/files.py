@@ -8,8 +8,7 @@ from os import PathLike
 from pathlib import Path
 
 from parallelism.pipeline.schedule.actions import Action, Schedule, count_peaks, parse
-from parallelism.pipeline.schedule.failure import ProofError
-from parallelism.pipeline.schedule.proof import prove
+from parallelism.pipeline.schedule.proof import ProofError, prove
 
 EXAMPLE = "0F0 0F1 0B0 0B1"
 

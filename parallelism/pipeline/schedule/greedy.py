@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
-from itertools import pairwise
 
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 from parallelism.pipeline.schedule.price import ActionGraph, Costs, rules
@@ -33,7 +32,7 @@ class SchedulingProblem:
 
     @cached_property
     def rules(self) -> ActionGraph:
-        return rules(dict(enumerate(self.home)), self.num_micro_batches, self.costs)
+        return rules(self.home, self.num_micro_batches, self.costs)
 
     @cached_property
     def stages(self) -> list[list[int]]:
@@ -45,9 +44,7 @@ class SchedulingProblem:
 
     @cached_property
     def sent_s(self) -> list[float]:
-        """Seconds of a message between each stage and the next one, 0 on the same rank."""
-        message_s = self.costs.of_messages(len(self.home))
-        return [second * (own != other) for second, (own, other) in zip(message_s, pairwise(self.home), strict=True)]
+        return self.costs.of_messages(self.home)
 
 
 def caps_of(job: SchedulingProblem) -> Iterator[tuple[int, ...]]:
@@ -83,7 +80,7 @@ class Greedy:
         self.came_s[FORWARD][0] = [0.0] * job.num_micro_batches
         self.num_begun = {kind: [0] * len(job.home) for kind in (INPUTS, FORWARD)}
         self.weights: list[deque[Action]] = [deque() for _ in job.stages]  # that could begin, by rank
-        self.num_alive, self.num_under_way = [0] * job.num_ranks, [0] * job.num_ranks
+        self.num_under_way = [0] * job.num_ranks
         self.oldest = 0  # first micro-batch that has not passed the last stage
         self.free_s = [0.0] * job.num_ranks
         self.wakes = [(0.0, rank) for rank in range(job.num_ranks)]
@@ -110,8 +107,8 @@ class Greedy:
         num_begun = self.num_begun[FORWARD]
         reserve = sum(num_begun[stage] <= self.oldest for stage in self.job.stages[rank])  # for the oldest micro-batch
         reserve += micro_batch != self.oldest
-        is_alive, is_under_way = self.num_alive[rank] + reserve, self.num_under_way[rank] + reserve
-        return is_alive <= self.job.limits[rank] and is_under_way <= self.caps[rank]
+        is_under_way = self.num_under_way[rank] + reserve
+        return is_under_way + len(self.weights[rank]) <= self.job.limits[rank] and is_under_way <= self.caps[rank]
 
     def begin(self, rank: int, action: Action, now_s: float) -> None:
         stage, kind, micro_batch = action
@@ -121,7 +118,6 @@ class Greedy:
         heappush(self.wakes, (end_s, rank))
         if kind == WEIGHTS:
             self.weights[rank].popleft()
-            self.num_alive[rank] -= 1
             return
         self.num_begun[kind][stage] += 1
         self.num_under_way[rank] += 1 if kind == FORWARD else -1
@@ -129,9 +125,7 @@ class Greedy:
             self.weights[rank].append(action._replace(kind=WEIGHTS))
             if stage:
                 self.hand_over(kind, stage, stage - 1, end_s)
-            return
-        self.num_alive[rank] += 1
-        if stage + 1 < len(self.job.home):
+        elif stage + 1 < len(self.job.home):
             self.hand_over(kind, stage, stage + 1, end_s)
         else:
             self.came_s[INPUTS][stage].append(end_s)

@@ -6,6 +6,7 @@ with computation.
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from parallelism.pipeline.schedule.actions import FORWARD, WEIGHTS, Action, Schedule
@@ -39,51 +40,36 @@ class WaitRecv(NamedTuple):
     message: StageMessage
 
 
-class Compute(NamedTuple):
-    action: Action
-
-
 class StartSend(NamedTuple):
     """Start sending a message; the send is complete only when it is received."""
 
     message: StageMessage
 
 
-Op = PostRecv | WaitRecv | Compute | StartSend
+Op = PostRecv | WaitRecv | Action | StartSend
 
 
-def incoming(schedule: Schedule, action: Action) -> StageMessage | None:
-    """Return the message that an action waits for, or None if its input is local."""
-    before = action.stage - 1 if action.kind == FORWARD else action.stage + 1
-    return between(schedule, action, before, action.stage)
-
-
-def outgoing(schedule: Schedule, action: Action) -> StageMessage | None:
-    """Return the message that carries an action's result, or None if no other rank needs it."""
-    after = action.stage + 1 if action.kind == FORWARD else action.stage - 1
-    return between(schedule, action, action.stage, after)
-
-
-def between(schedule: Schedule, action: Action, stage: int, dest: int) -> StageMessage | None:
-    """Return an action's message from a stage to its neighbour `dest`; None if there is none, or they share a rank."""
-    ranks = schedule.home.get(stage), schedule.home.get(dest)
+def message(schedule: Schedule, action: Action, is_output: bool) -> StageMessage | None:
+    """Return the message with an action's input, or its output, or None if no other rank has it, or needs it."""
+    step = 1 if action.kind == FORWARD else -1
+    dest = action.stage + step * is_output
+    ranks = schedule.home.get(dest - step), schedule.home.get(dest)
     if action.kind == WEIGHTS or None in ranks or ranks[0] == ranks[1]:
         return None
-    return StageMessage(dest < stage, dest, action.micro_batch, *ranks)  # type: ignore[arg-type]
+    return StageMessage(step < 0, dest, action.micro_batch, *ranks)  # type: ignore[arg-type]
 
 
-def program(schedule: Schedule, rank: int, ahead: int = AHEAD) -> Iterator[Op]:
+def program(schedule: Schedule, rank: int) -> Iterator[Op]:
     """Yield a rank's actions, with its messages between them."""
     order = schedule.orders[rank]
-    awaited = [message for action in order if (message := incoming(schedule, action))]
-    num_posted = num_taken = 0
-    for action in order:
-        if incoming(schedule, action):
-            num_taken += 1
-            while num_posted < min(len(awaited), num_taken + ahead):
-                yield PostRecv(awaited[num_posted])
-                num_posted += 1
-            yield WaitRecv(awaited[num_taken - 1])
-        yield Compute(action)
-        if message := outgoing(schedule, action):
-            yield StartSend(message)
+    inputs = [message(schedule, action, is_output=False) for action in order]
+    awaited = filter(None, inputs)
+    num_new = AHEAD + 1
+    for action, needed in zip(order, inputs, strict=True):
+        if needed:
+            yield from map(PostRecv, islice(awaited, num_new))
+            num_new = 1
+            yield WaitRecv(needed)
+        yield action
+        if sent := message(schedule, action, is_output=True):
+            yield StartSend(sent)

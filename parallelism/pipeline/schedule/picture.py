@@ -38,7 +38,7 @@ def title(timeline: Timeline) -> str:
     _, unit, scale = time_axis(timeline.span_s)
     return (
         f"{timeline.schedule.name}: {timeline.span_s * scale:.4g} {unit}, bubble {timeline.bubble:.1%}, "
-        f"live activations at most {alive(timeline.peaks)}"
+        f"live activations at most {alive(timeline.schedule.peaks)}"
     )
 
 

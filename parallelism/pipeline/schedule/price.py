@@ -5,9 +5,7 @@ or at once from a stage of the same rank.  Messages do not contend for bandwidth
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, product
 from typing import NamedTuple
 
@@ -15,6 +13,7 @@ from parallelism.pipeline.schedule import actions
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action, Schedule
 
 Seconds = float | Sequence[float]
+Home = Mapping[int, int] | Sequence[int]  # the rank of each stage
 
 
 class Costs(NamedTuple):
@@ -38,9 +37,10 @@ class Costs(NamedTuple):
         whole = [i + w for i, w in zip(inputs, weights, strict=True)]
         return {FORWARD: forward, BACKWARD: whole, INPUTS: inputs, WEIGHTS: weights}
 
-    def of_messages(self, num_stages: int) -> list[float]:
-        """Return the seconds of a message between each stage and the next one."""
-        return spread("message", self.message, max(0, num_stages - 1))
+    def of_messages(self, home: Home) -> list[float]:
+        """Return the seconds of a message between each stage and the next one, 0 on the same rank."""
+        seconds = spread("message", self.message, max(0, len(home) - 1))
+        return [second * (home[stage] != home[stage + 1]) for stage, second in enumerate(seconds)]
 
 
 EQUAL = Costs()  # as in zero-bubble papers: a backward pass takes twice as long as a forward pass
@@ -66,35 +66,23 @@ class Span(NamedTuple):
     end_s: float
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """Begin and end of each action of a schedule."""
+class Timeline(NamedTuple):
+    """The spans of a schedule's actions, by rank and in order."""
 
     schedule: Schedule
-    begin_s: dict[Action, float]
-    end_s: dict[Action, float]
-
-    @cached_property
-    def span_s(self) -> float:
-        return max(self.end_s.values(), default=0.0)
+    spans: list[Span]
+    span_s: float  # end of the last
 
     @property
     def bubble(self) -> float:
         """Idle fraction of all ranks' time, 0 to 1."""
-        busy_s = sum(end - self.begin_s[action] for action, end in self.end_s.items())
-        return 1 - busy_s / (self.schedule.num_ranks * self.span_s) if self.span_s else 0.0
+        return bubble(self.spans, self.schedule.num_ranks, self.span_s)
 
-    @property
-    def peaks(self) -> tuple[int, ...]:
-        return actions.count_peaks(self.schedule.orders)
 
-    @property
-    def spans(self) -> list[Span]:
-        return [
-            Span(rank, str(action), self.begin_s[action], self.end_s[action])
-            for rank, order in enumerate(self.schedule.orders)
-            for action in order
-        ]
+def bubble(spans: Iterable[Span], num_ranks: int, span_s: float) -> float:
+    """Return the fraction of `span_s` in which ranks have none of these spans, 0 to 1."""
+    busy_s = sum(span.end_s - span.begin_s for span in spans)
+    return 1 - busy_s / (num_ranks * span_s) if span_s else 0.0
 
 
 class ActionGraph(NamedTuple):
@@ -115,16 +103,15 @@ class ActionGraph(NamedTuple):
         return Action(which // len(KINDS), KINDS[which % len(KINDS)], micro_batch)
 
 
-def rules(home: Mapping[int, int], num_micro_batches: int, costs: Costs) -> ActionGraph:
+def rules(home: Home, num_micro_batches: int, costs: Costs) -> ActionGraph:
     """Return the dependencies of all possible actions, given the rank of each stage."""
     num_stages = len(home)
-    takes_s, message_s = costs.of_kinds(num_stages), costs.of_messages(num_stages)
+    takes_s, sent_s = costs.of_kinds(num_stages), costs.of_messages(home)
     graph = ActionGraph(num_micro_batches, [], [], [], [])
     for stage, kind in product(range(num_stages), KINDS):
         pair = stage if kind == FORWARD else stage - 1
-        is_sent = 0 <= pair < num_stages - 1 and home[pair] != home[pair + 1]
         graph.takes_s.extend([takes_s[kind][stage]] * num_micro_batches)
-        graph.travels_s.extend([message_s[pair] if is_sent else 0.0] * num_micro_batches)
+        graph.travels_s.extend([sent_s[pair] if 0 <= pair < num_stages - 1 else 0.0] * num_micro_batches)
         action = Action(stage, kind, 0)
         awaited = actions.needs(action, num_stages) if kind != WEIGHTS else []
         read = graph.number(awaited[-1]) if awaited else None
@@ -175,7 +162,11 @@ def price(schedule: Schedule, costs: Costs = EQUAL) -> Timeline:
     Raises: ValueError for invalid costs, and if all ranks wait.
     """
     graph = rules(schedule.home, schedule.num_micro_batches, costs)
-    times_s, _ = play([list(map(graph.number, order)) for order in schedule.orders], graph)
-    numbers = {action: graph.number(action) for order in schedule.orders for action in order}
-    begin_s = {action: times_s[number] for action, number in numbers.items()}
-    return Timeline(schedule, begin_s, {a: begin_s[a] + graph.takes_s[number] for a, number in numbers.items()})
+    orders = [list(map(graph.number, order)) for order in schedule.orders]
+    begin_s, span_s = play(orders, graph)
+    spans = [
+        Span(rank, str(graph.action(number)), begin_s[number], begin_s[number] + graph.takes_s[number])
+        for rank, order in enumerate(orders)
+        for number in order
+    ]
+    return Timeline(schedule, spans, span_s)

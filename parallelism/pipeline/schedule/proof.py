@@ -6,15 +6,31 @@ receiver, so that all interleavings of the ranks have the same outcome.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from parallelism.pipeline.schedule import actions
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action, Schedule
-from parallelism.pipeline.schedule.failure import ActionPosition, ProofError
-from parallelism.pipeline.schedule.messages import AHEAD, Compute, Op, PostRecv, StageMessage, StartSend, program
+from parallelism.pipeline.schedule.messages import AHEAD, Op, PostRecv, StageMessage, StartSend, program
 
 Programs = Callable[[Schedule, int], Iterable[Op]]
 LEFT_OUT = {"F": BACKWARD, "FI": WEIGHTS, "FW": INPUTS}  # the missing kind, by the kinds that are present
+BEFORE, AFTER = 9, 4  # columns shown around the first marked cell
+
+
+class ActionPosition(NamedTuple):
+    """Position of an action in its rank's order; after the last one, if an action is missing."""
+
+    rank: int
+    position: int
+
+
+class ProofError(ValueError):
+    """Invalid schedule; gives the reason, `why`, and the positions, `places`, marked in a drawing of ranks by step."""
+
+    def __init__(self, schedule: Schedule, why: str, *places: ActionPosition) -> None:
+        super().__init__(f"schedule {schedule.name!r}: {why}\n{drawn(schedule, places)}".rstrip())
+        self.why, self.places = why, places
 
 
 def prove(schedule: Schedule, programs: Programs = program) -> None:
@@ -93,8 +109,7 @@ class SymbolicRun:
         self.programs = [iter(programs(schedule, rank)) for rank in range(schedule.num_ranks)]
         self.num_done = [0] * schedule.num_ranks  # actions, by rank
         self.results: list[set[Action]] = [set() for _ in self.programs]  # held, by rank
-        self.num_open = [0] * schedule.num_ranks  # receives posted but not completed, by rank
-        self.posted: set[StageMessage] = set()
+        self.open: list[set[StageMessage]] = [set() for _ in self.programs]  # receives posted but not taken, by rank
         self.sent: set[StageMessage] = set()
         self.taken: set[StageMessage] = set()
         self.waiting: dict[int, StageMessage] = {}
@@ -108,13 +123,13 @@ class SymbolicRun:
         for rank, order in enumerate(self.schedule.orders):
             if self.num_done[rank] < len(order):
                 raise self.failure(rank, "the program ends here")
-        for message in (self.sent | self.posted) - self.taken:
+        for message in (self.sent - self.taken).union(*self.open):
             raise self.failure(message.dest, f"the {message} is never taken")
 
     def advance(self, rank: int) -> None:
         for op in self.programs[rank]:
-            if isinstance(op, Compute):
-                self.compute(rank, op.action)
+            if isinstance(op, Action):
+                self.compute(rank, op)
             elif isinstance(op, PostRecv):
                 self.post(rank, op.message)
             elif isinstance(op, StartSend):
@@ -138,12 +153,11 @@ class SymbolicRun:
         self.results[rank].add(actions.result(action))
 
     def post(self, rank: int, message: StageMessage) -> None:
-        self.num_open[rank] += 1
-        if message.dest != rank or message in self.posted:
+        if message.dest != rank or message in self.open[rank] or message in self.taken:
             raise self.failure(rank, f"the {message} is posted out of turn")
-        if self.num_open[rank] > AHEAD + 1:
-            raise self.failure(rank, f"{self.num_open[rank]} receives are posted together")
-        self.posted.add(message)
+        self.open[rank].add(message)
+        if len(self.open[rank]) > AHEAD + 1:
+            raise self.failure(rank, f"{len(self.open[rank])} receives are posted together")
 
     def put(self, rank: int, message: StageMessage) -> None:
         if message.source != rank or message in self.sent or content(message) not in self.results[rank]:
@@ -155,10 +169,10 @@ class SymbolicRun:
             self.ready.append(message.dest)
 
     def take(self, rank: int, message: StageMessage) -> None:
-        if message.dest != rank or message not in self.posted or message in self.taken:
+        if message not in self.open[rank]:
             raise self.failure(rank, f"the {message} is taken out of turn")
+        self.open[rank].remove(message)
         self.taken.add(message)
-        self.num_open[rank] -= 1
         self.results[rank].add(content(message))
 
     def failure(self, rank: int, why: str) -> ProofError:
@@ -181,3 +195,47 @@ def content(message: StageMessage) -> Action:
     if message.is_gradient:
         return Action(message.stage + 1, INPUTS, message.micro_batch)
     return Action(message.stage - 1, FORWARD, message.micro_batch)
+
+
+def drawn(schedule: Schedule, places: Sequence[ActionPosition]) -> str:
+    """Draw the steps around the places, up to where ranks stop; actions that cannot begin follow without a gap.
+
+    >>> from parallelism.pipeline.schedule.basic import one_f_one_b
+    >>> print(drawn(one_f_one_b(3, 2), [ActionPosition(1, 2)]))
+    step     0     1     2     3     4     5     6     7
+    rank 0  0F0   0F1    .     .     .    0B0    .    0B1
+    rank 1   .    1F0   1F1    .   >1B0<   .    1B1    .
+    rank 2   .     .    2F0   2B0   2F1   2B1    .     .
+    """
+    steps = in_steps(schedule)
+    lanes = [dict(zip(row, map(str, order), strict=False)) for row, order in zip(steps, schedule.orders, strict=True)]
+    marked = [(rank, steps[rank][position]) for rank, position in places]
+    for rank, step in marked:
+        lanes[rank][step] = f">{lanes[rank].get(step, '?')}<"
+    first = min((step for _, step in marked), default=0)
+    end = max((1 + step for lane in lanes for step in lane), default=0)
+    columns = range(max(0, first - BEFORE), min(end, first + AFTER + 1))
+    rows = {"step": list(map(str, columns))}
+    rows |= {f"rank {rank}": [lane.get(step, ".") for step in columns] for rank, lane in enumerate(lanes)}
+    width = max((len(cell) for row in rows.values() for cell in row), default=0)
+    margin = max(map(len, rows)) + 1
+    return "\n".join(
+        f"{name:{margin}}{' '.join(f'{cell:^{width}}' for cell in row)}".rstrip() for name, row in rows.items()
+    )
+
+
+def in_steps(schedule: Schedule) -> list[list[int]]:
+    """Return each action's step, in which every rank that can proceed does one action, and the step after the last."""
+    steps: list[list[int]] = [[] for _ in schedule.orders]
+    results: set[Action] = set()
+    step = 0
+    while active := [rank for rank, order in enumerate(schedule.orders) if len(steps[rank]) < len(order)]:
+        following = {rank: schedule.orders[rank][len(steps[rank])] for rank in active}
+        able = [rank for rank in active if results.issuperset(actions.needs(following[rank], schedule.num_stages))]
+        for rank in able or active:
+            steps[rank].append(step)
+            results.add(actions.result(following[rank]))
+        step += 1
+    for row in steps:
+        row.append(row[-1] + 1 if row else 0)
+    return steps

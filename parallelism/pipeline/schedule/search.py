@@ -51,9 +51,9 @@ def search(
         starts.append(start)
         if start.span_s <= least_s:  # it cannot be improved
             break
-    starts.sort(key=span_s)
+    starts.sort(key=attrgetter("span_s"))
     improved = [improve(start, draws, work // 2 // NUM_IMPROVED, least_s) for start in starts[:NUM_IMPROVED]]
-    best = chosen([*fitting, finished(min(improved, key=span_s))], costs)
+    best = chosen([*fitting, finished(min(improved, key=attrgetter("span_s")))], costs)
     prove(best)
     return best
 
@@ -63,9 +63,6 @@ def chosen(schedules: Sequence[Schedule], costs: Costs) -> Schedule:
     times_s = [price(each, costs).span_s for each in schedules]
     best = [each for each, s in zip(schedules, times_s, strict=True) if s <= (1 + LEAST_GAIN) * min(times_s)]
     return min(best, key=lambda each: sum(each.peaks))
-
-
-span_s = attrgetter("span_s")
 
 
 def limits_of(

@@ -36,26 +36,23 @@ def zb_v(num_ranks: int, num_micro_batches: int) -> Schedule:
     If m >= 2p-1, the only bubble is the p-1 passes of filling and draining the pipeline; 2p live activations on every
     rank, of stages half the size of 1F1B's.  Fewer micro-batches keep the order of 2p-1.
     """
-    orders = [v_order(rank, num_ranks, num_micro_batches) for rank in range(num_ranks)]
-    peaks = [
-        min(2 * num_ranks - rank - 1, num_micro_batches) + min(rank + 1, num_micro_batches) for rank in range(num_ranks)
-    ]
-    return Schedule("zb_v", tuple(orders), tuple(peaks))
-
-
-def v_order(rank: int, num_ranks: int, num_micro_batches: int) -> Order:
-    """Return rank r's steps, first 2p-1-r forward passes of its first stage, the last r alternating with its second."""
     num_steady = max(num_micro_batches, 2 * num_ranks - 1) - num_ranks
-    to_last = num_ranks - rank
-    down, up = ({kind: (stage, kind) for kind in "FIW"} for stage in (rank, 2 * num_ranks - 1 - rank))
-    steps = [down["F"]] * (2 * to_last - 1)
-    steps += [up["F"], down["F"]] * rank
-    steps += [up["F"], up["I"], up["W"]] * to_last
-    steps += [down["F"], down["I"], down["W"], up["F"], up["I"], up["W"]] * num_steady
-    steps += [down["I"], up["I"]] * rank
-    steps += [down["I"], down["W"]] * to_last
-    steps += [up["W"]] * rank + [down["W"]] * rank
-    return in_turn(steps, num_micro_batches)
+    orders, peaks = [], []
+    for rank in range(
+        num_ranks
+    ):  # first 2p-1-r forward passes of its first stage, the last r alternating with its second
+        to_last = num_ranks - rank
+        down, up = ({kind: (stage, kind) for kind in "FIW"} for stage in (rank, 2 * num_ranks - 1 - rank))
+        steps = [down["F"]] * (2 * to_last - 1)
+        steps += [up["F"], down["F"]] * rank
+        steps += [up["F"], up["I"], up["W"]] * to_last
+        steps += [down["F"], down["I"], down["W"], up["F"], up["I"], up["W"]] * num_steady
+        steps += [down["I"], up["I"]] * rank
+        steps += [down["I"], down["W"]] * to_last
+        steps += [up["W"]] * rank + [down["W"]] * rank
+        orders.append(in_turn(steps, num_micro_batches))
+        peaks.append(min(2 * num_ranks - rank - 1, num_micro_batches) + min(rank + 1, num_micro_batches))
+    return Schedule("zb_v", tuple(orders), tuple(peaks))
 
 
 def in_turn(steps: Iterable[Step], num_micro_batches: int) -> Order:
