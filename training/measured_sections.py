@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from collectives.charts.page import Column, Section, Table, pairs
+from collectives.bench.page import Column, Section, Table, pairs
 from parallelism.pipeline.schedule.picture import LABELS, WAIT, action_of
 from training.profile import ALL_RANKS, AXES, BUBBLE, COMPUTING, INPUT, KINDS, OPTIMIZER, OTHER, ProfiledStep
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from collectives.charts.page import Chart, Column, Section, Table, page, pairs, write
+from collectives.bench.page import Chart, Column, Section, Table, page, pairs, write
 from collectives.job.settings import Parser
 from collectives.schedule import draw
 from models.report import smoothed

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collectives.bench.page import Chart, Column, Section, Table, page, pairs, write
 from collectives.bench.report import SCHEMA, Document, Row, bus_factor, describe
 from collectives.bench.trial import PEERS
-from collectives.charts.page import Chart, Column, Section, Table, page, pairs, write
 from collectives.job.settings import Parser
 from collectives.schedule import draw
 from collectives.schedule.cost import Link, Network

@@ -14,10 +14,9 @@ import numpy as np
 
 from collectives import algorithms
 from collectives.algorithms import Algorithm
-from collectives.bench import constants, html, peers, report
+from collectives.bench import constants, html, page, peers, report
 from collectives.bench.report import Document, Row
 from collectives.bench.trial import PEERS, Trial, Workload, element_counts, places
-from collectives.charts import page
 from collectives.communicator import Communicator
 from collectives.job import system
 from collectives.job.errors import InputError
