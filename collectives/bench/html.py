@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives.bench.page import Chart, Column, Section, Table, page, pairs, write
+from collectives.bench.page import Chart, Column, Section, Table, page, pairs
 from collectives.bench.report import SCHEMA, Document, Row, bus_factor, describe
 from collectives.bench.trial import PEERS
 from collectives.job.settings import Parser
+from collectives.job.system import write
 from collectives.schedule import draw
 from collectives.schedule.cost import Link, Network
 

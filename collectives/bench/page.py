@@ -5,7 +5,6 @@ the available width; its data stand in a table, for readers without pictures, to
 """
 
 import json
-import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -125,10 +124,3 @@ def pairs(key: str, caption: str, values: Mapping[str, Any] | Iterable[tuple[str
     items = values.items() if isinstance(values, Mapping) else values
     rows = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in items]
     return Table(key, caption, (Column("what"), Column("value")), rows, wraps=True)
-
-
-def write(path: str | Path, text: str) -> None:
-    """Write a file in one go, so that it is never half written."""
-    part = Path(f"{path}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)

@@ -14,7 +14,7 @@ import numpy as np
 
 from collectives import algorithms
 from collectives.algorithms import Algorithm
-from collectives.bench import constants, html, page, peers, report
+from collectives.bench import constants, html, peers, report
 from collectives.bench.report import Document, Row
 from collectives.bench.trial import PEERS, Trial, Workload, element_counts, places
 from collectives.communicator import Communicator
@@ -276,12 +276,12 @@ def write(comm: Communicator, flags: Namespace, document: Document, network: Net
         if comm.rank:
             return
         if flags.json:
-            page.write(flags.json, report.to_json(document))
+            system.write(flags.json, report.to_json(document))
         if flags.html:
-            page.write(flags.html, html.report({"this run": document}))
+            system.write(flags.html, html.report({"this run": document}))
         if flags.tune:
             around = document["environment"]
-            page.write(flags.tune, auto.to_json(report.tuning(comm, around, network, str(flags.tune), sizes)))
+            system.write(flags.tune, auto.to_json(report.tuning(comm, around, network, str(flags.tune), sizes)))
 
 
 class TimedStep:
