@@ -33,7 +33,7 @@ class TorchCall:
     inputs: Tensors
     outputs: Tensors
     options: tuple  # in the communicator's order
-    note: str = ""  # further facts in which ranks must agree
+    note: str = ""  # ", " and further facts in which ranks must agree
     failure: str = ""  # why it is refused
     place: Place | None = None  # source line of the call
 
@@ -63,7 +63,7 @@ class TorchCall:
             comm._resolver.refuse(self.collective, refusal, run, self.place)
         x, out = self.arrays()
         result = x if self.collective in IN_PLACE else out
-        comm._resolver.run(self.collective, x, out, self.options, run, self.words, self.place, at_once)
+        comm._resolver.run(self.collective, x, out, self.options, run, self.note, self.place, at_once)
         if self.outputs and result is not self.outputs[0]:
             unpack(result, self.outputs)
 
@@ -74,7 +74,7 @@ class TorchCall:
         if len(self.outputs) > 1 or not all(t.is_contiguous() and t.dtype in OUR_DTYPES for t in self.outputs):
             return None
         x, out = self.arrays()
-        request = Request(self.collective, x, out, self.options, note=self.words, place=self.place)
+        request = Request(self.collective, x, out, self.options, note=self.note, place=self.place)
         return comm._resolver.begin_bound(request)
 
     def arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -83,11 +83,6 @@ class TorchCall:
         if self.collective in IN_PLACE:
             return pack(self.inputs or self.outputs, is_moved), None
         return pack(self.inputs, is_moved), pack(self.outputs, is_moved, is_empty=True)
-
-    @property
-    def words(self) -> str:
-        """The facts that ranks must agree on besides the arguments, in words."""
-        return self.note and f", {self.note}"
 
 
 @lru_cache(1024)
@@ -154,7 +149,7 @@ def sum_sparse(tensor: torch.Tensor, op: Any, size: int, place: Place, execute: 
     failure = "" if op == op.SUM else f"op {op.name} of a sparse tensor: use SUM, or pass tensor.to_dense()"
     own = tensor.detach().coalesce()
     num_rows = torch.empty(size, dtype=torch.int64)
-    note = f"sparse {tuple(tensor.shape)} of {tensor.dtype} in {tensor.sparse_dim()} dimensions"
+    note = f", sparse {tuple(tensor.shape)} of {tensor.dtype} in {tensor.sparse_dim()} dimensions"
     execute(gather([torch.tensor([own._nnz()])], [num_rows], options_of("all_gather"), note, failure))
 
     def of_all(rows: torch.Tensor) -> torch.Tensor:
