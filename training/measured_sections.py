@@ -109,6 +109,5 @@ def cells_of(span: Span) -> tuple[int, str, str, float, float]:
 def conditions_section(settings: Mapping[str, Any], around: Mapping[str, Any], announced: str) -> Section:
     """List the command, the run's announcement, the machine, and the settings."""
     entries = {"command": shlex.join(sys.orig_argv), "run": announced, **around}
-    nonempty = {name: value for name, value in settings.items() if value not in (None, "", [])}
-    tables = [pairs("machine", "Machine and command", {k: v for k, v in entries.items() if v not in (None, [], {})})]
-    return Section("Machine, command and settings", tables=[*tables, pairs("settings", "Settings", nonempty)])
+    tables = [pairs("machine", "Machine and command", entries), pairs("settings", "Settings", settings)]
+    return Section("Machine, command and settings", tables=tables)
