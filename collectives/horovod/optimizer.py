@@ -82,10 +82,8 @@ class GradientReducer:
         self.calls, self.comm, self.buckets, self.passes = calls, comm, buckets, passes
         self.step = description._replace(kind="step")
         calls.reducers[self.step.name] = self
-        self.hooks: list[Any] = []
         self.bucket_of = {param: bucket for bucket in buckets for param in bucket.params}
-        for param in self.bucket_of:
-            self.hooks.append(param.register_post_accumulate_grad_hook(self.ready))
+        self.hooks = [param.register_post_accumulate_grad_hook(self.ready) for param in self.bucket_of]
         self.begin()
 
     def begin(self) -> None:

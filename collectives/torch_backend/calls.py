@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from collectives.arrays import ops
 from collectives.communicator import Communicator
 from collectives.runtime.checks.call_log import Place
 from collectives.runtime.plan import Plan, run_now
@@ -17,10 +18,8 @@ from collectives.runtime.resolve import OPTIONS, Request, Runs
 IN_PLACE = ("all_reduce", "broadcast", "reduce")
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 DEFAULTS = {"op": "sum", "root": 0, "wire_dtype": None, "reproducible": False, "algorithm": "auto"}
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by itemsize
-NUMBERS = "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128"
-OUR_DTYPES = {getattr(torch, name) for name in NUMBERS.split() if hasattr(torch, name)}  # of the communicator
+OUR_DTYPES = {getattr(torch, str(dtype)) for dtype in ops.DTYPES if hasattr(torch, str(dtype))}  # of the communicator
 LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (__file__, str(torch.__file__)))
 Tensors = list[torch.Tensor]
 
@@ -133,7 +132,7 @@ Execute = Callable[[TorchCall], None]
 
 def sum_products(call: TorchCall, factor: Any, execute: Execute) -> None:
     """Sum the ranks' inputs, each times a factor of its own; inputs stay unchanged."""
-    if (dtype := call.inputs[0].dtype) not in FLOATS:
+    if (dtype := call.inputs[0].dtype) not in OUR_DTYPES or not dtype.is_floating_point:
         call.failure = f"op PREMUL_SUM of {dtype}: only floats are multiplied, so use SUM, or cast"
     inputs = [(tensor.detach() * factor).to(tensor.dtype) for tensor in call.inputs]
     outputs = call.outputs if call.collective == "reduce_scatter" else inputs[: len(call.outputs)]
