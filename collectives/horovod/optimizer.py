@@ -22,7 +22,6 @@ from collectives.horovod.process_sets import ProcessSet, global_process_set
 
 BUCKET_BYTES = 4 << 20
 Groups = int | Sequence[Sequence[Tensor]] | None
-Named = tuple[str, Tensor]
 Base: Any = Optimizer  # to mypy, the base of the mixins below
 
 
@@ -255,7 +254,7 @@ class AdasumOptimizer(Base):
 
 def DistributedOptimizer(  # noqa: N802  as Horovod calls it
     optimizer: Optimizer,
-    named_parameters: Iterable[Named] | None = None,
+    named_parameters: Iterable[tuple[str, Tensor]] | None = None,
     compression: Any = Compression.none,
     backward_passes_per_step: int = 1,
     op: str = Average,
@@ -277,9 +276,12 @@ def DistributedOptimizer(  # noqa: N802  as Horovod calls it
     extra: dict[str, Any] = {"reducer": None}
     if process_set.included():
         names = {} if failure else {param: name for name, param in named}
-        own = [(names[param], param) for param in params if names and param.requires_grad]
-        calls, description = agree(process_set, own, failure, op, groups)
-        trained = [param for _, param in own]
+        trained = [param for param in params if param in names and param.requires_grad]
+        calls, kind = process_set.matched, "DistributedOptimizer"
+        facts = tuple(TensorFacts.of(param, name=names[param]) for param in trained)
+        number = groups if groups is None or isinstance(groups, int) else len(groups)
+        description = Description(kind, calls.name(kind), facts, (("op", op), ("groups", number)), failure)
+        calls.wait(calls.add(description))
         if op == Adasum:
             extra = {"compression": compression, "trained": trained}
         else:
@@ -293,21 +295,6 @@ def DistributedOptimizer(  # noqa: N802  as Horovod calls it
     state = {key: value for key, value in vars(optimizer).items() if key != "step"}  # a learning-rate scheduler's
     vars(result).update(state | extra)
     return result
-
-
-def agree(
-    process_set: ProcessSet, named: Sequence[Named], failure: str, op: str, groups: Groups
-) -> tuple[MatchedCalls, Description]:
-    """Return the calls and the description of an optimizer, which is the same on all ranks.  Collective.
-
-    Raises: HorovodInternalError on every rank otherwise.
-    """
-    calls, kind = process_set.matched, "DistributedOptimizer"
-    facts = tuple(TensorFacts.of(param, name=name) for name, param in named)
-    number = groups if groups is None or isinstance(groups, int) else len(groups)
-    description = Description(kind, calls.name(kind), facts, (("op", op), ("groups", number)), failure)
-    calls.wait(calls.add(description))
-    return calls, description
 
 
 def refusal(
