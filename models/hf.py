@@ -14,9 +14,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from collectives.job.system import replacing
 from models import hf_gpt2, hf_llama
 from models.config import LlamaConfig, ModelConfig
-from models.files import replacing
 from models.mixture import routers
 from models.model import Model, make
 

@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from collectives.job import system
-from models.files import replacing
+from collectives.job.system import replacing
 
 
 class Metrics(NamedTuple):

@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 
-from models.files import replacing
+from collectives.job.system import replacing
 
 BYTES, TOKEN_IDS = "bytes", "token ids"
 META = "meta.json"  # beside tokens or weights, with the name of their tokenizer

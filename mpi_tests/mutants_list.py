@@ -477,8 +477,8 @@ TOOLS = [
     ),
     mutant(
         "collectives/torch_backend/calls.py",
-        'return self.note and f", {self.note}"',
-        'return ""',
+        "run, self.note, self.place",
+        'run, "", self.place',
         ("test_torch_backend.py", "ranks_that_disagree and 2-ranks", 2),
     ),
     mutant(

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from collectives.charts.page import write
+from collectives.job.system import write
 from collectives.runtime.surroundings import surroundings
 from collectives.schedule.draw import refuse
 from training.announcement import announcement

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from collectives.charts.page import Column, Section, Table, pairs
+from collectives.bench.page import Column, Section, Table, pairs
 from parallelism.pipeline.schedule.picture import LABELS, WAIT, action_of
 from parallelism.pipeline.schedule.price import bubble
 from training.profile import ALL_RANKS, AXES, BUBBLE, COMPUTING, INPUT, KINDS, OPTIMIZER, OTHER, ProfiledStep
@@ -109,6 +109,5 @@ def cells_of(span: Span) -> tuple[int, str, str, float, float]:
 def conditions_section(settings: Mapping[str, Any], around: Mapping[str, Any], announced: str) -> Section:
     """List the command, the run's announcement, the machine, and the settings."""
     entries = {"command": shlex.join(sys.orig_argv), "run": announced, **around}
-    nonempty = {name: value for name, value in settings.items() if value not in (None, "", [])}
-    tables = [pairs("machine", "Machine and command", {k: v for k, v in entries.items() if v not in (None, [], {})})]
-    return Section("Machine, command and settings", tables=[*tables, pairs("settings", "Settings", nonempty)])
+    tables = [pairs("machine", "Machine and command", entries), pairs("settings", "Settings", settings)]
+    return Section("Machine, command and settings", tables=tables)

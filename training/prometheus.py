@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from models.files import replacing
+from collectives.job.system import replacing
 
 Record = dict[str, Any]
 

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from collectives.charts.page import Chart, Column, Section, Table, page, pairs, write
+from collectives.bench.page import Chart, Column, Section, Table, page, pairs
 from collectives.job.settings import Parser
+from collectives.job.system import write
 from collectives.schedule import draw
 from models.report import smoothed
 from training.out_dir import METRICS, SETTINGS

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collectives.bench.page import Chart, Column, Section, Table, page, pairs
 from collectives.bench.report import SCHEMA, Document, Row, bus_factor, describe
 from collectives.bench.trial import PEERS
-from collectives.charts.page import Chart, Column, Section, Table, page, pairs, write
 from collectives.job.settings import Parser
+from collectives.job.system import write
+from collectives.runtime.choose.auto import parse_network
 from collectives.schedule import draw
-from collectives.schedule.cost import Link, Network
 
 CASE = ("collective", "memory", "device", "dtype", "op", "root", "in_place")  # the same within a section
 PARTS = {"schema", "command", "started", "environment", "ranks", "nodes", "links", "results"}
@@ -117,16 +118,12 @@ def report(runs: dict[str, Document]) -> str:
 
 def machine(number: int, name: str, document: Document) -> Section:
     """Show the machine, the command and the date of a run."""
-    links: dict[str, Any] = dict(document["links"])
-    links |= {key: Link(**value) for key, value in links.items() if isinstance(value, dict)}
-    ranks = iter(range(document["ranks"]))
-    nodes = [[next(ranks) for _ in range(length)] for length in document["nodes"]]
-    around = {key: value for key, value in document["environment"].items() if value not in (None, [], {})}
+    network = parse_network(document["links"])
     entries = {
         "command": shlex.join(document["command"]),
         "started": document["started"],
-        "speeds": describe(Network(**links), nodes).removeprefix("# "),
-        **around,
+        "speeds": describe(network, [range(length) for length in document["nodes"]]).removeprefix("# "),
+        **document["environment"],
     }
     return Section(f"Machine and command of {name}", tables=[pairs(f"m{number}", f"Run {name}", entries)])
 

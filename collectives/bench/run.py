@@ -16,8 +16,7 @@ from collectives import algorithms
 from collectives.algorithms import Algorithm
 from collectives.bench import constants, html, peers, report
 from collectives.bench.report import Document, Row
-from collectives.bench.trial import PEERS, Trial, Workload, element_counts, places
-from collectives.charts import page
+from collectives.bench.trial import PEERS, Trial, element_counts, places
 from collectives.communicator import Communicator
 from collectives.job import system
 from collectives.job.errors import InputError
@@ -83,16 +82,7 @@ def measured(comm: Communicator, flags: Namespace, network: Network, missing: An
     """Measure and print, and write the files after each size, as an interrupt leaves no time.  Collective."""
     sizes: list[list[Row]] = []
     document["results"] = []
-    planned = [
-        (workload, in_place, count)
-        for workload in flags.workloads
-        for in_place in ((COLLECTIVES[workload.collective].in_place,) if flags.tune else places(workload.collective))
-        for count in element_counts(workload, comm.size, flags.sizes)
-    ]
-    measuring = results(comm, flags, planned, network, missing)
-    for rows in progress_bar(measuring, "size", comm.rank, len(planned)):
-        if not rows:
-            continue
+    for rows in results(comm, flags, network, missing):
         if not sizes or any(sizes[-1][0][name] != rows[0][name] for name in ("collective", "memory", "in_place")):
             show(*report.heading(rows[0], document["times"], flags.wide))
         show(*report.lines(rows, flags.wide))
@@ -114,16 +104,20 @@ def refuse_too_large(comm: Communicator, flags: Namespace) -> None:
             raise ValueError(f"--end {size_in_words(flags.end)}: {words}: use --end {free >> 10}K at most")
 
 
-def results(
-    comm: Communicator, flags: Namespace, planned: Sequence[tuple[Workload, bool, int]], network: Network, missing: Any
-) -> Iterator[list[Row]]:
+def results(comm: Communicator, flags: Namespace, network: Network, missing: Any) -> Iterator[list[Row]]:
     """Make one measurement after the other, and name the peers that can't take part.  Collective."""
     say = cache(show)  # prints each line once
-    for workload, in_place, count in planned:
+    planned = [
+        (workload, in_place, count)
+        for workload in flags.workloads
+        for in_place in ((COLLECTIVES[workload.collective].in_place,) if flags.tune else places(workload.collective))
+        for count in element_counts(workload, comm.size, flags.sizes)
+    ]
+    for workload, in_place, count in progress_bar(planned, "size", comm.rank):
         trial = Trial(comm, workload, count, in_place)
         names = [name for name in flags.names[trial.collective] if name not in missing]
-        contestants = [one for name in names if (one := able(comm, trial, name, flags, say))]
-        yield measure(comm, contestants, flags, network) if contestants else []
+        if contestants := [one for name in names if (one := able(comm, trial, name, flags, say))]:
+            yield measure(comm, contestants, flags, network)
 
 
 def measure(comm: Communicator, contestants: Sequence[Contestant], flags: Namespace, network: Network) -> list[Row]:
@@ -277,12 +271,12 @@ def write(comm: Communicator, flags: Namespace, document: Document, network: Net
         if comm.rank:
             return
         if flags.json:
-            page.write(flags.json, report.to_json(document))
+            system.write(flags.json, report.to_json(document))
         if flags.html:
-            page.write(flags.html, html.report({"this run": document}))
+            system.write(flags.html, html.report({"this run": document}))
         if flags.tune:
             around = document["environment"]
-            page.write(flags.tune, auto.to_json(report.tuning(comm, around, network, str(flags.tune), sizes)))
+            system.write(flags.tune, auto.to_json(report.tuning(comm, around, network, str(flags.tune), sizes)))
 
 
 class TimedStep:

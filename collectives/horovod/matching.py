@@ -2,7 +2,7 @@
 
 A submitted call is pending.  A rank that waits for one exchanges its pending calls with the other ranks, and all run
 those that every rank has, in the order of the lowest rank.  So an asynchronous call begins when every rank waits for a
-call or polls one, this one or another; `reducer.py` reduces gradients during the backward pass.
+call or polls one, this one or another; `optimizer.py` reduces gradients during the backward pass.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from collectives.communicator import Communicator
+from collectives.horovod import tensor_calls
 from collectives.job.errors import InputError, LoneInputError
 
 NONAME = "noname."
@@ -38,9 +39,6 @@ class TensorFacts(NamedTuple):
     @classmethod
     def of(cls, x: Tensor, num_free: int = 0, name: str = "") -> Self:
         return cls(str(x.dtype).removeprefix("torch."), tuple(x.shape[num_free:]), x.device.type, name)
-
-    def zeros(self) -> Tensor:
-        return torch.zeros(self.shape, dtype=getattr(torch, self.dtype), device=self.device)
 
     def __str__(self) -> str:
         return f"{self.name and f'{self.name}: '}{self.dtype} {self.shape} on {self.device}"
@@ -104,13 +102,10 @@ class Position(NamedTuple):
 
 
 class MatchedCalls:
-    """The pending calls among the ranks of `comm`.
+    """The pending calls among the ranks of `comm`; `is_part`: the job has more ranks."""
 
-    `join_in` contributes a joined rank's zeros to a call of others; `is_part`: the job has more ranks.
-    """
-
-    def __init__(self, comm: Communicator, join_in: Callable[["MatchedCalls", Description], Any], is_part: bool):
-        self.comm, self.join_in, self.is_part = comm, join_in, is_part
+    def __init__(self, comm: Communicator, is_part: bool):
+        self.comm, self.is_part = comm, is_part
         self.waiting: dict[str, NamedCall] = {}
         self.reducers: dict[str, Any] = {}  # of gradients, by the names of their steps
         self.is_joined, self.joined = False, list[int]()  # ranks in the order in which they have joined
@@ -186,9 +181,17 @@ class MatchedCalls:
             description = first.waiting[key]
             self._numbers[description.kind] += description.name.startswith(NONAME)
             if not failure:
-                self.join_in(self, description)
+                self.join_in(description)
         if awaited and not common and all(each.awaited for each in active.values()):
             self.waiting.pop(awaited.description.key).end(stall(active), is_lone)
+
+    def join_in(self, description: Description) -> None:
+        """Contribute zeros to a call of others, for this rank, which has joined."""
+        if description.kind == "step":
+            self.reducers[description.name].join_in()
+        elif description.kind == "allreduce":
+            zeros = [torch.zeros(x.shape, dtype=getattr(torch, x.dtype), device=x.device) for x in description.tensors]
+            tensor_calls.allreduce(self.comm, zeros, **dict(description.agree), in_place=True)
 
     def positions(self, awaited: Description | None) -> Sequence[Position]:
         """Return every rank's position; only this one's, after one small all-reduce, if all are equal."""

@@ -7,7 +7,6 @@ from typing import Any
 
 from collectives.communicator import Communicator
 from collectives.horovod.matching import MatchedCalls
-from collectives.horovod.tensor_calls import join_in
 from collectives.job.launch import start_mpi, world
 
 
@@ -61,7 +60,7 @@ class ProcessSet:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
     def _open(self, number: int, comm: Communicator | None) -> None:
-        self.process_set_id, self.calls = number, MatchedCalls(comm, join_in, is_part=number > 0) if comm else None
+        self.process_set_id, self.calls = number, MatchedCalls(comm, is_part=number > 0) if comm else None
 
     def _close(self) -> None:
         if self.calls is not None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from collectives.communicator import Communicator
-from collectives.horovod.matching import Description, MatchedCalls
 
 Tensors = Sequence[Tensor]
 DENSE = torch.contiguous_format
@@ -142,13 +141,3 @@ def allgather_object(comm: Communicator, tensors: Tensors, obj: Any) -> list[Any
 
 def barrier(comm: Communicator, tensors: Tensors) -> None:
     """Do nothing: all ranks have arrived."""
-
-
-def join_in(calls: MatchedCalls, description: Description) -> None:
-    """Contribute zeros to a call of others, for a rank that has joined."""
-    if description.kind == "step":
-        calls.reducers[description.name].join_in()
-    elif description.kind == "allreduce":
-        allreduce(
-            calls.comm, [facts.zeros() for facts in description.tensors], **dict(description.agree), in_place=True
-        )

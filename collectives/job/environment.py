@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from collectives.job.settings import Range
+from collectives.job.system import write
 
 T = TypeVar("T")
 CORES, THREADS, BLOCKS, SECONDS = *[Range(1, 2**16)] * 3, Range(0, 10**8, unit="s")
@@ -167,9 +168,7 @@ def keep(path: Path, data: Any) -> str:
     """Write JSON in one go; return its path, or why it is not written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(json.dumps(data, indent=1) + "\n")
-        unfinished.replace(path)
+        write(path, json.dumps(data, indent=1) + "\n")
     except OSError as error:
         return f"not kept ({path}: {error.strerror})"
     return f"kept in {path}"

@@ -10,12 +10,12 @@ from tqdm import tqdm
 from collectives.job import environment
 
 
-def progress_bar(steps: Iterable[Any] | int, unit: str, rank: int = 0, total: int | None = None) -> tqdm:
+def progress_bar(steps: Iterable[Any] | int, unit: str, rank: int = 0) -> tqdm:
     """Return a bar over an iterable, or over so many calls of `update()`, in `with`.
 
-    Rank 0 draws it, and only on a terminal.  `total` is the number of steps, if the iterable has no length.
+    Rank 0 draws it, and only on a terminal.
     """
-    iterable, total = (None, steps) if isinstance(steps, int) else (steps, total)
+    iterable, total = (None, steps) if isinstance(steps, int) else (steps, None)
     # A rank's terminal may be mpirun's pseudo-terminal, without width and height; this is then 80 x 24.
     width, height = shutil.get_terminal_size()
     is_hidden = rank > 0 or not environment.on_terminal()

@@ -9,6 +9,8 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +47,20 @@ def peak_memory_bytes() -> int:
 def function(name: str) -> Any:
     """Return a function of the C library, or None where it has none of that name."""
     return getattr(ctypes.CDLL(None), name, None)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the same folder, which replaces `path` on success, so that it is never incomplete."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write(path: str | Path, text: str) -> None:
+    """Write a file in one go."""
+    with replacing(Path(path)) as temporary:
+        temporary.write_text(text, encoding="utf-8")

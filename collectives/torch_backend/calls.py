@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from collectives.arrays import ops
 from collectives.communicator import Communicator
 from collectives.runtime.checks.call_log import Place
 from collectives.runtime.plan import Plan, run_now
@@ -17,10 +18,8 @@ from collectives.runtime.resolve import OPTIONS, Request, Runs
 IN_PLACE = ("all_reduce", "broadcast", "reduce")
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 DEFAULTS = {"op": "sum", "root": 0, "wire_dtype": None, "reproducible": False, "algorithm": "auto"}
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by itemsize
-NUMBERS = "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex64 complex128"
-OUR_DTYPES = {getattr(torch, name) for name in NUMBERS.split() if hasattr(torch, name)}  # of the communicator
+OUR_DTYPES = {getattr(torch, str(dtype)) for dtype in ops.DTYPES if hasattr(torch, str(dtype))}  # of the communicator
 LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (__file__, str(torch.__file__)))
 Tensors = list[torch.Tensor]
 
@@ -33,7 +32,7 @@ class TorchCall:
     inputs: Tensors
     outputs: Tensors
     options: tuple  # in the communicator's order
-    note: str = ""  # further facts in which ranks must agree
+    note: str = ""  # ", " and further facts in which ranks must agree
     failure: str = ""  # why it is refused
     place: Place | None = None  # source line of the call
 
@@ -63,7 +62,7 @@ class TorchCall:
             comm._resolver.refuse(self.collective, refusal, run, self.place)
         x, out = self.arrays()
         result = x if self.collective in IN_PLACE else out
-        comm._resolver.run(self.collective, x, out, self.options, run, self.words, self.place, at_once)
+        comm._resolver.run(self.collective, x, out, self.options, run, self.note, self.place, at_once)
         if self.outputs and result is not self.outputs[0]:
             unpack(result, self.outputs)
 
@@ -74,7 +73,7 @@ class TorchCall:
         if len(self.outputs) > 1 or not all(t.is_contiguous() and t.dtype in OUR_DTYPES for t in self.outputs):
             return None
         x, out = self.arrays()
-        request = Request(self.collective, x, out, self.options, note=self.words, place=self.place)
+        request = Request(self.collective, x, out, self.options, note=self.note, place=self.place)
         return comm._resolver.begin_bound(request)
 
     def arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -83,11 +82,6 @@ class TorchCall:
         if self.collective in IN_PLACE:
             return pack(self.inputs or self.outputs, is_moved), None
         return pack(self.inputs, is_moved), pack(self.outputs, is_moved, is_empty=True)
-
-    @property
-    def words(self) -> str:
-        """The facts that ranks must agree on besides the arguments, in words."""
-        return self.note and f", {self.note}"
 
 
 @lru_cache(1024)
@@ -138,7 +132,7 @@ Execute = Callable[[TorchCall], None]
 
 def sum_products(call: TorchCall, factor: Any, execute: Execute) -> None:
     """Sum the ranks' inputs, each times a factor of its own; inputs stay unchanged."""
-    if (dtype := call.inputs[0].dtype) not in FLOATS:
+    if (dtype := call.inputs[0].dtype) not in OUR_DTYPES or not dtype.is_floating_point:
         call.failure = f"op PREMUL_SUM of {dtype}: only floats are multiplied, so use SUM, or cast"
     inputs = [(tensor.detach() * factor).to(tensor.dtype) for tensor in call.inputs]
     outputs = call.outputs if call.collective == "reduce_scatter" else inputs[: len(call.outputs)]
@@ -154,7 +148,7 @@ def sum_sparse(tensor: torch.Tensor, op: Any, size: int, place: Place, execute: 
     failure = "" if op == op.SUM else f"op {op.name} of a sparse tensor: use SUM, or pass tensor.to_dense()"
     own = tensor.detach().coalesce()
     num_rows = torch.empty(size, dtype=torch.int64)
-    note = f"sparse {tuple(tensor.shape)} of {tensor.dtype} in {tensor.sparse_dim()} dimensions"
+    note = f", sparse {tuple(tensor.shape)} of {tensor.dtype} in {tensor.sparse_dim()} dimensions"
     execute(gather([torch.tensor([own._nnz()])], [num_rows], options_of("all_gather"), note, failure))
 
     def of_all(rows: torch.Tensor) -> torch.Tensor:

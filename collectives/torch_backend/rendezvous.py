@@ -51,25 +51,23 @@ def numbered(url: str) -> bool:
     comm.free()
     if all(numbers == NOTHING for numbers in every):
         return False
-    if odd := misfits(every):
-        number, size = ("not set" if value < 0 else value for value in every[odd[0]])
+    if (odd := misfit(every)) is not None:
+        number, size = ("not set" if value < 0 else value for value in every[odd])
         raise InputError(
-            f"MPI has started {len(every)} ranks, and in the environment of its rank {odd[0]} RANK is {number} and "
+            f"MPI has started {len(every)} ranks, and in the environment of its rank {odd} RANK is {number} and "
             f"WORLD_SIZE {size}: unset them, or pass init_method='mpi://'"
         )
     return True
 
 
-def misfits(every: list[list[int]]) -> list[int]:
-    """Return those of MPI's ranks whose number another has, too, or whose number of ranks is not MPI's."""
-    count = len(every)
-    free = set(range(count))
-    odd = []
+def misfit(every: list[list[int]]) -> int | None:
+    """Return the first of MPI's ranks whose number another has, too, or whose number of ranks is not MPI's."""
+    free = set(range(len(every)))
     for rank, (number, size) in enumerate(every):
-        if size != count or number not in free:
-            odd.append(rank)
-        free.discard(number)
-    return odd
+        if size != len(every) or number not in free:
+            return rank
+        free.remove(number)
+    return None
 
 
 def rendezvous(url: str, **options: Any) -> Iterator[tuple[dist.Store, int, int]]:

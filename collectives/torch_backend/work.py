@@ -227,9 +227,6 @@ class Pending(Finished):
         C++ code that waits for the future does not tell; but then this process's other threads are idle.
         """
         plan.begin()
-        self.finish(plan)
-
-    def finish(self, plan: Plan) -> None:
         sleep_s = SHORTEST_SLEEP_S
         while not self.awaited:
             if plan.done():
@@ -308,22 +305,18 @@ class CallQueue:
                 self.threads[-1].start()
 
     def _run(self) -> None:
-        while pending := self._run_next():
+        while True:
+            with self.turn:
+                pending = self.calls.get()
+                if pending is None:
+                    self.calls.put(None)  # for the other threads
+                    return
+                with self.running:
+                    pending.run()
             self._have_free(-1)
             pending.set_future()
             del pending
             self._have_free(1)
-
-    def _run_next(self) -> Pending | None:
-        """Run the next call; return it, or None at the end."""
-        with self.turn:
-            pending = self.calls.get()
-            if pending is None:
-                self.calls.put(None)  # for the other threads
-            else:
-                with self.running:
-                    pending.run()
-            return pending
 
     def end(self) -> None:
         """Return when all calls and their continuations are complete."""

@@ -68,7 +68,7 @@ FLOORS = {
     "torch": Floor(("collectives.torch_backend",), imports=ALL),
     "horovod": Floor(("collectives.horovod",), imports=ALL),
     "mpi4py": Floor(("collectives.mpi4py",), imports=ALL),
-    "charts": Floor(("collectives.charts",), without=MPI_AND_ARRAYS),
+    "charts": Floor(("collectives.bench.page",), without=MPI_AND_ARRAYS),
     "programs": Floor(
         ("collectives.bench", "collectives.doctor"), imports=(*ALL, "simulation", "torch", "programs", "charts")
     ),

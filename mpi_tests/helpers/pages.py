@@ -1,4 +1,4 @@
-"""Parse the pages of `collectives.charts` as a browser does: their tables, charts and links."""
+"""Parse the pages of `collectives.bench.page` as a browser does: their tables, charts and links."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.shares_cores
 PACKAGES = ("collectives", "models", "parallelism", "teaching", "training")
 FILES = {  # files that programs read
     "collectives/arrays": "*.cu",
-    "collectives/charts": "*.[cj]s*",
+    "collectives/bench": "*.[cj]s*",
     "models/configs": "*.toml",
     "collectives/job/hostfiles": "*",
     "teaching/page": "*.[chj][st]*",

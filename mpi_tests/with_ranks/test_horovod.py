@@ -356,7 +356,7 @@ def groups(model):
     "settings", [{}, {"groups": 2}, {"groups": 0}, {"groups": groups}, {"gradient_predivide_factor": 4.0}]
 )
 def test_steps_are_those_of_the_whole_batch(hvd, settings, monkeypatch):
-    monkeypatch.setattr("collectives.horovod.reducer.BUCKET_BYTES", 200)  # 3 buckets
+    monkeypatch.setattr("collectives.horovod.optimizer.BUCKET_BYTES", 200)  # 3 buckets
     model = new_model()
     settings = {key: value(model) if callable(value) else value for key, value in settings.items()}
     optimizer = distributed(hvd, model, **settings)

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from collectives.torch_backend import runner
 from collectives.torch_backend.work import HELD
 from mpi_tests.helpers.torch_programs import PROGRAMS, ddp, lacking
 from mpi_tests.helpers.torch_world import of, world
@@ -148,7 +147,7 @@ def test_programs_as_over_gloo(mpi_comm, program):
 @pytest.mark.sizes(2)
 def test_works_are_held_until_they_are_asked(mpi_comm, monkeypatch):
     """This emulates torch before 2.7, whose C++ cannot call methods of a Python work without a Python reference."""
-    monkeypatch.setattr(runner, "CPP_HOLDS_WORKS", False)
+    monkeypatch.setattr("collectives.torch_backend.group.CPP_HOLDS_WORKS", False)
     with world(mpi_comm):
         works = [dist.all_reduce(x := torch.ones(3), async_op=True) for _ in range(2)]
         assert set(works) == HELD

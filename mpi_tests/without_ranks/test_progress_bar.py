@@ -29,7 +29,7 @@ def on_terminal(monkeypatch):
 
 def test_a_terminal_shows_the_step_and_the_lines_above_the_bar(monkeypatch):
     terminal = on_terminal(monkeypatch)
-    for step in progress_bar(iter("ab"), "letter", total=2):
+    for step in progress_bar("ab", "letter"):
         show(f"line {step}")
     lines = terminal.text.replace("\r", "\n").split("\n")
     assert [line for line in lines if line.startswith("line")] == ["line a", "line b"]

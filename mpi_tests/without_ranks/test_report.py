@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from collectives.job.system import replacing
 from models import killed
-from models.files import replacing
 from models.report import Metrics, TrainingReport, iteration_line, loss_figure, peak_memory_mib, smoothed
 
 EXAMPLE = Metrics(12, 300, 2.3456, 0.89, 9.99e-4, 12345, 34.5e9, None, 120, 12, 512)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from collectives.torch_backend import work
-from collectives.torch_backend.runner import Runner
+from collectives.torch_backend.group import Runner
 
 
 @pytest.fixture

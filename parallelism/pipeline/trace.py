@@ -7,16 +7,15 @@ origins: the offset is estimated from the fastest of several round trips.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import collectives
+from collectives.job.system import write
 from collectives.schedule.draw import save, time_axis
 from parallelism.pipeline.events import Listener
 from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, needs, result
@@ -155,11 +154,8 @@ def save_picture(path: str, timeline: Timeline, spans: Sequence[Span]) -> None:
 
 def save_trace(path: str, spans: Sequence[Span]) -> None:
     """Write spans in Chrome's trace event format, atomically: one process per rank, one arrow per message."""
-    part = Path(f"{path}.part")
-    part.write_text(
-        json.dumps({"traceEvents": [*names(spans), *events(spans), *arrows(spans)], "displayTimeUnit": "ms"})
-    )
-    os.replace(part, path)
+    trace = {"traceEvents": [*names(spans), *events(spans), *arrows(spans)], "displayTimeUnit": "ms"}
+    write(path, json.dumps(trace))
 
 
 def names(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:

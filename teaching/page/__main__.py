@@ -5,11 +5,12 @@ python -m teaching.page --out page.html
 Without torch, ring attention and ZeRO are left out.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 
 from collectives.job.settings import Parser
+from collectives.job.system import write
+from collectives.schedule.draw import refuse
 from teaching.page.assemble import page
 from teaching.page.scenes import has_torch, scenes
 
@@ -24,9 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not has_torch():
         print("torch is not installed: the page is without ring attention and ZeRO", file=sys.stderr)
     text = page(scenes())
-    with open(f"{flags.out}.part", "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(f"{flags.out}.part", flags.out)
+    write(flags.out, text)
     print(f"{flags.out}: {len(text.encode()) / 1000:.0f} kB, opens in any browser without a network")
     return 0
 
@@ -35,12 +34,6 @@ def parser() -> Parser:
     parser = Parser("python -m teaching.page", __doc__)
     parser.add_argument("--out", required=True, metavar="FILE", help="the page, one file")
     return parser
-
-
-def refuse(path: str) -> None:
-    """Refuse a path where no page can be put, by a ValueError."""
-    if not os.access(os.path.dirname(path) or ".", os.W_OK) or os.path.isdir(path):
-        raise ValueError(f"--out {path} can't be written: pass a file in an existing, writable folder")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ the available width; its data stand in a table, for readers without pictures, to
 """
 
 import json
-import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -120,15 +119,8 @@ def shown(nbytes: float) -> str:
     return f"{nbytes:.4g} B"
 
 
-def pairs(key: str, caption: str, values: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Table:
-    """Make a table of names and values."""
-    items = values.items() if isinstance(values, Mapping) else values
-    rows = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in items]
+def pairs(key: str, caption: str, values: Mapping[str, Any]) -> Table:
+    """Make a table of names and values, without empty ones."""
+    full = {name: value for name, value in values.items() if value not in (None, "", [], {})}
+    rows = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in full.items()]
     return Table(key, caption, (Column("what"), Column("value")), rows, wraps=True)
-
-
-def write(path: str | Path, text: str) -> None:
-    """Write a file in one go, so that it is never half written."""
-    part = Path(f"{path}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)

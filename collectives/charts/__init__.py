@@ -1,1 +1,0 @@
-"""Reports as one HTML file: tables, and charts that a browser draws from them."""
