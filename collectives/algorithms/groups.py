@@ -7,13 +7,13 @@ counterparts of all nodes.  A *lane* is a subset of the chunks, on which an algo
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 from typing import NamedTuple
 
 from collectives.algorithms import direct, ring
 from collectives.algorithms.algorithm import Groups
 from collectives.algorithms.pairwise import reduce_scatter as pairwise_reduce_scatter
-from collectives.schedule.moves import MESSAGES, Barrier, Round, Schedule, embed
+from collectives.schedule.moves import MESSAGES, Barrier, Round, Schedule, embed, laid
 
 Scheduler = Callable[..., Schedule]
 
@@ -135,11 +135,6 @@ def consecutive(numbers: Sequence[int]) -> list[range]:
     breaks = [place for place, (a, b) in enumerate(pairwise(numbers), 1) if b != a + 1]
     parts = [numbers[a:b] for a, b in pairwise([0, *breaks, len(numbers)])]
     return [range(part[0], part[-1] + 1) for part in parts if part]
-
-
-def laid(begin: int, lengths: Iterable[int]) -> list[range]:
-    """Return adjacent runs of these lengths, the first from chunk `begin` on."""
-    return [range(a, b) for a, b in pairwise(accumulate(lengths, initial=begin))]
 
 
 def lanes_of_pieces(sets: Sequence[Sequence[int]]) -> list[list[range]]:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from collectives.algorithms import direct, pairwise, ring, tree
 from collectives.algorithms.algorithm import EQUAL_CHUNKS, NOTHING, Access, Algorithm, Groups, Precondition
-from collectives.algorithms.bruck import copies
+from collectives.algorithms.bruck import pack
 from collectives.algorithms.groups import (
     Grid,
     Scheduler,
@@ -33,11 +33,10 @@ from collectives.algorithms.groups import (
     consecutive,
     group_of,
     inside,
-    laid,
     singles,
     whole,
 )
-from collectives.schedule.moves import Barrier, Copy, Get, Round, Schedule, shares
+from collectives.schedule.moves import Barrier, Copy, Get, Round, Schedule, laid, shares
 
 Datum = tuple[int, int]  # a chunk on its way in an all-to-all, by dest and source
 
@@ -238,8 +237,7 @@ def load(rank: int, groups: Groups, owner: Sequence[int]) -> list[Datum]:
 def rearranged(data: list[Datum], begin: int, order: list[Datum], target: int) -> Round:
     """Return the copies that bring data from one order into another."""
     at = {datum: place for place, datum in enumerate(data, begin)}
-    runs = consecutive([at[datum] for datum in order])
-    return copies(runs, laid(target, map(len, runs)))
+    return pack(consecutive([at[datum] for datum in order]), target)
 
 
 def exchange(

@@ -11,7 +11,7 @@ from functools import partial
 
 from collectives.algorithms.algorithm import Access, Algorithm
 from collectives.algorithms.chain import climb
-from collectives.schedule.moves import Barrier, Copy, GetReduce, Recv, RecvReduce, Round, Schedule, Send, embed, shares
+from collectives.schedule.moves import Barrier, Copy, GetReduce, Recv, RecvReduce, Round, Schedule, Send, among, shares
 
 
 def linear(rank: int, size: int) -> Iterator[Round]:
@@ -64,10 +64,7 @@ def exclusive(rank: int, size: int, scan: Callable[[int, int], Schedule]) -> Ite
     sends = (Send(rank + 1, everything),) if rank + 1 in above else ()
     yield (*sends, Recv(rank - 1, scratch)) if rank else sends
     yield (Copy(scratch, everything),) if rank else ()
-    if rank:
-        yield from embed(scan(rank - 1, size - 1), above, shares(size, size - 1))
-    else:
-        yield from (() for _ in scan(0, size - 1))
+    yield from among(rank, above, shares(size, size - 1), scan)
 
 
 def staged(rank: int, size: int, apart: bool = False, inclusive: bool = True) -> Iterator[Round]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from collectives.algorithms.algorithm import Algorithm
-from collectives.schedule.moves import Recv, RecvReduce, Round, Schedule, Send, backwards, chunk, embed, shares
+from collectives.schedule.moves import Recv, RecvReduce, Round, Schedule, Send, among, backwards, chunk, shares
 
 
 def exchanges(rank: int, size: int) -> Iterator[Round]:
@@ -56,24 +56,21 @@ def with_extras(
     run_after: Callable[[int, int], range],
 ) -> Iterator[Round]:
     """Yield a power of two's schedule on any number of ranks: extras give their data first, and get the result last."""
-    power, extras, group, own = proxies(size)
+    extras, group, own = proxies(size)
     if extras:
         yield hand_over(rank, extras, take, run_before(rank, size), run_before(rank - 1, size))
-    if rank in extras:
-        yield from (() for _ in algorithm(0, power))
-    else:
-        yield from embed(algorithm(group.index(rank), power), group, own)
+    yield from among(rank, group, own, algorithm)
     if extras:
         back = hand_over(rank, extras, Recv, run_after(rank, size), run_after(rank - 1, size))
         yield from backwards([back], take=Recv)
 
 
 @lru_cache(maxsize=8)
-def proxies(size: int) -> tuple[int, range, list[int], list[range]]:
-    """Return the power of two, the extras, the other ranks, and for each of those its chunks and its extra's."""
+def proxies(size: int) -> tuple[range, list[int], list[range]]:
+    """Return the extras, the other ranks, and for each of those its chunks and its extra's."""
     power = 1 << (size.bit_length() - 1)
     extras = range(0, 2 * (size - power), 2)
-    return power, extras, [rank for rank in range(size) if rank not in extras], shares(size, power)
+    return extras, [rank for rank in range(size) if rank not in extras], shares(size, power)
 
 
 def hand_over(rank: int, extras: range, take: type[Recv] | type[RecvReduce], own: range, of_extra: range) -> Round:
