@@ -90,10 +90,7 @@ def one_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
     round 1:  (0-1)
     round 2:  0-1=>0 [2-3]>[0-1]+   0-1=>1 [2-3]>[0-1]+
     """
-    staging = scratch(size, apart)
-    yield (Copy(range(size), staging),)
-    yield arrival(size)
-    yield (GetReduce(everyone(size), staging, results(size, apart)),)
+    return phase(size, apart, True, range(size), GetReduce(everyone(size), range(size), results(size, apart)))
 
 
 def reduce_scatter(rank: int, size: int, apart: bool = False, staged: bool = False) -> Iterator[Round]:
@@ -178,10 +175,10 @@ def staged_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     round 1:  (0-2)
     round 2:  0=>1 [3-5]>[0-2]   0=>2 [3-5]>[0-2]
     """
-    everything = range(size)
+    everything, nothing = range(size), range(0)
     if rank == root:
         return phase(size, False, True, everything)
-    return phase(size, False, True, None, Get(root, everything, everything))
+    return phase(size, False, True, nothing, Get(root, everything, everything))
 
 
 def reduce(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterator[Round]:
@@ -246,7 +243,7 @@ def barrier(rank: int, size: int) -> Iterator[Round]:
     yield arrival(size)
 
 
-def phase(size: int, apart: bool, staged: bool, source: range | None, *moves: Move) -> Iterator[Round]:
+def phase(size: int, apart: bool, staged: bool, source: range, *moves: Move) -> Iterator[Round]:
     """Return a phase on the callers' own arrays, or on staging buffers: the others read run `source`."""
     if not staged:
         yield from in_place(size, *moves)
