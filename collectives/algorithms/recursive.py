@@ -48,21 +48,15 @@ def block(rank: int, bit: int) -> range:
 
 
 def with_extras(
-    rank: int,
-    size: int,
-    algorithm: Callable[[int, int], Schedule],
-    take: type[Recv] | type[RecvReduce],
-    run_before: Callable[[int, int], range],
-    run_after: Callable[[int, int], range],
+    rank: int, size: int, algorithm: Callable[[int, int], Schedule], result: Callable[[int, int], range]
 ) -> Iterator[Round]:
     """Yield a power of two's schedule on any number of ranks: extras give their data first, and get the result last."""
     extras, group, own = proxies(size)
     if extras:
-        yield hand_over(rank, extras, take, run_before(rank, size), run_before(rank - 1, size))
+        yield hand_over(rank, extras, range(size), range(size))
     yield from among(rank, group, own, algorithm)
     if extras:
-        back = hand_over(rank, extras, Recv, run_after(rank, size), run_after(rank - 1, size))
-        yield from backwards([back], take=Recv)
+        yield from backwards([hand_over(rank, extras, result(rank, size), result(rank - 1, size))], take=Recv)
 
 
 @lru_cache(maxsize=8)
@@ -73,11 +67,11 @@ def proxies(size: int) -> tuple[range, list[int], list[range]]:
     return extras, [rank for rank in range(size) if rank not in extras], shares(size, power)
 
 
-def hand_over(rank: int, extras: range, take: type[Recv] | type[RecvReduce], own: range, of_extra: range) -> Round:
+def hand_over(rank: int, extras: range, own: range, of_extra: range) -> Round:
     """Return the round in which extras give to their proxies."""
     if rank in extras:
         return (Send(rank + 1, own),)
-    return (take(rank - 1, of_extra),) if rank - 1 in extras else ()
+    return (RecvReduce(rank - 1, of_extra),) if rank - 1 in extras else ()
 
 
 def whole(rank: int, size: int) -> range:
@@ -98,7 +92,7 @@ def all_reduce(rank: int, size: int) -> Schedule:
     round 1:  1->2 [0-2]+   2->1 [0-2]+
     round 2:  1->0 [0-2]
     """
-    return with_extras(rank, size, exchanges, RecvReduce, run_before=whole, run_after=whole)
+    return with_extras(rank, size, exchanges, result=whole)
 
 
 def rabenseifner(rank: int, size: int) -> Schedule:
@@ -119,7 +113,7 @@ def rabenseifner(rank: int, size: int) -> Schedule:
     round 2:  1->2 [0-1]   2->1 [2]
     round 3:  1->0 [0-2]
     """
-    return with_extras(rank, size, halving_doubling, RecvReduce, run_before=whole, run_after=whole)
+    return with_extras(rank, size, halving_doubling, result=whole)
 
 
 def reduce_scatter(rank: int, size: int) -> Schedule:
@@ -137,7 +131,7 @@ def reduce_scatter(rank: int, size: int) -> Schedule:
     round 1:  1->2 [2]+   2->1 [0-1]+
     round 2:  1->0 [0]
     """
-    return with_extras(rank, size, halving, RecvReduce, run_before=whole, run_after=chunk)
+    return with_extras(rank, size, halving, result=chunk)
 
 
 def all_gather(rank: int, size: int) -> Schedule:

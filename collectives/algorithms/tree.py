@@ -163,7 +163,7 @@ def reduce_up(rank: int, size: int) -> Iterator[Round]:
     rounds: list[list[Move]] = [[] for _ in range(2 * ((size - 1).bit_length() - 1) + len(first))]
     for step, move in (up for tree in trees for up in tree.ups(rank)):
         rounds[step].append(move)
-    return map(tuple, rounds)
+    yield from map(tuple, rounds)
 
 
 def double_all_reduce(rank: int, size: int) -> Iterator[Round]:
