@@ -10,12 +10,11 @@ lines, gamma is per byte read and reduced, beta per byte copied, and alpha per b
 Source: vLLM, csrc/custom_all_reduce.cuh, cross_device_reduce_1stage and _2stage: the same among the GPUs of a node.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from collectives.algorithms.algorithm import Access, Algorithm
-from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Put, Round, Schedule, chunk
+from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Put, Round, chunk
 
 
 def two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
@@ -295,14 +294,8 @@ def one(run: range, index: int) -> range:
     return run[index : index + 1]
 
 
-def reading(collective: str, name: str, schedule: Callable[..., Schedule], **more: Any) -> Algorithm:
-    return Algorithm(collective, name, schedule, access=Access.DIRECT, **more)
-
-
-def staging(collective: str, name: str, schedule: Callable[..., Schedule], **more: Any) -> Algorithm:
-    return Algorithm(collective, name, schedule, access=Access.STAGED, segmented=True, **more)
-
-
+reading = partial(Algorithm, access=Access.DIRECT)
+staging = partial(Algorithm, access=Access.STAGED, segmented=True)
 ALGORITHMS = (
     staging("all_reduce", "one_shot", one_shot, apart=True, in_order=True),
     reading("all_reduce", "two_shot", two_shot, apart=True, segmented=True, in_order=True),

@@ -16,7 +16,7 @@ horovod/common/ops/nccl_operations.cc, NCCLHierarchicalAllreduce; MPICH, src/mpi
 Open MPI, ompi/mca/coll/han/coll_han_alltoall.c.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -69,9 +69,9 @@ def all_reduce(rank: int, size: int, groups: Groups | None = None, within: Any =
     groups = whole(groups, size)
     grid = Grid(groups)
     owner = grid.order()
-    yield from inside(rank, groups, among_stand_ins(grid, owner, within.reduce_scatter))
+    yield from at_stand_ins(rank, groups, grid, owner, within.reduce_scatter)
     yield from grid.cross(rank, owner, ring.all_reduce)
-    yield from inside(rank, groups, among_stand_ins(grid, owner, within.all_gather))
+    yield from at_stand_ins(rank, groups, grid, owner, within.all_gather)
 
 
 def reduce_scatter(rank: int, size: int, groups: Groups | None = None, within: Any = ring) -> Iterator[Round]:
@@ -90,7 +90,7 @@ def reduce_scatter(rank: int, size: int, groups: Groups | None = None, within: A
     """
     groups, owner = whole(groups, size), range(size)
     grid = Grid(groups)
-    yield from inside(rank, groups, among_stand_ins(grid, owner, within.reduce_scatter))
+    yield from at_stand_ins(rank, groups, grid, owner, within.reduce_scatter)
     yield from grid.cross(rank, owner, ring.reduce_scatter)
 
 
@@ -109,14 +109,12 @@ def all_gather(rank: int, size: int, groups: Groups | None = None, within: Any =
     groups, owner = whole(groups, size), range(size)
     grid = Grid(groups)
     yield from grid.cross(rank, owner, ring.all_gather)
-    yield from inside(rank, groups, among_stand_ins(grid, owner, within.all_gather))
+    yield from at_stand_ins(rank, groups, grid, owner, within.all_gather)
 
 
-def among_stand_ins(
-    grid: Grid, owner: Sequence[int], algorithm: Scheduler
-) -> Callable[[int, tuple[int, ...]], Schedule]:
-    """Return a scheduler of an algorithm in a node, where each rank works for the owners for which it stands in."""
-    return lambda rank, node: Grid(singles(node)).cross(rank, grid.stand_ins(rank, owner), algorithm)
+def at_stand_ins(rank: int, groups: Groups, grid: Grid, owner: Sequence[int], algorithm: Scheduler) -> Iterator[Round]:
+    """Run an algorithm in every node, where each rank works for the owners for which it stands in."""
+    return inside(rank, groups, lambda r, node: Grid(singles(node)).cross(r, grid.stand_ins(r, owner), algorithm))
 
 
 def broadcast(rank: int, size: int, root: int = 0, groups: Groups | None = None, within: Any = tree) -> Iterator[Round]:
