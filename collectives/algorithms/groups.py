@@ -10,10 +10,9 @@ from itertools import chain, count, groupby, zip_longest
 from typing import NamedTuple, TypeVar
 
 from collectives.algorithms import direct
-from collectives.algorithms.algorithm import Groups
+from collectives.algorithms.algorithm import Groups, Scheduler
 from collectives.schedule.moves import MESSAGES, Barrier, Round, Schedule, embed
 
-Scheduler = Callable[..., Schedule]
 G = TypeVar("G", bound=Sequence[int])
 
 

@@ -22,20 +22,9 @@ from itertools import product
 from typing import Any
 
 from collectives.algorithms import direct, pairwise, ring, tree
-from collectives.algorithms.algorithm import EQUAL_CHUNKS, NOTHING, Access, Algorithm, Groups, Precondition
+from collectives.algorithms.algorithm import EQUAL_CHUNKS, NOTHING, Access, Algorithm, Groups, Precondition, Scheduler
 from collectives.algorithms.bruck import pack
-from collectives.algorithms.groups import (
-    Grid,
-    Scheduler,
-    Task,
-    abreast,
-    by_owner,
-    consecutive,
-    group_of,
-    inside,
-    singles,
-    whole,
-)
+from collectives.algorithms.groups import Grid, Task, abreast, by_owner, consecutive, group_of, inside, singles, whole
 from collectives.schedule.moves import MESSAGES, Barrier, Copy, Get, Round, Schedule, laid, shares
 
 Datum = tuple[int, int]  # a chunk on its way in an all-to-all, by dest and source
