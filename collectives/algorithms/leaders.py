@@ -62,21 +62,11 @@ def all_to_all(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
     teams = teams_of(groups, size)
     team = group_of(rank, teams)
     yield arrival(team)
+    is_cube = len(teams) in (2, 4, 8, 16) and len(set(map(len, teams))) == 1  # along whose edges leaders can exchange
+    exchange = exchange_in_cube if is_cube else exchange_with_each
     rounds = list(exchange(team, teams, size))
     yield from rounds if rank == team[0] else [()] * len(rounds)
     yield arrival(team)
-
-
-def exchange(team: tuple[int, ...], teams: list[tuple[int, ...]], size: int) -> Iterator[Round]:
-    """Return the rounds of a team's leader between the barriers."""
-    if is_cube(teams):
-        return exchange_in_cube(team, teams, size)
-    return exchange_with_each(team, teams, size)
-
-
-def is_cube(teams: list[tuple[int, ...]]) -> bool:
-    """Return whether leaders can exchange along the edges of a cube: a power of two, with teams of one length."""
-    return len(teams) in (2, 4, 8, 16) and len(set(map(len, teams))) == 1
 
 
 def exchange_in_cube(team: tuple[int, ...], teams: list[tuple[int, ...]], size: int) -> Iterator[Round]:
