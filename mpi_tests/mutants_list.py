@@ -74,8 +74,8 @@ ALGORITHMS = [
     ),
     mutant(
         "collectives/algorithms/tree.py",
-        "Recv((rank - reach) % size, everything)",
-        "Recv((rank + reach) % size, everything)",
+        "Recv((rank - reach) % size, run)",
+        "Recv((rank + reach) % size, run)",
         ("test_schedule.py", "contract_holds and broadcast-binomial"),
     ),
     mutant(
@@ -98,8 +98,8 @@ ALGORITHMS = [
     ),
     mutant(
         "collectives/algorithms/bruck.py",
-        "((rank - slot) % size for slot in range(size))",
-        "((rank + slot) % size for slot in range(size))",
+        "inbox((rank - slot) % size",
+        "inbox((rank + slot) % size",
         ("test_schedule.py", "contract_holds and all_to_all-bruck"),
     ),
     mutant(
@@ -116,8 +116,8 @@ ALGORITHMS = [
     ),
     mutant(
         "collectives/schedule/moves.py",
-        "starts = [i * length + min(i, extra)",
-        "starts = [i * length + max(0, i - parts + extra)",
+        "length + (i < extra)",
+        "length + (i >= parts - extra)",
         ("test_schedule.py", "shares_are"),
     ),
     mutant(

@@ -1,17 +1,6 @@
 """Registry of the algorithms of each collective.  Each family's file has its own rows."""
 
-from collectives.algorithms import (
-    bruck,
-    chain,
-    direct,
-    hierarchical,
-    leaders,
-    pairwise,
-    prefix,
-    recursive,
-    ring,
-    tree,
-)
+from collectives.algorithms import bruck, chain, direct, hierarchical, leaders, pairwise, prefix, recursive, ring, tree
 from collectives.algorithms.algorithm import Access, Algorithm, Precondition
 
 __all__ = ["REGISTRY", "Access", "Algorithm", "Precondition", "check", "find", "names", "rows"]

@@ -9,6 +9,7 @@ from collectives.schedule.moves import Round, Schedule
 from collectives.schedule.spec import COLLECTIVES
 
 Groups = tuple[tuple[int, ...], ...]  # the ranks of each
+Scheduler = Callable[..., Schedule]
 
 
 class Precondition(NamedTuple):
@@ -41,7 +42,7 @@ class Algorithm(NamedTuple):
 
     collective: str
     name: str
-    schedule: Callable[..., Schedule]
+    schedule: Scheduler
     precondition: Precondition = NOTHING
     over_nodes: bool = False  # the schedule depends on the nodes
     access: Access = Access.MESSAGES

@@ -7,10 +7,10 @@ Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1988.
 """
 
 from collections.abc import Iterator
-from itertools import accumulate, pairwise
 
 from collectives.algorithms.algorithm import EQUAL_CHUNKS, Algorithm
-from collectives.schedule.moves import Copy, Recv, Round, Send, arc
+from collectives.algorithms.pairwise import inbox
+from collectives.schedule.moves import Copy, Recv, Round, Send, arc, laid
 
 
 def all_gather(rank: int, size: int) -> Iterator[Round]:
@@ -48,17 +48,16 @@ def all_to_all(rank: int, size: int) -> Iterator[Round]:
     round 4:  0: [4]>[2]   0: [5]>[3]   1: [4]>[3]   1: [5]>[2]
     """
     slots, mine = 2 * size, arc(rank, size, size)
-    yield copies(mine, cut(range(slots, slots + size), mine))
+    yield pack(mine, slots)
     for bit in range((size - 1).bit_length()):
         reach = 1 << bit
         moving = [range(slots + j, slots + min(j + reach, size)) for j in range(reach, size, 2 * reach)]
         length = sum(map(len, moving))
         packed, arrived = range(size, size + length), range(size + length, size + 2 * length)
-        yield copies(moving, cut(packed, moving))
+        yield pack(moving, packed.start)
         yield Send((rank + reach) % size, packed), Recv((rank - reach) % size, arrived)
-        yield copies(cut(arrived, moving), moving)
-    inboxes = [range(size + s, size + s + 1) for s in ((rank - slot) % size for slot in range(size))]
-    yield copies(cut(range(slots, slots + size), inboxes), inboxes)
+        yield tuple(map(Copy, laid(arrived.start, map(len, moving)), moving))
+    yield tuple(map(Copy, laid(slots, [1] * size), (inbox((rank - slot) % size, size) for slot in range(size))))
 
 
 def barrier(rank: int, size: int) -> Iterator[Round]:
@@ -79,13 +78,9 @@ def barrier(rank: int, size: int) -> Iterator[Round]:
         yield Send((rank + reach) % size, nothing), Recv((rank - reach) % size, nothing)
 
 
-def copies(sources: list[range], targets: list[range]) -> Round:
-    return tuple(Copy(source, target) for source, target in zip(sources, targets, strict=True))
-
-
-def cut(run: range, like: list[range]) -> list[range]:
-    """Split a run into pieces of the same lengths as those of `like`."""
-    return [range(a, b) for a, b in pairwise(accumulate(map(len, like), initial=run.start))]
+def pack(runs: list[range], begin: int) -> Round:
+    """Copy runs one after the other to chunk `begin` and those behind it."""
+    return tuple(map(Copy, runs, laid(begin, map(len, runs))))
 
 
 ALGORITHMS = (

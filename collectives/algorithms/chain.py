@@ -24,9 +24,8 @@ def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     """
     right, left, place = (rank + 1) % size, (rank - 1) % size, (rank - root) % size
     for step in range(2 * (size - 1)):
-        arrives, leaves = step - place + 1, step - place
-        recv = [Recv(left, chunk(arrives, size))] if place > 0 and 0 <= arrives < size else []
-        send = [Send(right, chunk(leaves, size))] if place < size - 1 and 0 <= leaves < size else []
+        send = [Send(right, run) for run in nth(step - place, size) if place < size - 1]
+        recv = [Recv(left, run) for run in nth(step - place + 1, size) if place > 0]
         yield (*send, *recv)
 
 

@@ -10,12 +10,11 @@ lines, gamma is per byte read and reduced, beta per byte copied, and alpha per b
 Source: vLLM, csrc/custom_all_reduce.cuh, cross_device_reduce_1stage and _2stage: the same among the GPUs of a node.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from collectives.algorithms.algorithm import Access, Algorithm
-from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Put, Round, Schedule, chunk
+from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Put, Round, chunk
 
 
 def two_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
@@ -90,10 +89,7 @@ def one_shot(rank: int, size: int, apart: bool = False) -> Iterator[Round]:
     round 1:  (0-1)
     round 2:  0-1=>0 [2-3]>[0-1]+   0-1=>1 [2-3]>[0-1]+
     """
-    staging = scratch(size, apart)
-    yield (Copy(range(size), staging),)
-    yield arrival(size)
-    yield (GetReduce(everyone(size), staging, results(size, apart)),)
+    return phase(size, apart, True, range(size), GetReduce(everyone(size), range(size), results(size, apart)))
 
 
 def reduce_scatter(rank: int, size: int, apart: bool = False, staged: bool = False) -> Iterator[Round]:
@@ -178,10 +174,10 @@ def staged_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     round 1:  (0-2)
     round 2:  0=>1 [3-5]>[0-2]   0=>2 [3-5]>[0-2]
     """
-    everything = range(size)
+    everything, nothing = range(size), range(0)
     if rank == root:
         return phase(size, False, True, everything)
-    return phase(size, False, True, None, Get(root, everything, everything))
+    return phase(size, False, True, nothing, Get(root, everything, everything))
 
 
 def reduce(rank: int, size: int, root: int = 0, apart: bool = False) -> Iterator[Round]:
@@ -246,7 +242,7 @@ def barrier(rank: int, size: int) -> Iterator[Round]:
     yield arrival(size)
 
 
-def phase(size: int, apart: bool, staged: bool, source: range | None, *moves: Move) -> Iterator[Round]:
+def phase(size: int, apart: bool, staged: bool, source: range, *moves: Move) -> Iterator[Round]:
     """Return a phase on the callers' own arrays, or on staging buffers: the others read run `source`."""
     if not staged:
         yield from in_place(size, *moves)
@@ -298,14 +294,8 @@ def one(run: range, index: int) -> range:
     return run[index : index + 1]
 
 
-def reading(collective: str, name: str, schedule: Callable[..., Schedule], **more: Any) -> Algorithm:
-    return Algorithm(collective, name, schedule, access=Access.DIRECT, **more)
-
-
-def staging(collective: str, name: str, schedule: Callable[..., Schedule], **more: Any) -> Algorithm:
-    return Algorithm(collective, name, schedule, access=Access.STAGED, segmented=True, **more)
-
-
+reading = partial(Algorithm, access=Access.DIRECT)
+staging = partial(Algorithm, access=Access.STAGED, segmented=True)
 ALGORITHMS = (
     staging("all_reduce", "one_shot", one_shot, apart=True, in_order=True),
     reading("all_reduce", "two_shot", two_shot, apart=True, segmented=True, in_order=True),

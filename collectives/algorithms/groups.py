@@ -1,26 +1,19 @@
 """Groups of ranks: nodes, and the ranks of a node that stand in for those of other nodes.
 
 Building blocks of hierarchical algorithms: `inside` runs a schedule in every node, `Grid.cross` an algorithm among the
-counterparts of all nodes.  A *lane* is a subset of the chunks, on which an algorithm works independently.
+counterparts of all nodes, once for each lane: a subset of the chunks, of which each rank has one run.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise, zip_longest
-from typing import NamedTuple
+from itertools import chain, count, groupby, zip_longest
+from typing import NamedTuple, TypeVar
 
-from collectives.algorithms import direct, ring
-from collectives.algorithms.algorithm import Groups
-from collectives.algorithms.pairwise import reduce_scatter as pairwise_reduce_scatter
+from collectives.algorithms import direct
+from collectives.algorithms.algorithm import Groups, Scheduler
 from collectives.schedule.moves import MESSAGES, Barrier, Round, Schedule, embed
 
-Scheduler = Callable[..., Schedule]
-
-# Schedulers of ranks that read each other's memory, and so must be on one node.
-DIRECT = (direct.reduce_scatter, direct.all_gather)
-# Schedulers that send a rank one chunk in a round.  Others may send it two runs, of any length.
-ONE_BY_ONE = (ring.reduce_scatter, ring.all_gather, ring.all_reduce, pairwise_reduce_scatter, *DIRECT)
+G = TypeVar("G", bound=Sequence[int])
 
 
 class Task(NamedTuple):
@@ -55,12 +48,9 @@ class Grid:
         """Return all ranks, column by column."""
         return tuple(r for place, column in enumerate(self.columns) for r in column if self.home[r] == place)
 
-    def row_of(self, rank: int) -> list[int]:
-        return next(row for row in self.rows if rank in row)
-
     def stand_ins(self, rank: int, owner: Sequence[int]) -> list[int]:
         """Return, for each chunk, the stand-in for its owner in `rank`'s group: the owner itself, if it is there."""
-        row = self.row_of(rank)
+        row = group_of(rank, self.rows)
         return [row[self.home[other]] for other in owner]
 
     def sets(self, place: int, chunks_of: dict[int, list[int]]) -> list[list[int]]:
@@ -71,10 +61,9 @@ class Grid:
         """Run an algorithm in every column, on the chunks of the owners at home there, each for its owner's row."""
         chunks_of, tasks = by_owner(owner), []
         for place, column in enumerate(self.columns):
-            sets = self.sets(place, chunks_of)
-            lanes = lanes_of_pieces(sets) if algorithm in ONE_BY_ONE else lanes_in_order(sets)
-            turns = [nth * self.in_common + place % self.in_common for nth in range(len(lanes))]
-            tasks += [Task(turn, column, runs) for turn, runs in zip(turns, lanes, strict=True)]
+            lanes = zip_longest(*map(consecutive, self.sets(place, chunks_of)), fillvalue=range(0))
+            turns = count(place % self.in_common, self.in_common)
+            tasks += [Task(turn, column, runs) for turn, runs in zip(turns, lanes, strict=False)]
         return abreast(rank, tasks, algorithm)
 
 
@@ -97,7 +86,7 @@ def by_owner(owner: Sequence[int]) -> dict[int, list[int]]:
     return chunks_of
 
 
-def group_of(rank: int, groups: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def group_of(rank: int, groups: Sequence[G]) -> G:
     return next(group for group in groups if rank in group)
 
 
@@ -111,13 +100,13 @@ def inside(rank: int, groups: Groups, schedule: Callable[[int, tuple[int, ...]],
     yield from (() for _ in range(longest - len(rounds)))
 
 
-def abreast(rank: int, tasks: Iterable[Task], algorithm: Scheduler) -> Iterator[Round]:
-    """Run an algorithm for many tasks: as many turns at once as a round allows messages between two ranks."""
+def abreast(rank: int, tasks: Iterable[Task], algorithm: Scheduler, most: int = MESSAGES) -> Iterator[Round]:
+    """Run an algorithm for many tasks: `most` turns at once, or if it is direct, all."""
     tasks = list(tasks)
     size = len(tasks[0].ranks)
     length = len(list(algorithm(0, size)))
     last = max(task.turn for task in tasks)
-    at_once = 1 + last if algorithm in DIRECT else MESSAGES if algorithm in ONE_BY_ONE else MESSAGES // 2
+    at_once = 1 + last if algorithm in (direct.reduce_scatter, direct.all_gather) else most
     for first in range(0, 1 + last, at_once):
         mine = [task for task in tasks if task.turn in range(first, first + at_once) and rank in task.ranks]
         schedules = [embed(algorithm(task.ranks.index(rank), size), task.ranks, task.runs) for task in mine]
@@ -132,38 +121,8 @@ def consecutive(numbers: Sequence[int]) -> list[range]:
     >>> consecutive([4, 5, 0, 1])
     [range(4, 6), range(0, 2)]
     """
-    breaks = [place for place, (a, b) in enumerate(pairwise(numbers), 1) if b != a + 1]
-    parts = [numbers[a:b] for a, b in pairwise([0, *breaks, len(numbers)])]
-    return [range(part[0], part[-1] + 1) for part in parts if part]
-
-
-def laid(begin: int, lengths: Iterable[int]) -> list[range]:
-    """Return adjacent runs of these lengths, the first from chunk `begin` on."""
-    return [range(a, b) for a, b in pairwise(accumulate(lengths, initial=begin))]
-
-
-def lanes_of_pieces(sets: Sequence[Sequence[int]]) -> list[list[range]]:
-    """Return lanes that have a run of each set, for algorithms that never send the chunks of two sets as one run.
-
-    >>> lanes_of_pieces([[0, 1, 4], [2, 3]])
-    [[range(0, 2), range(2, 4)], [range(4, 5), range(0, 0)]]
-    """
-    return [list(runs) for runs in zip_longest(*map(consecutive, sets), fillvalue=range(0))]
-
-
-def lanes_in_order(sets: Sequence[Sequence[int]]) -> list[list[range]]:
-    """Return lanes in which the runs of the sets follow each other without a gap.
-
-    >>> lanes_in_order([[0, 1, 4], [2, 3, 6]])
-    [[range(0, 2), range(2, 4)], [range(4, 5), range(5, 5)], [range(6, 6), range(6, 7)]]
-    """
-    placed = sorted((chunk, nth) for nth, chunks in enumerate(sets) for chunk in chunks)
-    breaks = [i for i, (a, b) in enumerate(pairwise(placed), 1) if b[0] != a[0] + 1 or b[1] < a[1]]
-    lanes = []
-    for start, stop in pairwise([0, *breaks, len(placed)]):
-        lengths = Counter(nth for _, nth in placed[start:stop])
-        lanes.append(laid(placed[start][0], (lengths[nth] for nth in range(len(sets)))))
-    return lanes
+    runs = (list(run) for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]))
+    return [range(run[0][1], run[-1][1] + 1) for run in runs]
 
 
 @dataclass(frozen=True)
@@ -185,9 +144,7 @@ class Topology:
     @property
     def nodes(self) -> Groups:
         """The ranks of each node."""
-        return tuple(
-            tuple(rank for rank, at in enumerate(self.node_of) if at == node) for node in range(max(self.node_of) + 1)
-        )
+        return tuple(map(tuple, by_owner(self.node_of).values()))
 
     @property
     def is_flat(self) -> bool:

@@ -1,8 +1,8 @@
 """Hierarchical algorithms: most data moves inside the nodes; across them a rank exchanges with its counterparts.
 
 Reducing gradients in this way is called hierarchical gradient descent.  `groups` are the nodes, of any sizes and ranks,
-by default one node of all ranks.  In a smaller node each rank stands in for several ranks of the largest one, and so
-moves more data.
+by default one node of all ranks; `within` is the module of the algorithms inside them.  In a smaller node each rank
+stands in for several ranks of the largest one, and so moves more data.
 
 `hierarchical_direct` is the same with direct algorithms inside the nodes, and messages between them: a rank alone in
 its node only exchanges messages.  In the cost lines, for k nodes of l ranks, mu is the cost of a barrier in a node.
@@ -16,40 +16,21 @@ horovod/common/ops/nccl_operations.cc, NCCLHierarchicalAllreduce; MPICH, src/mpi
 Open MPI, ompi/mca/coll/han/coll_han_alltoall.c.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
-from typing import NamedTuple
+from typing import Any
 
 from collectives.algorithms import direct, pairwise, ring, tree
-from collectives.algorithms.algorithm import EQUAL_CHUNKS, NOTHING, Access, Algorithm, Groups, Precondition
-from collectives.algorithms.bruck import copies
-from collectives.algorithms.groups import (
-    Grid,
-    Scheduler,
-    Task,
-    abreast,
-    by_owner,
-    consecutive,
-    group_of,
-    inside,
-    laid,
-    singles,
-    whole,
-)
-from collectives.schedule.moves import Barrier, Copy, Get, Round, Schedule, shares
+from collectives.algorithms.algorithm import EQUAL_CHUNKS, NOTHING, Access, Algorithm, Groups, Precondition, Scheduler
+from collectives.algorithms.bruck import pack
+from collectives.algorithms.groups import Grid, Task, abreast, by_owner, consecutive, group_of, inside, singles, whole
+from collectives.schedule.moves import MESSAGES, Barrier, Copy, Get, Round, Schedule, laid, shares
 
 Datum = tuple[int, int]  # a chunk on its way in an all-to-all, by dest and source
 
 
-def all_reduce(
-    rank: int,
-    size: int,
-    groups: Groups | None = None,
-    scatter: Scheduler = ring.reduce_scatter,
-    across: Scheduler = ring.all_reduce,
-    gather: Scheduler = ring.all_gather,
-) -> Iterator[Round]:
+def all_reduce(rank: int, size: int, groups: Groups | None = None, within: Any = ring) -> Iterator[Round]:
     """Reduce-scatter inside the nodes, all-reduce across them, and all-gather inside the nodes.
 
     Cost: with rings, 2(l+k-2) alpha + 2n(p-1)/p beta + n(p-1)/p gamma; direct inside,
@@ -64,7 +45,7 @@ def all_reduce(
     round 3:  0->2 [0]   1->4 [3]   2->0 [1]   3->0 [2]   4->1 [4]
     round 4:  0->1 [0-2]   1->0 [3-4]   2->3 [0-1]   3->4 [2]   4->2 [3-4]
     round 5:  2->3 [3-4]   3->4 [0-1]   4->2 [2]
-    >>> print(render(partial(direct_inside["all_reduce"], groups=((0, 1), (2, 3))), 4))
+    >>> print(render(partial(all_reduce, within=direct, groups=((0, 1), (2, 3))), 4))
     round 0:  (0-1)   (2-3)
     round 1:  0-1=>0 [0-1]+   0-1=>1 [2-3]+   2-3=>2 [0-1]+   2-3=>3 [2-3]+
     round 2:  (0-1)   (2-3)
@@ -77,18 +58,12 @@ def all_reduce(
     groups = whole(groups, size)
     grid = Grid(groups)
     owner = grid.order()
-    yield from inside(rank, groups, among_stand_ins(grid, owner, scatter))
-    yield from grid.cross(rank, owner, across)
-    yield from inside(rank, groups, among_stand_ins(grid, owner, gather))
+    yield from at_stand_ins(rank, groups, grid, owner, within.reduce_scatter)
+    yield from grid.cross(rank, owner, ring.all_reduce)
+    yield from at_stand_ins(rank, groups, grid, owner, within.all_gather)
 
 
-def reduce_scatter(
-    rank: int,
-    size: int,
-    groups: Groups | None = None,
-    within: Scheduler = ring.reduce_scatter,
-    across: Scheduler = ring.reduce_scatter,
-) -> Iterator[Round]:
+def reduce_scatter(rank: int, size: int, groups: Groups | None = None, within: Any = ring) -> Iterator[Round]:
     """Rank r ends owning chunk r: its stand-in in each node reduces it inside, then r reduces those sums.
 
     A rank stands in for k ranks, whose chunks are not consecutive and so take several messages.
@@ -104,17 +79,11 @@ def reduce_scatter(
     """
     groups, owner = whole(groups, size), range(size)
     grid = Grid(groups)
-    yield from inside(rank, groups, among_stand_ins(grid, owner, within))
-    yield from grid.cross(rank, owner, across)
+    yield from at_stand_ins(rank, groups, grid, owner, within.reduce_scatter)
+    yield from grid.cross(rank, owner, ring.reduce_scatter)
 
 
-def all_gather(
-    rank: int,
-    size: int,
-    groups: Groups | None = None,
-    within: Scheduler = ring.all_gather,
-    across: Scheduler = ring.all_gather,
-) -> Iterator[Round]:
+def all_gather(rank: int, size: int, groups: Groups | None = None, within: Any = ring) -> Iterator[Round]:
     """Rank r starts owning chunk r: r sends it to its counterparts, which pass it on inside their nodes.
 
     Cost: with rings, if ranks follow each other in nodes, (ceil(k/8) (l-1) + k-1) alpha + n(p-1)/p beta;
@@ -128,25 +97,16 @@ def all_gather(
     """
     groups, owner = whole(groups, size), range(size)
     grid = Grid(groups)
-    yield from grid.cross(rank, owner, across)
-    yield from inside(rank, groups, among_stand_ins(grid, owner, within))
+    yield from grid.cross(rank, owner, ring.all_gather)
+    yield from at_stand_ins(rank, groups, grid, owner, within.all_gather)
 
 
-def among_stand_ins(
-    grid: Grid, owner: Sequence[int], algorithm: Scheduler
-) -> Callable[[int, tuple[int, ...]], Schedule]:
-    """Return a scheduler of an algorithm in a node, where each rank works for the owners for which it stands in."""
-    return lambda rank, node: Grid(singles(node)).cross(rank, grid.stand_ins(rank, owner), algorithm)
+def at_stand_ins(rank: int, groups: Groups, grid: Grid, owner: Sequence[int], algorithm: Scheduler) -> Iterator[Round]:
+    """Run an algorithm in every node, where each rank works for the owners for which it stands in."""
+    return inside(rank, groups, lambda r, node: Grid(singles(node)).cross(r, grid.stand_ins(r, owner), algorithm))
 
 
-def broadcast(
-    rank: int,
-    size: int,
-    root: int = 0,
-    groups: Groups | None = None,
-    within: Scheduler = tree.broadcast,
-    across: Scheduler = tree.broadcast,
-) -> Iterator[Round]:
+def broadcast(rank: int, size: int, root: int = 0, groups: Groups | None = None, within: Any = tree) -> Iterator[Round]:
     """Broadcast from the root to its counterparts across the nodes, which are the roots inside their nodes.
 
     Cost: (ceil(log2 k) + ceil(log2 l)) (alpha + n beta); direct inside,
@@ -165,22 +125,15 @@ def broadcast(
         task = Task(0, ranks, shares(size, len(ranks)))
         return abreast(rank, [task], partial(algorithm, root=ranks.index(root)))
 
-    yield from among(rank, grid.columns[grid.home[root]], root, across)
-    yield from inside(rank, groups, lambda r, node: among(r, node, grid.stand_ins(r, [root])[0], within))
+    yield from among(rank, grid.columns[grid.home[root]], root, tree.broadcast)
+    yield from inside(rank, groups, lambda r, node: among(r, node, grid.stand_ins(r, [root])[0], within.broadcast))
 
 
-def all_to_all(
-    rank: int,
-    size: int,
-    groups: Groups | None = None,
-    within: Scheduler = pairwise.all_to_all,
-    across: Scheduler = pairwise.all_to_all,
-) -> Iterator[Round]:
+def all_to_all(rank: int, size: int, groups: Groups | None = None, within: Any = pairwise) -> Iterator[Round]:
     """Chunk d of rank s becomes chunk p+s of rank d: inside to d's stand-in, then across.
 
     Chunks in transit are packed in working space after the 2p chunks of the collective: all chunks must have one
-    length.  Algorithms that pack in turn, as Bruck's, need even nodes; `direct.all_to_all` inside reads the chunks for
-    a rank's counterparts from the others' `x`.
+    length.  Direct inside, a rank reads the chunks for its counterparts from the others' `x`.
 
     Cost: (l+k-2) alpha + n((l-1)/l + (k-1)/k) beta; direct inside, 2 mu + (k-1) alpha + 3n beta, of which n beta is for
     reordering by dests.
@@ -199,34 +152,24 @@ def all_to_all(
     own = group_of(rank, groups)
     in_order = [other for node in groups for other in sorted(node)] == list(everyone)
     room = max(size, len(load(rank, singles(own), grid.stand_ins(rank, everyone))))
-    packed, spare = 2 * size, 2 * size + room
-    areas = Areas(packed, arrived=size if room <= size else spare, more=spare + room)
-    landing = size if in_order else spare
+    spare = 2 * size + room  # behind the outgoing data
+    arrived, landing = size if room <= size else spare, size if in_order else spare
 
     def in_node(r: int, node: tuple[int, ...], owner: Sequence[int], to: int) -> Iterator[Round]:
         if len(node) == 1 < len(groups):
             return
-        if within is direct.all_to_all:
+        if within is direct:
             yield from collected(r, node, by_owner(owner)[r], to)
         else:
-            yield from exchange(r, singles(node), owner, 0, to, areas, within)
+            yield from exchange(r, singles(node), owner, 0, to)
 
     if len(groups) == 1:
         yield from in_node(rank, groups[0], everyone, landing)
     else:
-        yield from inside(rank, groups, lambda r, node: in_node(r, node, grid.stand_ins(r, everyone), areas.arrived))
-        begin = areas.arrived if len(own) > 1 else 0
-        yield from exchange(rank, groups, everyone, begin, landing, areas, across)
+        yield from inside(rank, groups, lambda r, node: in_node(r, node, grid.stand_ins(r, everyone), arrived))
+        yield from exchange(rank, groups, everyone, arrived if len(own) > 1 else 0, landing)
     if not in_order:
         yield rearranged(load(rank, groups, everyone), landing, [(rank, source) for source in everyone], size)
-
-
-class Areas(NamedTuple):
-    """First chunks of the working spaces in a rank's vector."""
-
-    packed: int  # outgoing data
-    arrived: int  # incoming data
-    more: int  # scratch chunks of the algorithm
 
 
 def load(rank: int, groups: Groups, owner: Sequence[int]) -> list[Datum]:
@@ -238,29 +181,27 @@ def load(rank: int, groups: Groups, owner: Sequence[int]) -> list[Datum]:
 def rearranged(data: list[Datum], begin: int, order: list[Datum], target: int) -> Round:
     """Return the copies that bring data from one order into another."""
     at = {datum: place for place, datum in enumerate(data, begin)}
-    runs = consecutive([at[datum] for datum in order])
-    return copies(runs, laid(target, map(len, runs)))
+    return pack(consecutive([at[datum] for datum in order]), target)
 
 
-def exchange(
-    rank: int, groups: Groups, owner: Sequence[int], begin: int, landing: int, areas: Areas, algorithm: Scheduler
-) -> Iterator[Round]:
+def exchange(rank: int, groups: Groups, owner: Sequence[int], begin: int, landing: int) -> Iterator[Round]:
     """Give rank `owner[d]` all data of the groups for rank d, its `load`, from chunk `landing` on.
 
-    A rank's data begin at chunk `begin`: its own vector, or the result of an exchange in its group.
+    A rank's data begin at chunk `begin`: its own vector, or the result of an exchange in its group.  They are packed
+    after the 2p chunks of the collective.
     """
     grid, chunks_of = Grid(groups), by_owner(owner)
     own = group_of(rank, groups)
-    places = [place for place, other in enumerate(grid.row_of(rank)) if other == rank]
+    places = [place for place, other in enumerate(group_of(rank, grid.rows)) if other == rank]
     blocks = [list(product(dests, sorted(own))) for p in places for dests in grid.sets(p, chunks_of)]
     data = load(rank, singles(own), grid.stand_ins(rank, owner))
     leaving = [datum for block in blocks for datum in block]
     if data != leaving or max(map(len, groups)) > 1:  # else outgoing data are in order in the vector
-        yield rearranged(data, begin, leaving, areas.packed)
-        begin = areas.packed
+        yield rearranged(data, begin, leaving, 2 * len(owner))
+        begin = 2 * len(owner)
     outs = laid(begin, map(len, blocks))
     ins = laid(landing, [len(chunks_of[rank]) * len(group) for group in groups])
-    yield from abreast(rank, [*ports(grid, places, outs, ins, areas.more)], algorithm)
+    yield from abreast(rank, ports(grid, places, outs, ins), pairwise.all_to_all, MESSAGES // 2)
 
 
 def collected(rank: int, node: Sequence[int], dests: list[int], landing: int) -> Iterator[Round]:
@@ -274,29 +215,20 @@ def collected(rank: int, node: Sequence[int], dests: list[int], landing: int) ->
     yield barrier
 
 
-def ports(grid: Grid, places: list[int], outs: list[range], ins: list[range], more: int) -> Iterator[Task]:
-    """Yield a rank's all-to-all in each of its columns: outgoing runs, incoming runs, and working space."""
+def ports(grid: Grid, places: list[int], outs: list[range], ins: list[range]) -> Iterator[Task]:
+    """Yield a rank's all-to-all in each of its columns: outgoing runs and incoming runs."""
     size = len(ins)
-    scratch = laid(more, [len(outs[0])] * size)
     for place, column in enumerate(grid.columns):
         nth = places.index(place) if place in places else None
         came = ins if nth == 0 else [range(0)] * size
-        runs = [] if nth is None else [*outs[nth * size : (nth + 1) * size], *came, *scratch]
+        runs = [] if nth is None else [*outs[nth * size : (nth + 1) * size], *came]
         yield Task(place % grid.in_common, column, runs)
-
-
-direct_inside: dict[str, Scheduler] = {
-    "all_reduce": partial(all_reduce, scatter=direct.reduce_scatter, gather=direct.all_gather),
-    "reduce_scatter": partial(reduce_scatter, within=direct.reduce_scatter),
-    "all_gather": partial(all_gather, within=direct.all_gather),
-    "all_to_all": partial(all_to_all, within=direct.all_to_all),
-    "broadcast": partial(broadcast, within=direct.broadcast),
-}
 
 
 def pair_of_rows(collective: str, schedule: Scheduler, needs: Precondition = NOTHING) -> tuple[Algorithm, Algorithm]:
     row = Algorithm(collective, "hierarchical", schedule, needs, over_nodes=True)
-    return row, row._replace(name="hierarchical_direct", schedule=direct_inside[collective], access=Access.INTRA_NODE)
+    reading = partial(schedule, within=direct)
+    return row, row._replace(name="hierarchical_direct", schedule=reading, access=Access.INTRA_NODE)
 
 
 ALGORITHMS = (

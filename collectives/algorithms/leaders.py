@@ -13,8 +13,8 @@ from itertools import product
 
 from collectives.algorithms import recursive
 from collectives.algorithms.algorithm import EQUAL_CHUNKS, Access, Algorithm, Groups
-from collectives.algorithms.groups import consecutive, group_of, laid, whole
-from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv, Round, Send, embed, shares
+from collectives.algorithms.groups import consecutive, group_of, whole
+from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv, Round, Send, among, laid, shares, span
 
 
 def all_reduce(rank: int, size: int, groups: Groups | None = None) -> Iterator[Round]:
@@ -34,10 +34,9 @@ def all_reduce(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
     teams = teams_of(groups, size)
     team, leaders, everything = group_of(rank, teams), [members[0] for members in teams], range(size)
     leads = rank == team[0]
-    between = list(recursive.all_reduce(leaders.index(team[0]), len(leaders)))
     yield arrival(team)
     yield (GetReduce(team, everything, everything),) if leads and len(team) > 1 else ()
-    yield from embed(between, leaders, shares(size, len(leaders))) if leads else ((),) * len(between)
+    yield from among(rank, leaders, shares(size, len(leaders)), recursive.all_reduce)
     yield tuple(Put(member, everything, everything) for member in team[1:] if leads)
     yield arrival(team)
 
@@ -63,21 +62,11 @@ def all_to_all(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
     teams = teams_of(groups, size)
     team = group_of(rank, teams)
     yield arrival(team)
+    is_cube = len(teams) in (2, 4, 8, 16) and len(set(map(len, teams))) == 1  # along whose edges leaders can exchange
+    exchange = exchange_in_cube if is_cube else exchange_with_each
     rounds = list(exchange(team, teams, size))
     yield from rounds if rank == team[0] else [()] * len(rounds)
     yield arrival(team)
-
-
-def exchange(team: tuple[int, ...], teams: list[tuple[int, ...]], size: int) -> Iterator[Round]:
-    """Return the rounds of a team's leader between the barriers."""
-    if is_cube(teams):
-        return exchange_in_cube(team, teams, size)
-    return exchange_with_each(team, teams, size)
-
-
-def is_cube(teams: list[tuple[int, ...]]) -> bool:
-    """Return whether leaders can exchange along the edges of a cube: a power of two, with teams of one length."""
-    return len(teams) in (2, 4, 8, 16) and len(set(map(len, teams))) == 1
 
 
 def exchange_in_cube(team: tuple[int, ...], teams: list[tuple[int, ...]], size: int) -> Iterator[Round]:
@@ -89,7 +78,7 @@ def exchange_in_cube(team: tuple[int, ...], teams: list[tuple[int, ...]], size: 
     own, num_teams, block = teams.index(team), len(teams), len(team) ** 2
     slots = laid(2 * size, [block] * 2 * num_teams)
     toward = [teams[own ^ slot] for slot in range(num_teams)]
-    yield pack(team, toward, 2 * size)
+    yield pack(team, toward, size)
     place = list(range(num_teams))  # the run of each slot
     for bit in range(num_teams.bit_length() - 1):
         crossing = [slot for slot in range(num_teams) if slot >> bit & 1]
@@ -101,28 +90,28 @@ def exchange_in_cube(team: tuple[int, ...], teams: list[tuple[int, ...]], size: 
     yield unpack(team, toward, [slots[where] for where in place], size)
 
 
-def span(slots: list[range], run: range) -> range:
-    return range(slots[run.start].start, slots[run.stop - 1].stop)
-
-
 def exchange_with_each(team: tuple[int, ...], teams: list[tuple[int, ...]], size: int) -> Iterator[Round]:
     """Send each of the other leaders the data for its team: k-1 messages for each leader, all at once."""
     own = teams.index(team)
     leaving = laid(2 * size, [len(team) * len(other) for other in teams])
     arriving = laid(leaving[-1].stop, [len(team) * len(other) * (other != team) for other in teams])
     arriving[own] = leaving[own]
-    yield pack(team, teams, 2 * size)
+    yield pack(team, teams, size)
     others = [(own + step) % len(teams) for step in range(1, len(teams))]  # so that not all send to one at once
     sends = [Send(teams[other][0], leaving[other]) for other in others]
     yield (*sends, *(Recv(teams[other][0], arriving[other]) for other in reversed(others)))
     yield unpack(team, teams, arriving, size)
 
 
-def pack(team: tuple[int, ...], teams: list[tuple[int, ...]], begin: int) -> Round:
-    """Return the round in which a leader reads its team's data for these teams, in their order."""
+def pack(team: tuple[int, ...], teams: list[tuple[int, ...]], size: int) -> Round:
+    """Return the round in which a leader reads its team's data for these teams, by dests and sources."""
+    dests = [dest for other in teams for dest in other]
+    runs = consecutive(dests) if len(team) == 1 else [range(dest, dest + 1) for dest in dests]
+    parts = list(product(runs, team))
+    targets = laid(2 * size, (len(run) for run, _ in parts))
     return tuple(
-        Copy(part, target) if source == team[0] else Get(source, part, target)
-        for source, part, target in packing(team, teams, begin)
+        Copy(run, target) if source == team[0] else Get(source, run, target)
+        for (run, source), target in zip(parts, targets, strict=True)
     )
 
 
@@ -134,17 +123,6 @@ def unpack(team: tuple[int, ...], teams: list[tuple[int, ...]], runs: list[range
         for nth, dest in enumerate(team)
         for part, target in placed(run[nth * len(other) : (nth + 1) * len(other)], [size + source for source in other])
     )
-
-
-def packing(team: tuple[int, ...], teams: list[tuple[int, ...]], begin: int) -> Iterator[tuple[int, range, range]]:
-    """Yield source, run and packed chunks, from chunk `begin` on: by the dests' teams, dests, and sources."""
-    if len(team) == 1:
-        dests = consecutive([dest for other in teams for dest in other])
-        yield from zip(team * len(dests), dests, laid(begin, map(len, dests)), strict=True)
-        return
-    pairs = [pair for other in teams for pair in product(other, team)]
-    for place, (dest, source) in enumerate(pairs, begin):
-        yield source, range(dest, dest + 1), range(place, place + 1)
 
 
 def placed(run: range, chunks: list[int]) -> Iterator[tuple[range, range]]:

@@ -9,9 +9,10 @@ Open MPI, ompi/mca/coll/base/coll_base_scan.c, ompi_coll_base_scan_intra_linear.
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from collectives.algorithms.algorithm import Access, Algorithm
+from collectives.algorithms.algorithm import Algorithm
 from collectives.algorithms.chain import climb
-from collectives.schedule.moves import Barrier, Copy, GetReduce, Recv, RecvReduce, Round, Schedule, Send, embed, shares
+from collectives.algorithms.direct import phase, results, staging
+from collectives.schedule.moves import Copy, GetReduce, Recv, RecvReduce, Round, Schedule, Send, among, shares
 
 
 def linear(rank: int, size: int) -> Iterator[Round]:
@@ -64,10 +65,7 @@ def exclusive(rank: int, size: int, scan: Callable[[int, int], Schedule]) -> Ite
     sends = (Send(rank + 1, everything),) if rank + 1 in above else ()
     yield (*sends, Recv(rank - 1, scratch)) if rank else sends
     yield (Copy(scratch, everything),) if rank else ()
-    if rank:
-        yield from embed(scan(rank - 1, size - 1), above, shares(size, size - 1))
-    else:
-        yield from (() for _ in scan(0, size - 1))
+    yield from among(rank, above, shares(size, size - 1), scan)
 
 
 def staged(rank: int, size: int, apart: bool = False, inclusive: bool = True) -> Iterator[Round]:
@@ -81,27 +79,16 @@ def staged(rank: int, size: int, apart: bool = False, inclusive: bool = True) ->
     round 1:  (0-2)
     round 2:  0=>0 [3-5]>[0-2]+   0-1=>1 [3-5]>[0-2]+   0-2=>2 [3-5]>[0-2]+
     """
-    result = range(size, 2 * size) if apart else range(size)
-    staging = range(result.stop, result.stop + size)
     sources = tuple(range(rank + inclusive))
-    yield (Copy(range(size), staging),)
-    yield (Barrier(tuple(range(size))),)
-    yield (GetReduce(sources, staging, result),) if sources else ()
+    moves = [GetReduce(sources, range(size), results(size, apart))] if sources else []
+    return phase(size, apart, True, range(size), *moves)
 
 
 ALGORITHMS = (
     Algorithm("scan", "linear", linear, in_order=True),
     Algorithm("scan", "recursive_doubling", doubling),
-    Algorithm("scan", "staged", staged, access=Access.STAGED, apart=True, segmented=True, in_order=True),
+    staging("scan", "staged", staged, apart=True, in_order=True),
     Algorithm("exscan", "linear", partial(exclusive, scan=linear), in_order=True),
     Algorithm("exscan", "recursive_doubling", partial(exclusive, scan=doubling)),
-    Algorithm(
-        "exscan",
-        "staged",
-        partial(staged, inclusive=False),
-        access=Access.STAGED,
-        apart=True,
-        segmented=True,
-        in_order=True,
-    ),
+    staging("exscan", "staged", partial(staged, inclusive=False), apart=True, in_order=True),
 )

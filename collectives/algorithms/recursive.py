@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from collectives.algorithms.algorithm import Algorithm
-from collectives.schedule.moves import Recv, RecvReduce, Round, Schedule, Send, backwards, chunk, embed, shares
+from collectives.schedule.moves import Recv, RecvReduce, Round, Schedule, Send, among, backwards, chunk, shares
 
 
 def exchanges(rank: int, size: int) -> Iterator[Round]:
@@ -48,39 +48,30 @@ def block(rank: int, bit: int) -> range:
 
 
 def with_extras(
-    rank: int,
-    size: int,
-    algorithm: Callable[[int, int], Schedule],
-    take: type[Recv] | type[RecvReduce],
-    run_before: Callable[[int, int], range],
-    run_after: Callable[[int, int], range],
+    rank: int, size: int, algorithm: Callable[[int, int], Schedule], result: Callable[[int, int], range]
 ) -> Iterator[Round]:
     """Yield a power of two's schedule on any number of ranks: extras give their data first, and get the result last."""
-    power, extras, group, own = proxies(size)
+    extras, group, own = proxies(size)
     if extras:
-        yield hand_over(rank, extras, take, run_before(rank, size), run_before(rank - 1, size))
-    if rank in extras:
-        yield from (() for _ in algorithm(0, power))
-    else:
-        yield from embed(algorithm(group.index(rank), power), group, own)
+        yield hand_over(rank, extras, range(size), range(size))
+    yield from among(rank, group, own, algorithm)
     if extras:
-        back = hand_over(rank, extras, Recv, run_after(rank, size), run_after(rank - 1, size))
-        yield from backwards([back], take=Recv)
+        yield from backwards([hand_over(rank, extras, result(rank, size), result(rank - 1, size))], take=Recv)
 
 
 @lru_cache(maxsize=8)
-def proxies(size: int) -> tuple[int, range, list[int], list[range]]:
-    """Return the power of two, the extras, the other ranks, and for each of those its chunks and its extra's."""
+def proxies(size: int) -> tuple[range, list[int], list[range]]:
+    """Return the extras, the other ranks, and for each of those its chunks and its extra's."""
     power = 1 << (size.bit_length() - 1)
     extras = range(0, 2 * (size - power), 2)
-    return power, extras, [rank for rank in range(size) if rank not in extras], shares(size, power)
+    return extras, [rank for rank in range(size) if rank not in extras], shares(size, power)
 
 
-def hand_over(rank: int, extras: range, take: type[Recv] | type[RecvReduce], own: range, of_extra: range) -> Round:
+def hand_over(rank: int, extras: range, own: range, of_extra: range) -> Round:
     """Return the round in which extras give to their proxies."""
     if rank in extras:
         return (Send(rank + 1, own),)
-    return (take(rank - 1, of_extra),) if rank - 1 in extras else ()
+    return (RecvReduce(rank - 1, of_extra),) if rank - 1 in extras else ()
 
 
 def whole(rank: int, size: int) -> range:
@@ -101,7 +92,7 @@ def all_reduce(rank: int, size: int) -> Schedule:
     round 1:  1->2 [0-2]+   2->1 [0-2]+
     round 2:  1->0 [0-2]
     """
-    return with_extras(rank, size, exchanges, RecvReduce, run_before=whole, run_after=whole)
+    return with_extras(rank, size, exchanges, result=whole)
 
 
 def rabenseifner(rank: int, size: int) -> Schedule:
@@ -122,7 +113,7 @@ def rabenseifner(rank: int, size: int) -> Schedule:
     round 2:  1->2 [0-1]   2->1 [2]
     round 3:  1->0 [0-2]
     """
-    return with_extras(rank, size, halving_doubling, RecvReduce, run_before=whole, run_after=whole)
+    return with_extras(rank, size, halving_doubling, result=whole)
 
 
 def reduce_scatter(rank: int, size: int) -> Schedule:
@@ -140,7 +131,7 @@ def reduce_scatter(rank: int, size: int) -> Schedule:
     round 1:  1->2 [2]+   2->1 [0-1]+
     round 2:  1->0 [0]
     """
-    return with_extras(rank, size, halving, RecvReduce, run_before=whole, run_after=chunk)
+    return with_extras(rank, size, halving, result=chunk)
 
 
 def all_gather(rank: int, size: int) -> Schedule:

@@ -7,7 +7,7 @@ Sanders, Speck, Träff, "Two-tree algorithms for full bandwidth broadcast, reduc
 NCCL, src/graph/trees.cc, whose double tree this is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from collectives.algorithms import ring
@@ -26,14 +26,19 @@ def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     round 1:  1->3 [0-4]
     round 2:  1->2 [0-4]   3->4 [0-4]
     """
-    everything = range(size)
+    return down(rank, size, root, lambda first, length: [range(size)])
+
+
+def down(rank: int, size: int, root: int, runs: Callable[[int, int], list[range]]) -> Iterator[Round]:
+    """Go down a binomial tree: a subtree of `length` ranks, from rank `first` on, receives `runs(first, length)`."""
     place = (rank - root) % size
     for bit in reversed(range((size - 1).bit_length())):
         reach = 1 << bit
         if place % (2 * reach) == reach:
-            yield (Recv((rank - reach) % size, everything),)
+            yield tuple(Recv((rank - reach) % size, run) for run in runs(rank, min(reach, size - place)))
         elif place % (2 * reach) == 0 and place + reach < size:
-            yield (Send((rank + reach) % size, everything),)
+            theirs = runs(rank + reach, min(reach, size - place - reach))
+            yield tuple(Send((rank + reach) % size, run) for run in theirs)
         else:
             yield ()
 
@@ -79,17 +84,7 @@ def scatter(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     round 1:  2->4 [4]   2->4 [0]
     round 2:  2->3 [3]   4->0 [0]
     """
-    place = (rank - root) % size
-    for bit in reversed(range((size - 1).bit_length())):
-        reach = 1 << bit
-        if place % (2 * reach) == reach:
-            mine = arc(rank, min(reach, size - place), size)
-            yield tuple(Recv((rank - reach) % size, run) for run in mine)
-        elif place % (2 * reach) == 0 and place + reach < size:
-            theirs = arc(rank + reach, min(reach, size - place - reach), size)
-            yield tuple(Send((rank + reach) % size, run) for run in theirs)
-        else:
-            yield ()
+    return down(rank, size, root, lambda first, length: arc(first, length, size))
 
 
 def gather(rank: int, size: int, root: int = 0) -> Schedule:
@@ -150,27 +145,14 @@ class Tree(NamedTuple):
         """Return the round in which a place's first chunk goes up: after its children's, which come one by one."""
         return 2 * ((place & -place).bit_length() - 1) + (place > self.parent(place) > 0)
 
-    def links(self, rank: int) -> Iterator["TreeEdge"]:
-        """Yield a rank's edges on the way up: first those to its children, then that to its parent."""
+    def ups(self, rank: int) -> Iterator[tuple[int, Move]]:
+        """Yield a rank's moves on the way up with their rounds: first from its children, then to its parent."""
         place = self.place(rank)
-        yield from (
-            TreeEdge(RecvReduce, self.rank(child), self.start(child), self.chunks) for child in self.children(place)
-        )
-        if place > 0:
-            yield TreeEdge(Send, self.rank(self.parent(place)), self.start(place), self.chunks)
-
-
-class TreeEdge(NamedTuple):
-    """An edge of a tree: one chunk after the other, from round `start` on, goes from a rank to its parent."""
-
-    take: type[Send] | type[RecvReduce]
-    peer: int
-    start: int
-    chunks: range
-
-    def moves(self, step: int) -> Iterator[Move]:
-        if 0 <= step - self.start < len(self.chunks):
-            yield self.take(self.peer, self.chunks[step - self.start : step - self.start + 1])
+        for child in self.children(place):
+            for step, index in enumerate(self.chunks, self.start(child)):
+                yield step, RecvReduce(self.rank(child), range(index, index + 1))
+        for step, index in enumerate(self.chunks if place else (), self.start(place)):
+            yield step, Send(self.rank(self.parent(place)), range(index, index + 1))
 
 
 def reduce_up(rank: int, size: int) -> Iterator[Round]:
@@ -178,9 +160,10 @@ def reduce_up(rank: int, size: int) -> Iterator[Round]:
     first, second = shares(size, 2)
     turn, shift = (1, 1) if size % 2 else (-1, -1)
     trees = Tree(size, 1, 0, first), Tree(size, turn, shift, second)
-    links = [link for tree in trees for link in tree.links(rank)]
-    for step in range(2 * ((size - 1).bit_length() - 1) + len(first)):
-        yield tuple(move for link in links for move in link.moves(step))
+    rounds: list[list[Move]] = [[] for _ in range(2 * ((size - 1).bit_length() - 1) + len(first))]
+    for step, move in (up for tree in trees for up in tree.ups(rank)):
+        rounds[step].append(move)
+    yield from map(tuple, rounds)
 
 
 def double_all_reduce(rank: int, size: int) -> Iterator[Round]:

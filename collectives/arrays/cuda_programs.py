@@ -72,14 +72,14 @@ class CudaProgram:
     ):
         self.device, self.runtime, xp = device, device.runtime, device.xp
         self.channel, self.captured = channel, captured
-        choices = [[choice_of(step, *reduction) for step in steps] for steps in turns]
-        steps, work = steps_of(turns, choices, divisor=reduction[2])
+        pairs = [(step, choice_of(step, *reduction)) for steps in turns for step in steps]
+        steps, work = steps_of(pairs, divisor=reduction[2])
         with device.on_device():
             self.steps = xp.asarray(steps.view(np.uint8))
             self.runs = xp.zeros(1, np.uint32)
             self.event = xp.cuda.Event(disable_timing=True)
             xp.cuda.get_current_stream().synchronize()
-            self.kernel = cuda_kernels.kernel(name_of(choices), device.index, SOURCE)
+            self.kernel = cuda_kernels.kernel(name_of([choice for _, choice in pairs]), device.index, SOURCE)
         num_barriers = sum(not step.outs for step in turns[0])
         sizes = len(turns[0]), len(turns), num_barriers
         self.program = np.array((self.steps.data.ptr, *sizes, self.runs.data.ptr, 0, 0, channel.record), PROGRAM)
@@ -109,12 +109,9 @@ def choice_of(step: DeviceStep, op: str, dtype: np.dtype, divisor: int) -> Kerne
     return cuda_kernels.plan(op, dtype, dtype, step.nbytes // dtype.itemsize, len(step.sources), divisor)
 
 
-def steps_of(
-    turns: Sequence[Sequence[DeviceStep]], choices: Sequence[Sequence[KernelChoice]], divisor: int
-) -> tuple[np.ndarray, int]:
+def steps_of(pairs: Sequence[tuple[DeviceStep, KernelChoice]], divisor: int) -> tuple[np.ndarray, int]:
     """Return the steps of all turns as the kernel reads them, and the most threads that one step occupies."""
-    steps = np.zeros(sum(map(len, turns)), STEP)
-    pairs = [pair for turn in zip(turns, choices, strict=True) for pair in zip(*turn, strict=True)]
+    steps = np.zeros(len(pairs), STEP)
     most = 0
     for place, (step, choice) in enumerate(pairs):
         if not step.outs:
@@ -126,9 +123,9 @@ def steps_of(
     return steps, most
 
 
-def name_of(choices: Sequence[Sequence[KernelChoice]]) -> str:
+def name_of(choices: Sequence[KernelChoice]) -> str:
     """Name the instance that can run all steps of a program: all reduce as many sources, or none."""
-    reductions = {(c.op, c.into, c.at_once) for steps in choices for c in steps if len(c.sizes) > 2}
+    reductions = {(c.op, c.into, c.at_once) for c in choices if len(c.sizes) > 2}
     assert len(reductions) < 2, f"a program that reduces in different ways: {reductions}"
     op, number, at_once = next(iter(reductions), ("Sum", "unsigned char", 1))
     return f"run<{op}, {number}, {at_once}>"

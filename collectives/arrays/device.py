@@ -1,6 +1,6 @@
 """Host and device memory behind one interface: the few operations in which they differ.
 
-`Host` is NumPy's memory, `collectives.arrays.cuda.Cuda` a GPU's.
+`Device` itself is NumPy's memory, `collectives.arrays.cuda.Cuda` a GPU's.
 Everything above works on flat arrays, slices of them, and these operations.
 """
 
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectives.arrays.ops import COMPLEX, HALVES, INTEGERS, Op, function_of, has_kernel
+from collectives.arrays.ops import COMPLEX, HALVES, INTEGERS, LOCATING, Op, has_kernel
+from collectives.schedule.spec import OPS
 
 DEVICE_ERRORS = (OSError, RuntimeError, MemoryError)  # CuPy's exceptions for CUDA errors
 TURNS = 2  # staging buffers, and the events that go with them, are used in turn
@@ -28,15 +29,15 @@ DONE = Event()
 
 
 class Device:
-    """A kind of memory, and the operations on it.
+    """A kind of memory, and the operations on it; as it is here, the host's.
 
     `copy`, `reduce` and `divide` may return before they are done: they run in order on the device's
     stream.  Before the host, MPI or another process reads or overwrites an array, an event must have completed.
     """
 
-    name: str  # of the kind of memory
-    place: str  # name of this device
-    xp: Any  # the array namespace: numpy or cupy
+    name = "cpu"  # of the kind of memory
+    place = "cpu"  # name of this device
+    xp: Any = np  # the array namespace: numpy or cupy
     is_async = False  # whether operations return early
     mpi_reads = True  # whether MPI may be given pointers into this memory
 
@@ -74,7 +75,7 @@ class Device:
     @np.errstate(all="ignore")  # NaN and infinity are results; as an error on one rank they would hang the others
     def reduce(self, op: str | Op, low: Any, high: Any, out: Any) -> None:
         """Compute out = low op high, elementwise; 16-bit floats are reduced in float32 and rounded once."""
-        function: Any = function_of(op, self.xp)
+        function: Any = op.function if isinstance(op, Op) else LOCATING.get(op) or getattr(self.xp, OPS[op].ufunc)
         if out.dtype in HALVES:
             out[...] = function(low.astype(np.float32), high.astype(np.float32)).astype(out.dtype)
         elif not has_kernel(op):
@@ -117,13 +118,6 @@ class Device:
         return True
 
 
-class Host(Device):
-    """Host memory, as NumPy arrays."""
-
-    name = place = "cpu"
-    xp = np
-
-
 class DeviceStep(NamedTuple):
     """A step of a device's program, by addresses: all of `outs` = sources[0] op sources[1] op ...
 
@@ -136,5 +130,5 @@ class DeviceStep(NamedTuple):
 
 
 @cache
-def host() -> Host:
-    return Host()
+def host() -> Device:
+    return Device()

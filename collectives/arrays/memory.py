@@ -270,12 +270,6 @@ def array(lease: Lease, count: int, dtype: np.dtype) -> np.ndarray:
     return np.asarray(SimpleNamespace(__array_interface__=place, lease=lease)).view(dtype)
 
 
-class IoVector(ctypes.Structure):
-    """C's `struct iovec`."""
-
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
 def probe_address() -> list[int]:
     """Return the address of a number that other processes try to read."""
     return [os.getpid(), probe.ctypes.data]
@@ -293,6 +287,7 @@ def read_process(pid: int, address: int) -> int | None:
     if call is None:
         return None
     call.restype = ctypes.c_ssize_t
-    local, remote = IoVector(here.ctypes.data, 8), IoVector(address, 8)
-    args = pid, ctypes.byref(local), ctypes.c_ulong(1), ctypes.byref(remote), ctypes.c_ulong(1), ctypes.c_ulong(0)
+    local, remote = (np.array([base, 8], np.uintp) for base in (here.ctypes.data, address))  # C's `struct iovec`
+    one, no_flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
+    args = pid, local.ctypes.data_as(ctypes.c_void_p), one, remote.ctypes.data_as(ctypes.c_void_p), one, no_flags
     return int(here[0]) if call(*args) == 8 else None

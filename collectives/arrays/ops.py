@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,6 @@ class Op:
             raise ValueError(f"op {self} of two arrays of {dtype} and shape (2,) returns {what}: return one like them")
 
 
-def function_of(op: str | Op, xp: Any) -> Function:
-    """Return the function that reduces two arrays of a library."""
-    if isinstance(op, Op):
-        return op.function
-    return LOCATING.get(op) or getattr(xp, OPS[op].ufunc)
-
-
 def sum_dtype(dtype: np.dtype, op: str | Op) -> np.dtype:
     """Return the dtype of partial results: 16-bit floats are summed up and multiplied in float32.
 
@@ -77,22 +71,13 @@ def has_kernel(op: str | Op) -> bool:
     return not isinstance(op, Op) and bool(OPS[op].kernel)
 
 
-def minloc(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the pairs of the lesser values, and of the lesser index where these are equal; a NaN is less than all.
+def located(precedes: np.ufunc, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Return the pairs whose values precede, and those of the lesser index where these are equal; a NaN precedes all.
 
     >>> pairs = np.array([(1, 5), (2, 0)], "f4,i4"), np.array([(1, 3), (3, 1)], "f4,i4")
-    >>> minloc(*pairs).tolist(), maxloc(*pairs).tolist()
+    >>> LOCATING["minloc"](*pairs).tolist(), LOCATING["maxloc"](*pairs).tolist()
     ([(1.0, 3), (2.0, 0)], [(1.0, 3), (3.0, 1)])
     """
-    return located(np.less, a, b)
-
-
-def maxloc(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the same of the greater values; a NaN is greater than all."""
-    return located(np.greater, a, b)
-
-
-def located(precedes: np.ufunc, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     value, index = a.dtype.names or ()
     a_is_nan, b_is_nan = a[value] != a[value], b[value] != b[value]
     is_equal = (a[value] == b[value]) | (a_is_nan & b_is_nan)
@@ -100,4 +85,4 @@ def located(precedes: np.ufunc, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(is_first | (is_equal & (b[index] < a[index])), b, a)
 
 
-LOCATING: dict[str, Function] = {"minloc": minloc, "maxloc": maxloc}
+LOCATING: dict[str, Function] = {"minloc": partial(located, np.less), "maxloc": partial(located, np.greater)}

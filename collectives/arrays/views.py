@@ -118,7 +118,6 @@ def flat(x: Any) -> tuple[Device, Any]:
         raise ValueError(
             "masked arrays are not supported: pass x.filled(...), or x.data to include the masked elements"
         )
-    view_device: Device
     if isinstance(x, np.ndarray):
         view_device, view = host(), np.asarray(x)  # of a subclass, its memory
     elif is_a(x, "cupy", "ndarray"):

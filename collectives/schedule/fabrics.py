@@ -6,12 +6,12 @@ Values without a source for a fabric are taken from another one.  They describe 
 
 import argparse
 import re
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from collectives.job.settings import Range
 from collectives.runtime.choose import links
 from collectives.schedule.cost import NETWORK, Link, Network, Nodes
+from collectives.schedule.moves import laid
 
 RANKS = Range(1, 2**17, unit="ranks")  # more would take longer than minutes
 TIME, SPEED = Range(0, 10**9, unit="us"), Range(0, 10**9, open="above", unit="GB/s")
@@ -108,8 +108,7 @@ def measured_topology(ranks: int | None) -> tuple[Nodes, Network, str]:
     lengths = [length for _, length in latest.place.hosts]
     words = f"measured on {', '.join(dict.fromkeys(name for name, _ in latest.place.hosts))}, {latest.place.mpi}"
     if ranks is None:
-        ends = accumulate(lengths, initial=0)
-        return tuple(tuple(range(a, b)) for a, b in pairwise(ends)), latest.network, words
+        return tuple(map(tuple, laid(0, lengths))), latest.network, words
     return in_nodes(ranks, max(lengths)), latest.network, words
 
 

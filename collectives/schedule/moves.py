@@ -6,7 +6,8 @@ of rounds; a rank that has nothing to do in one has an empty round there.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby, pairwise
+from functools import partial
+from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 
@@ -102,8 +103,17 @@ def shares(num_chunks: int, parts: int) -> list[range]:
     [range(0, 3), range(3, 5)]
     """
     length, extra = divmod(num_chunks, parts)
-    starts = [i * length + min(i, extra) for i in range(parts + 1)]
-    return [range(a, b) for a, b in pairwise(starts)]
+    return laid(0, (length + (i < extra) for i in range(parts)))
+
+
+def laid(begin: int, lengths: Iterable[int]) -> list[range]:
+    """Return adjacent runs of these lengths, the first from chunk `begin` on."""
+    return [range(a, b) for a, b in pairwise(accumulate(lengths, initial=begin))]
+
+
+def span(runs: Sequence[range], those: range) -> range:
+    """Return adjacent runs as one: those of some numbers."""
+    return range(runs[those.start].start, runs[those.stop - 1].stop) if those else those
 
 
 def embed(schedule: Schedule, ranks: Sequence[int], runs: Sequence[range]) -> Iterator[Round]:
@@ -112,12 +122,19 @@ def embed(schedule: Schedule, ranks: Sequence[int], runs: Sequence[range]) -> It
     Moves of runs that are empty there are dropped.
     """
 
-    def place(run: range) -> range:
-        return range(runs[run.start].start, runs[run.stop - 1].stop) if run else run
-
+    place = partial(span, runs)
     for moves in schedule:
         nonempty = (m for m in moves if isinstance(m, Barrier) or place(m.run) or not m.run)
         yield tuple(replaced(m, ranks.__getitem__, place) for m in nonempty)
+
+
+def among(
+    rank: int, group: Sequence[int], runs: Sequence[range], algorithm: Callable[[int, int], Schedule]
+) -> Schedule:
+    """Embed an algorithm in a group of the ranks: the others have empty rounds."""
+    if rank in group:
+        return embed(algorithm(group.index(rank), len(group)), group, runs)
+    return [()] * len(list(algorithm(0, len(group))))
 
 
 def replaced(move: Move, rank: Callable[[int], int], run: Callable[[range], range]) -> Move:

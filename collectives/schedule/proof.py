@@ -22,12 +22,13 @@ from collectives.schedule.moves import (
     Round,
     Schedule,
     Send,
+    is_direct,
     replaced,
     runs_of,
     show,
     show_run,
 )
-from collectives.schedule.spec import At, Chunks, Collective, spec_of
+from collectives.schedule.spec import Chunks, Collective, spec_of
 
 RUNS = 3  # successive runs of a schedule on shared memory, to prove that a run does not disturb the next
 BITS = 16  # a rank's count in a multiset of contributions, kept as one integer
@@ -62,7 +63,7 @@ def after(spec: Collective, rank: int, size: int, root: int) -> Vector:
     """Return its contents due after it; where the result has chunks of its own, `x` unchanged."""
     values = before(spec, rank, size, root) if spec.exchanges else {}
     for chunk in spec.gets.on(rank, size, root):
-        count = contributions(spec.sources(At(rank, chunk, size, root)))
+        count = contributions(spec.sources(rank, chunk, size, root))
         values[size + chunk if spec.exchanges else chunk] = Value(rank if spec.exchanges else chunk, count)
     return values
 
@@ -100,7 +101,7 @@ def check(
         goal = [{chunk + size: value for chunk, value in vector.items()} for vector in goal]
     programs = [list(algorithm(rank, size, **root)) for rank in range(size)]
     name = f"{collective} on {size} ranks"
-    if any(isinstance(m, Barrier | Get | Put | GetReduce) for rounds in programs for moves in rounds for m in moves):
+    if any(is_direct(moves) for rounds in programs for moves in rounds):
         width = 1 + max((chunk for vector in (*start, *goal) for chunk in vector), default=-1)
         num_chunks = max((run.stop for rs in programs for moves in rs for m in moves for run in runs_of(m)), default=0)
         programs = [repeated(rounds, width, num_chunks - width) for rounds in programs]

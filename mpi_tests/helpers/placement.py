@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from collectives.arrays import views
-from collectives.arrays.device import Host
+from collectives.arrays.device import Device
 from collectives.communicator import Communicator
 
 DEVICE = torch.device("cuda", 0)
@@ -104,7 +104,7 @@ class Operations(TorchDispatchMode):
         return result
 
 
-class Memory(Host):
+class Memory(Device):
     """Host memory whose allocations count as device memory."""
 
     def __init__(self, arrays: list):

@@ -4,13 +4,7 @@ from functools import partial
 import pytest
 
 from collectives import algorithms
-from collectives.algorithms import (
-    bruck,
-    hierarchical,
-    pairwise,
-    recursive,
-    tree,
-)
+from collectives.algorithms import hierarchical
 from collectives.schedule import proof
 from collectives.schedule.cost import Link, Network, predict
 from collectives.schedule.moves import MESSAGES, Barrier, Get, GetReduce, Put, Recv, RecvReduce, Send
@@ -93,39 +87,6 @@ def test_ranks_reach_into_their_node_only_and_send_beyond_it_only(row, groups):
                         assert peer in own
                     case Send(peer, _) | Recv(peer, _) | RecvReduce(peer, _):
                         assert peer not in own
-
-
-rec = recursive
-COMPOSITIONS = {
-    "all_reduce, recursive": (
-        hierarchical.all_reduce,
-        {"scatter": rec.reduce_scatter, "across": rec.all_reduce, "gather": rec.all_gather},
-    ),
-    "all_reduce, others": (
-        hierarchical.all_reduce,
-        {"scatter": pairwise.reduce_scatter, "across": tree.double_all_reduce, "gather": bruck.all_gather},
-    ),
-    "reduce_scatter, recursive": (
-        hierarchical.reduce_scatter,
-        {"within": rec.reduce_scatter, "across": rec.reduce_scatter},
-    ),
-    "reduce_scatter, one for each": (hierarchical.reduce_scatter, {"across": rec.reduce_scatter}),
-    "all_gather, recursive": (hierarchical.all_gather, {"within": rec.all_gather, "across": rec.all_gather}),
-    "all_gather, bruck": (hierarchical.all_gather, {"within": bruck.all_gather}),
-    "broadcast, scattered": (hierarchical.broadcast, {"across": tree.scatter_all_gather}),
-}
-
-
-@pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
-@pytest.mark.parametrize(("algorithm", "composed"), COMPOSITIONS.values(), ids=COMPOSITIONS)
-def test_of_any_algorithms(algorithm, composed, groups):
-    holds(algorithm.__name__, partial(algorithm, groups=groups, **composed), ranks_of(groups))
-
-
-@pytest.mark.parametrize("groups", [by_length(12, 4), by_length(24, 4), GROUPS["interleaved"]], ids=str)
-def test_an_all_to_all_of_brucks(groups):
-    algorithm = partial(hierarchical.all_to_all, groups=groups, within=bruck.all_to_all, across=bruck.all_to_all)
-    holds("all_to_all", algorithm, ranks_of(groups))
 
 
 # Factors of alpha, of n/p beta and of n/p gamma of k groups of l ranks.

@@ -109,12 +109,15 @@ def ranking(
     """
     size = sum(map(len, nodes))
 
-    def seconds(row: Algorithm) -> float:
+    def seconds_of(row: Algorithm) -> float:
         speeds = speeds_of(row, network, memory)
-        around = copied_before(row, nbytes, size) * network.copy_s_per_byte
-        return predict(row, nbytes, size, nodes, network=speeds) + around
+        seconds = predict(row, nbytes, size, nodes, network=speeds)
+        if row.access < Access.STAGED:  # it may copy to a working vector before the rounds
+            share = {"all_gather": 1 / size, "reduce_scatter": 1.0}.get(row.collective, 0.0)
+            seconds += nbytes * share * network.copy_s_per_byte
+        return seconds
 
-    predicted = [(row.name, seconds(row)) for row in candidates]
+    predicted = [(row.name, seconds_of(row)) for row in candidates]
     return sorted(predicted, key=lambda pair: round(pair[1], 12))
 
 
@@ -126,12 +129,6 @@ def speeds_of(row: Algorithm, network: Network, memory: str) -> Network:
         return network
     alpha, beta = network.system
     return network._replace(meet_s=network.meet_s + alpha, pull_s_per_byte=beta)
-
-
-def copied_before(row: Algorithm, nbytes: int, size: int) -> float:
-    """Return the bytes copied to a working vector before the rounds, where an algorithm by messages needs one."""
-    share = {"all_gather": 1 / size, "reduce_scatter": 1.0}.get(row.collective, 0.0)
-    return 0.0 if row.access >= Access.STAGED else nbytes * share
 
 
 def explain(question: Question) -> str:
