@@ -31,11 +31,16 @@ def parse(kind: type[C], description: str, arguments: Sequence[str] | None = Non
         add_flag(parser, field, hints[field.name])
     flags = vars(parser.parse_args(sys.argv[1:] if arguments is None else arguments))
     path = flags.pop("config", None)
-    values = from_toml(path, kind) if path else {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+    return kind(**overridden(from_toml(path, kind) if path else {}, flags, kind), **flags)
+
+
+def overridden(in_file: dict[str, Any], flags: dict[str, Any], kind: type) -> dict[str, Any]:
+    """Return the settings of a file that remain beside flags: not those of the same name, nor what a flag sets."""
+    dropped = {*flags}
+    for field in dataclasses.fields(kind):
         if field.name in flags:
-            values = {name: value for name, value in values.items() if name not in field.metadata.get("sets", ())}
-    return kind(**{**values, **flags})
+            dropped.update(field.metadata.get("sets", ()))
+    return {name: value for name, value in in_file.items() if name not in dropped}
 
 
 def config_file(text: str) -> Path:

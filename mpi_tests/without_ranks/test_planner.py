@@ -728,6 +728,16 @@ def test_bad_files(capsys, tmp_path):
         assert why in capsys.readouterr().err
 
 
+def test_a_named_model_overrides_the_shape_of_a_file(tmp_path):
+    """As in train.py, whose command line the planner prints."""
+    (tmp_path / "job.toml").write_text("n_layer = 2\nn_head = 2\nn_embd = 64\nblock_size = 64\ndropout = 0.5\n")
+    for flags, n_layer, n_embd in ((), 2, 64), (("--model", "gpt2"), 12, 768), (("--depth", "3"), 3, 192):
+        arguments = ["--config", str(tmp_path / "job.toml"), *flags]
+        model, config = parse_request(arguments, None).job.model, parse(Config, "", arguments)
+        assert (model.n_layer, model.n_embd, model.dropout) == (n_layer, n_embd, 0.5)
+        assert (config.n_layer, config.n_embd, config.block_size) == (n_layer, n_embd, model.block_size)
+
+
 def test_what_a_file_says_of_layouts_stands(tmp_path):
     (tmp_path / "job.toml").write_text("tp = 2\nmicro_batch_size = 4\nnum_micro_batches = 3\nlr = 1.0")
     request = parse_request(["--config", str(tmp_path / "job.toml"), "--pp", "1", "--hosts", "2"], None)

@@ -12,7 +12,7 @@ from collectives.schedule import fabrics
 from collectives.schedule.cost import Network, Nodes
 from collectives.schedule.fabrics import FABRICS, RANKS
 from models import presets, ranges
-from models.flags import add_flag, config_file, config_help, from_toml
+from models.flags import add_flag, config_file, config_help, from_toml, overridden
 from parallelism.numerics.precision import DTYPES, Precision
 from parallelism.pipeline.schedule import registry
 from parallelism.planner.counts import STATES
@@ -34,10 +34,10 @@ DEVICES = {
 }
 
 
-def flag(default: Any, text: str, values: Any = None) -> Any:
-    """Return a field with its help and its valid values, a range or a choice."""
-    kind = "range" if isinstance(values, Range) else "choices"
-    return field(default=default, metadata={"help": text} if values is None else {"help": text, kind: values})
+def flag(default: Any, text: str, values: Any = None, sets: Sequence[str] = ()) -> Any:
+    """Return a field with its help, its valid values, a range or a choice, and the fields that a flag of it sets."""
+    valid = {} if values is None else {"range" if isinstance(values, Range) else "choices": values}
+    return field(default=default, metadata={"help": text, "sets": sets, **valid})
 
 
 @dataclass
@@ -48,8 +48,15 @@ class Settings:
     """
 
     vocab_size: int = flag(None, "vocabulary size; by default the model's (256 for bytes)", ranges.VOCABULARY)
-    model: str = flag(presets.DEFAULT, "model shape by name, which the flags below override", [*presets.PRESETS])
-    depth: int | None = flag(None, "number of blocks that sets the other sizes; overrides model", ranges.LAYERS)
+    model: str = flag(
+        presets.DEFAULT,
+        "model shape by name, which the flags below override",
+        [*presets.PRESETS],
+        presets.SET_BY_MODEL,
+    )
+    depth: int | None = flag(
+        None, "number of blocks that sets the other sizes; overrides model", ranges.LAYERS, presets.SET_BY_DEPTH
+    )
     n_layer: int = flag(None, "number of transformer blocks; by default the model's", ranges.LAYERS)
     n_head: int = flag(None, "number of attention heads; by default the model's", ranges.HEADS)
     n_kv_head: int | None = flag(None, "number of key and value heads; by default the model's, or n_head", ranges.HEADS)
@@ -119,7 +126,8 @@ def parse_request(arguments: Sequence[str] | None, description: str | None) -> P
     flags = parser(description).parse_args(arguments)
     hints = get_type_hints(Settings)
     own = {name: getattr(flags, name) for name in hints if hasattr(flags, name)}
-    in_file = from_toml(flags.config, Settings, strict=False) if flags.config else {}
+    file = from_toml(flags.config, Settings, strict=False) if flags.config else {}
+    in_file = overridden(file, own, Settings)
     settings = Settings(**{name: value for name, value in {**in_file, **own}.items() if name in hints})
     fixing = {*in_file} - {"micro_batch_size"} | {*own}
     fixed = {name: getattr(settings, name) for name in LAYOUT if name in fixing and name != "num_micro_batches"}
@@ -128,12 +136,12 @@ def parse_request(arguments: Sequence[str] | None, description: str | None) -> P
     job = TrainingJob.of(settings, settings.vocab_size, settings.global_batch_size or alone)
     machine, ranks = machine_of(flags, job, nodes, network)
     words = [f"{len(nodes)} x {len(nodes[0])} ranks: {links}", ranks]
-    if others := [name for name in in_file if name not in hints]:
+    if others := [name for name in file if name not in hints]:
         words.append(f"{flags.config}: {', '.join(others)} do not affect the plan")
     rest = {"config": flags.config} if flags.config else {}
     rest |= {name: value for name, value in own.items() if name not in (*LAYOUT, "vocab_size")}
     train = ["mpirun", "-n", str(machine.world_size), "python -m training", *(as_flag(*each) for each in rest.items())]
-    return PlanRequest(job, machine, fixed, flags.number, words, " ".join(train), [*in_file])
+    return PlanRequest(job, machine, fixed, flags.number, words, " ".join(train), [*file])
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
