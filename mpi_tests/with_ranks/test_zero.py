@@ -278,6 +278,15 @@ def test_gradients_are_cleared_between_reductions_of_stage_1(comm):
         run.model(share(comm, batch(0))).backward()
 
 
+@pytest.mark.sizes(1, 2)
+def test_gradients_that_are_replaced_in_stage_1_are_refused(comm):
+    run = Run(comm, 1)
+    run.model.zero_grad()
+    run.plain.zero_grad()  # of the model itself, which sets them to None
+    with pytest.raises(RuntimeError, match=r"^the gradient of .* was replaced, .*: clear gradients by the module's zero"):
+        run.model(share(comm, batch(0))).backward()
+
+
 @pytest.mark.parametrize("zero_stage", [2, 3])
 @pytest.mark.sizes(1, 4)
 def test_gradients_are_never_held_whole(comm, zero_stage):

@@ -40,6 +40,7 @@ class ShardedStates(Averaging):
         return plan, replicate.plan("all_reduce", out, **options) if replicate else None
 
     def before(self, action: Action, following: Action | None) -> None:
+        super().before(action, following)
         if self._is_reduced and action.kind != FORWARD:
             raise RuntimeError("gradients have been reduced to their owners: zero_grad() before the next backward pass")
 
