@@ -283,7 +283,9 @@ def test_gradients_that_are_replaced_in_stage_1_are_refused(comm):
     run = Run(comm, 1)
     run.model.zero_grad()
     run.plain.zero_grad()  # of the model itself, which sets them to None
-    with pytest.raises(RuntimeError, match=r"^the gradient of .* was replaced, .*: clear gradients by the module's zero"):
+    with pytest.raises(
+        RuntimeError, match=r"^the gradient of .* was replaced, .*: clear gradients by the module's zero"
+    ):
         run.model(share(comm, batch(0))).backward()
 
 
