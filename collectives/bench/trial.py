@@ -15,7 +15,7 @@ import numpy as np
 from collectives.arrays import views
 from collectives.arrays.ops import COMPLEX
 from collectives.schedule.moves import shares
-from collectives.schedule.spec import COLLECTIVES, OF_BITS, OF_TRUTHS, OPS, Chunks
+from collectives.schedule.spec import COLLECTIVES, OF_BITS, OF_TRUTHS, OPS, At, Chunks
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
@@ -128,7 +128,7 @@ class Trial:
         """Compute this rank's exact result; None for no array."""
         if not self.gets:
             return self.input() if self.spec.in_place else None
-        sources = [self.spec.sources(self.rank, chunk, self.size, self.root) for chunk in self.gets]
+        sources = [self.spec.sources(At(self.rank, chunk, self.size, self.root)) for chunk in self.gets]
         if self.spec.reduces:
             total = reduction(self.count, self.dtype, self.size, self.workload.op, sources[0])
             return total[self.place(self.gets)]

@@ -28,7 +28,7 @@ from collectives.schedule.moves import (
     show,
     show_run,
 )
-from collectives.schedule.spec import Chunks, Collective, spec_of
+from collectives.schedule.spec import At, Chunks, Collective, spec_of
 
 RUNS = 3  # successive runs of a schedule on shared memory, to prove that a run does not disturb the next
 BITS = 16  # a rank's count in a multiset of contributions, kept as one integer
@@ -63,7 +63,7 @@ def after(spec: Collective, rank: int, size: int, root: int) -> Vector:
     """Return its contents due after it; where the result has chunks of its own, `x` unchanged."""
     values = before(spec, rank, size, root) if spec.exchanges else {}
     for chunk in spec.gets.on(rank, size, root):
-        count = contributions(spec.sources(rank, chunk, size, root))
+        count = contributions(spec.sources(At(rank, chunk, size, root)))
         values[size + chunk if spec.exchanges else chunk] = Value(rank if spec.exchanges else chunk, count)
     return values
 

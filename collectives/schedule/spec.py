@@ -31,14 +31,23 @@ class Chunks(Enum):
         return range(size if has_all.get(self) else 0)
 
 
-# The ranks that a chunk of a rank's result comes from.
-SOURCES: dict[str, Callable[[int, int, int, int], Sequence[int]]] = {
-    "everyone": lambda rank, chunk, size, root: range(size),
-    "owner": lambda rank, chunk, size, root: (chunk,),
-    "root": lambda rank, chunk, size, root: (root,),
-    "up to own": lambda rank, chunk, size, root: range(rank + 1),
-    "below": lambda rank, chunk, size, root: range(rank),
-    "nobody": lambda rank, chunk, size, root: (),
+class At(NamedTuple):
+    """A chunk of the result, on a rank."""
+
+    rank: int
+    chunk: int
+    size: int
+    root: int
+
+
+# The ranks that a chunk of the result comes from.
+SOURCES: dict[str, Callable[[At], Sequence[int]]] = {
+    "everyone": lambda at: range(at.size),
+    "owner": lambda at: (at.chunk,),
+    "root": lambda at: (at.root,),
+    "up to own": lambda at: range(at.rank + 1),
+    "below": lambda at: range(at.rank),
+    "nobody": lambda at: (),
 }
 
 
@@ -48,7 +57,7 @@ class Collective(NamedTuple):
     name: str
     gives: Chunks
     gets: Chunks
-    sources: Callable[[int, int, int, int], Sequence[int]]  # of rank, chunk, size and root
+    sources: Callable[[At], Sequence[int]]
     takes: tuple[str, ...]  # the arguments besides `x` and `algorithm`
     mpi: str  # MPI's function, and the one for chunks of several lengths, where there are two
     in_place: bool  # without an `out` the result is `x`; else it is a new array
