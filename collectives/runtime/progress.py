@@ -26,6 +26,7 @@ YIELD_S = 1e-2  # of waiting before it sleeps
 SLEPT_SHARE = 1 / 64  # of the time waited so far, which bounds the delay
 LONGEST_SLEEP_S = 1e-3
 SHORTEST_SLEEP_S = 2e-5  # of the thread; doubled each time that no plan has advanced
+MOST_VAIN_SLEEPS = 64  # of a thread that was woken in vain, before it waits to be woken again
 
 
 class Waitable(Protocol):
@@ -125,7 +126,9 @@ class Background:
     """A thread that advances the plans of a list, and sleeps while none advances, or there are none.
 
     Its work releases Python's lock: messages, NumPy's loops over long arrays, compiled programs.  A plan that the
-    process itself waits for is left to the waiting thread.  MPI must allow calls from several threads; else there is no
+    process itself waits for is left to the waiting thread.  A wake takes a core from the ranks, so a thread that finds
+    nothing to do when it wakes, as the process has waited at once, looks again each millisecond for a while: meanwhile
+    nothing wakes it.  MPI must allow calls from several threads; else there is no
     background thread, and plans advance only when their process waits or calls `done()`.
     """
 
@@ -151,17 +154,23 @@ class Background:
             self.thread.join()
 
     def _run(self) -> None:
-        sleep_s = SHORTEST_SLEEP_S
+        sleep_s, vain_sleeps = SHORTEST_SLEEP_S, 0
         while True:
             self.work.wait()
             if self.ended:
                 return
             plans = [plan for plan in self.plans if plan.in_background]
+            if not plans and vain_sleeps:
+                vain_sleeps -= 1
+                time.sleep(LONGEST_SLEEP_S)
+                continue
             if not plans:
+                vain_sleeps = MOST_VAIN_SLEEPS
                 self.work.clear()
                 if not any(plan.in_background for plan in self.plans):
                     continue
                 self.work.set()  # one was added in between
+            vain_sleeps = 0
             progress = [plan.advance() for plan in plans]
             sleep_s = SHORTEST_SLEEP_S if any(progress) else min(2 * sleep_s, LONGEST_SLEEP_S)
             time.sleep(sleep_s)
