@@ -53,6 +53,7 @@ def test_who_does_not_wait_is_too_early(cuda):
 
 def test_an_event_is_what_it_was_when_the_wait_was_called(cuda):
     x, first, second = cuda.put(np.zeros(1000)), new_stream(cuda), new_stream(cuda)
+    cuda.stream.synchronize()
     event = cuda.cupy.cuda.Event(disable_timing=True)
     second.wait_event(event)  # never recorded: there is nothing to wait for
     second.synchronize()
