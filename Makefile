@@ -35,14 +35,15 @@ test-all: test test-system
 
 # The contract of every algorithm on 1 to 64 ranks, the page's states on 1 to 16, and every pipeline schedule of 1 to 16
 # ranks and 1 to 64 micro-batches, of which `make test` tries some; tests on every number of ranks from 1 to 8; training on
-# 64 ranks; every kernel for three kinds of GPU; every benchmark in small; and 30 times a rank is killed while it writes checkpoints.
+# 64 ranks; every kernel for three kinds of GPU; training without what Linux has; every benchmark in small; and 30 times a rank
+# is killed while it writes checkpoints.
 proof: .venv/kernels
 	$(RUN) LARGEST=64 $(PYTEST) mpi_tests/without_ranks/test_schedule.py mpi_tests/without_ranks/test_hierarchical.py \
 		mpi_tests/without_ranks/test_page.py -k 'contract_holds or prover_s or order_of_the_ranks or any_number_of_ranks'
 	$(RUN) LARGEST=64 $(PYTEST) mpi_tests/without_ranks/test_pipeline_schedule.py mpi_tests/without_ranks/test_stage.py -k 'is_proved or whole_batchs'
 	$(RUN) EVERY_SIZE=1 $(ON_RANKS) mpi_tests/with_ranks
 	$(RUN) LARGEST=64 python -m pytest mpi_tests/systems/test_64_ranks.py mpi_tests/systems/test_compile.py
-	$(RUN) EVERY_KERNEL=1 python -m pytest mpi_tests/systems/test_nvrtc.py
+	$(RUN) EVERY_KERNEL=1 python -m pytest mpi_tests/systems/test_nvrtc.py mpi_tests/systems/test_portability.py
 	$(RUN) EVERY_BENCHMARK=1 python -m pytest mpi_tests/systems/test_benchmarks.py
 	$(RUN) LARGEST=64 python -m pytest mpi_tests/systems/test_slurm.py -k time_limit
 	$(RUN) KILLS=30 python -m pytest mpi_tests/systems/test_checkpoint_kill.py
