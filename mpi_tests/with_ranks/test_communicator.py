@@ -500,6 +500,8 @@ def test_a_started_plan_moves_on_by_itself(comm, algorithm):
     x = comm.empty(1 << 16)
     plan = comm.plan("all_reduce", x, algorithm=algorithm)
     for _ in range(3):
+        for _ in range(2):
+            plan.start().wait()  # wakes the thread in vain
         x[:] = comm.rank
         plan.start()
         patience = time.monotonic() + 60
