@@ -59,6 +59,7 @@ def watched(arguments, env, timeout) -> subprocess.CompletedProcess[str]:
         except subprocess.TimeoutExpired:
             output = "".join(end(process))
             raise AssertionError(f"{output}\n{' '.join(arguments)}: not finished after {timeout} s") from None
+    stderr = stderr.replace("\0", "")  # which Open MPI's mpirun writes after its own notes, before a rank's line
     return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
 
 
