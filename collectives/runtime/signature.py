@@ -38,7 +38,7 @@ def sign(memory: SymmetricMemory, collective: str, x: Any, out: Any, options: tu
 
     Raises: Unsigned.
     """
-    if type(x) is np.ndarray and (flags := x.flags.num & FLAGS) & C_CONTIGUOUS:  # as below, in a third of the time
+    if type(x) is np.ndarray and (flags := x.flags.num & FLAGS) & C_CONTIGUOUS:  # most calls, faster than below
         size, (begin, end) = x.size, memory.windows.span
         address = get_address(x) if size else 0
         is_ordinary = not begin <= address < end
