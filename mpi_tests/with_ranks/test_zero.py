@@ -158,11 +158,11 @@ def close(actual, want, tolerance=1e-6):
         torch.testing.assert_close(actual[name], p, rtol=0, atol=tolerance * float(p.abs().max()), msg=name)
 
 
-def check_stages(comm, num_steps, make=adamw, stages=STAGES, group="all", **options):
-    plain = Run(comm, 0, make)
+def check_stages(comm, num_steps, make=adamw, stages=STAGES, group="all", dtype=torch.float32, **options):
+    plain = Run(comm, 0, make, model=Model(seed=0).to(dtype))
     want = plain.train(num_steps, **options)
     for zero_stage in stages:
-        run = Run(comm, zero_stage, make, group)
+        run = Run(comm, zero_stage, make, group, model=Model(seed=comm.rank).to(dtype))
         np.testing.assert_allclose(run.train(num_steps, **options), want, rtol=1e-6)
         close(run.parameters(), plain.parameters())
 
@@ -207,7 +207,7 @@ def test_master_weights_are_those_of_plain_data_parallelism(comm, dtype, grad_dt
 
 @pytest.mark.sizes(1, 2, 3)
 def test_micro_batches_add_up(comm):
-    check_stages(comm, 5, micro_batches=4, clip=0.5)
+    check_stages(comm, 5, micro_batches=4, clip=0.5, dtype=torch.float64)
 
 
 @pytest.mark.sizes(6, proof=(4, 8))
