@@ -27,7 +27,10 @@ late = world.rank == 1
 def load():
     time.sleep(60)  # load
 """
-HEAD = "rank \\d+ has waited for 2 s, the limit by COLLECTIVES_TIMEOUT_S or timeout_s.*; this ends the job:"
+HEAD = (
+    r"rank \d+ (has waited for 2 s, the limit by COLLECTIVES_TIMEOUT_S or timeout_s.*|"
+    "waits for a rank that has ended its program); this ends the job:"
+)
 TIME = r"\d+ s"
 
 
@@ -328,6 +331,70 @@ while True:
     while pids := subprocess.run(["pgrep", "-f", str(script)], text=True, capture_output=True).stdout.split():
         assert time.monotonic() < deadline, f"ranks are still running after mpirun has ended: processes {pids}"
         time.sleep(0.2)
+
+
+@pytest.mark.parametrize(
+    ("statement", "how"),
+    [
+        ('raise collectives.InputError("n=3 must be 4")', r" by InputError at {line} \(n=3 must be 4\)"),
+        ("sys.exit(7)", ""),
+    ],
+)
+def test_a_rank_whose_program_ends_alone(tmp_path, statement, how):
+    """The others wait for it no longer, though the limit is 600 s."""
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import sys
+import collectives
+
+comm = collectives.world()
+comm.barrier()
+if comm.rank == 1:
+    {statement}
+comm.barrier()
+print("continues")
+""")
+    result = launch(3, "python", script, timeout=60)
+    assert result.returncode != 0
+    assert "continues" not in result.stdout
+    assert re.search(r"^rank [02] waits for a rank that has ended its program; this ends", result.stderr, re.M)
+    line = line_of(tmp_path, statement)
+    assert re.search(rf"^rank 1 of 3 has ended its program{how.format(line=line)}; its last: ", result.stderr, re.M)
+    assert "\nnot arrived at barrier direct #3: rank 1\n" in result.stderr
+
+
+def test_a_rank_that_receives_from_one_that_has_failed(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import numpy as np
+import collectives
+
+comm = collectives.world()
+if comm.rank == 1:
+    raise collectives.InputError("nothing to send")
+comm.recv(np.zeros(1), source=1)
+""")
+    result = launch(2, "python", script, timeout=60)
+    assert result.returncode != 0
+    assert re.search(r"^rank 1 of 2 has ended its program by InputError at .* \(nothing to send\)", result.stderr, re.M)
+
+
+def test_ranks_without_one_that_has_ended_its_program(tmp_path):
+    """They may wait for each other for longer than it takes to learn of its end."""
+    script = tmp_path / "script.py"
+    script.write_text("""
+import time
+import collectives
+
+comm = collectives.world()
+part = comm.split(comm.rank == 1)
+if comm.rank == 0:
+    time.sleep(7)
+part.barrier()
+print("ends")
+""")
+    result = launch(3, "python", script, timeout=60)
+    assert (result.returncode, result.stdout) == (0, "ends\n" * 3), result.stderr
 
 
 def test_without_checks_a_rank_that_is_refused_ends_the_job(tmp_path):

@@ -4,7 +4,7 @@ Every rank has a thread that checks twice a second how long its rank has been wa
 rank that has waited too long asks all others, prints their answers, and aborts.  The threads exchange messages of their
 own, independently of their ranks, which may be blocked in MPI or in the caller's code; a rank that is stopped, or whose
 code keeps Python's lock, does not answer.  When a rank has ended its program, its thread still answers until all ranks
-have ended, as MPI would wait for them anyway.
+have ended, as MPI would wait for them anyway; and a rank that waits for one whose program has ended ends the job.
 """
 
 import math
@@ -26,6 +26,7 @@ from collectives.schedule.moves import name_ranks
 
 POLL_S = 0.5
 ANSWER_S = 5.0  # to wait for the others' answers
+GRACE_S = 3.0  # from the end of a rank's program until it tells ranks that have not ended theirs
 LAST_WORDS_S = 0.5  # for output to get through, before the job is aborted
 ASK = None  # a message that is not an answer
 MOST_REPORTED = 16  # calls, which others compare
@@ -69,7 +70,14 @@ class Report(NamedTuple):
     begins: dict[str, int]  # the first calls that its recorder knows, by label
 
 
-Message = Report | WriteCalls | Written | DeviceFailure | None
+class ProgramEnd(NamedTuple):
+    """A message to all ranks: the sender has ended its program, by an error if `failed`, and others have not."""
+
+    report: Report
+    failed: bool
+
+
+Message = Report | WriteCalls | Written | DeviceFailure | ProgramEnd | None
 
 
 class Watchdog:
@@ -87,6 +95,7 @@ class Watchdog:
         self.since: dict[int, float] = {}  # the time at which each wait was first seen
         self.device_since: dict[tuple[int, int], float] = {}  # the same for the latest run of each plan on a device
         self.failed_s = math.inf  # the time of another rank's report that its device failed
+        self.ended: dict[int, ProgramEnd] = {}  # other ranks that have
         self.state: Any = None
         self.changed_s = 0.0  # the time at which the state was last seen to change
         self.patient_until_s = 0.0
@@ -128,8 +137,29 @@ class Watchdog:
         limit_s = self.timeout_s + POLL_S * self.rank.bit_length()
         overdue: set[Any] = {number for number, at in self.since.items() if self.clock_s - at >= limit_s}
         overdue |= self.on_device(self.clock_s - limit_s).keys()
-        if overdue and self.clock_s >= self.patient_until_s:
-            self.sound(overdue)
+        if self.clock_s < self.patient_until_s:
+            return
+        if overdue:
+            limit = f"{self.timeout_s:g} s, the limit by COLLECTIVES_TIMEOUT_S or timeout_s"
+            unasked = "; the others cannot be asked, since MPI was not started with THREAD_MULTIPLE" * self.alone
+            self.sound(overdue, f"rank {self.rank} has waited for {limit}{unasked}")
+        elif hopeless := self.hopeless():
+            self.sound(hopeless, f"rank {self.rank} waits for a rank that has ended its program")
+
+    def hopeless(self) -> set[Any]:
+        """Return the longest wait, if it is for a call of a rank that has ended its program, or one may have failed it.
+
+        A message that has not come from a rank in this time may still be on its way, unless a rank has failed.
+        """
+        longest = min(self.since, default=None)
+        if not self.ended or longest is None or self.clock_s - self.since[longest] < 2 * POLL_S:
+            return set()
+        awaited = self.report().awaited
+        if awaited is None:
+            return {longest} if any(ended.failed for ended in self.ended.values()) else set()
+        there = self.ended.keys() & awaited.members
+        late = [rank for rank in there if self.ended[rank].report.numbers.get(awaited.label, 0) < awaited.number]
+        return {longest} if late else set()
 
     def tell_time(self) -> None:
         """Update the times of waits and changes; time in which this process was stopped does not count."""
@@ -167,6 +197,8 @@ class Watchdog:
             self.send(Written(self.recorder.write(message.begins)), source)
         elif isinstance(message, DeviceFailure) and not self.progress.failure:
             self.progress.failure, self.failed_s = f"rank {source} has failed in {message.words}", self.clock_s
+        elif isinstance(message, ProgramEnd):
+            self.ended[source] = message
 
     def tell(self, words: str) -> None:
         """Tell all other ranks, from any thread, that this rank's device has failed."""
@@ -199,8 +231,8 @@ class Watchdog:
         waited_s, quiet_s = self.clock_s - since_s, self.clock_s - self.changed_s
         return report_of(self.recorder, wait and Wait(*wait), waited_s, quiet_s, main)
 
-    def sound(self, overdue: set[int]) -> None:
-        """Ask all ranks, print their answers and abort the job.
+    def sound(self, overdue: set[int], reason: str) -> None:
+        """Ask all ranks, print the reason and their answers, and abort the job.
 
         Do not if the overdue waits end while answers arrive, or if a lower rank asks, too.
         """
@@ -221,16 +253,13 @@ class Watchdog:
             time.sleep(0.01)
         self.tell_time()
         if overdue & (self.since.keys() | self.on_device().keys()):
-            self.end({**reports, self.rank: self.report()})
+            self.end({**reports, self.rank: self.report()}, reason)
 
-    def end(self, reports: dict[int, Report]) -> None:
-        limit = f"{self.timeout_s:g} s, the limit by COLLECTIVES_TIMEOUT_S or timeout_s"
-        if self.alone:
-            limit += "; the others cannot be asked, since MPI was not started with THREAD_MULTIPLE"
+    def end(self, reports: dict[int, Report], reason: str) -> None:
         words = account(reports, [self.rank] if self.alone else range(self.size), self.size)
         begins = common_begins(reports.values())
         others = self.have_written(begins, {rank for rank in reports if rank != self.rank})
-        self.last_words(f"rank {self.rank} has waited for {limit}; this ends the job:\n{words}", begins, others)
+        self.last_words(f"{reason}; this ends the job:\n{words}", begins, others)
 
     def have_written(self, begins: dict[str, int], others: set[int]) -> dict[int, str]:
         """Tell other ranks to write their last calls; return the failures by rank, of those that have tried."""
@@ -259,11 +288,16 @@ class Watchdog:
             os._exit(1)
 
     def leave(self) -> None:
-        """Answer until every rank has ended its program."""
+        """Answer until every rank has ended its program; tell those that take long that this one has."""
         all_left = self.comm.Ibarrier()
-        pause_s = 1e-3
+        pause_s, silent_until_s, ended = 1e-3, self.clock_s + GRACE_S, None
         while not all_left.Test():
             self.tell_time()
+            if self.clock_s > silent_until_s and ended is None:
+                ended = ProgramEnd(self.report(), last_error() is not None)
+                for rank in range(self.size):
+                    if rank != self.rank:
+                        self.send(ended, rank)
             for source, message in self.incoming():
                 self.take(source, message)
             time.sleep(pause_s)
@@ -303,13 +337,25 @@ def common_begins(reports: Iterable[Report]) -> dict[str, int]:
 
 
 def of_no_wait(entries: Sequence[Entry], quiet_s: float, main: threading.Thread) -> str:
-    where = (
-        f"is not in a collective, but at {place_of(main.ident or 0)}" if main.is_alive() else "has ended its program"
-    )
+    where = f"is not in a collective, but at {place_of(main.ident or 0)}" if main.is_alive() else how_ended()
     if not entries:
         return f"{where}; it has called none"
     event = "started" if entries[-1].call.under_way else "ended"
     return f"{where}; its last: {entries[-1]}, {event} {quiet_s:.0f} s ago{before(entries[:-1])}"
+
+
+def how_ended() -> str:
+    """Say that this rank's program has ended, and by which error, as its excepthook may have left that to rank 0."""
+    if (error := last_error()) is None:
+        return "has ended its program"
+    outermost = error.__traceback__
+    place = f" at {outermost.tb_frame.f_code.co_filename}:{outermost.tb_lineno}" if outermost else ""
+    return f"has ended its program by {type(error).__name__}{place} ({error})"
+
+
+def last_error() -> BaseException | None:
+    """Return the error that nobody has caught, which has ended the program."""
+    return getattr(sys, "last_value", None)
 
 
 def before(entries: Sequence[Entry]) -> str:
