@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,10 @@ from collectives.runtime.plan import Plan
 from collectives.schedule.cost import NETWORK, Link, Network
 
 VECTOR_BYTES = 16 << 20  # reduced, copied or sent in a node: more than caches hold
-CACHED_BYTES = 1 << 20  # less than that
+CACHED_BYTES = 1 << 18  # less than that
 SHORT_BYTES = 8
 FAR_BYTES = 4 << 20  # of a long message to another node
-PING_PONGS, BARRIERS = 10, 10  # timed as one
+PING_PONGS, BARRIERS, RUNS = 10, 10, 10  # timed as one
 LEAST_S = 1e-15  # for a byte, where noise makes a difference negative
 
 Action = Callable[[], Any]
@@ -94,6 +95,7 @@ def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:
     if pair := next((node[:2] for node in nodes if len(node) > 1), None):
         system, staged = access_speeds(comm, pair, repeats, warmups)
         within = link_of_pairs(comm, timer, [pair], VECTOR_BYTES)
+        system = system._replace(alpha_s=system.alpha_s / oversubscription)
         network = network._replace(within=within, system=system, staged_s_per_byte=staged)
     if len(nodes) > 1:
         between, nic = between_nodes(comm, timer, nodes)
@@ -135,8 +137,9 @@ def access_speeds(comm: Communicator, ranks: Sequence[int], repeats: int, warmup
     """Measure what access to another rank's memory costs more than to symmetric memory that nobody writes.
 
     Returns what a barrier and a byte cost more through the system, and a byte of a staging buffer, in which it has just
-    been written.  Two ranks broadcast by turns, while the others do nothing.  Where the system denies the access, the
-    result is the least cost, which no choice then uses.
+    been written.  Two ranks broadcast, while the others do nothing, each array many times in a row, as calls and system
+    calls are several times slower at first.  Where the system denies the access, the result is the least cost, which no
+    choice then uses.
     """
     pair = comm.split(0 if comm.rank in ranks else None)
     plans: list[Plan] = []
@@ -146,15 +149,21 @@ def access_speeds(comm: Communicator, ranks: Sequence[int], repeats: int, warmup
         with suppress(ValueError):
             plans = [pair.plan("broadcast", array, algorithm="direct") for array in (*arrays, cached)]
             plans.append(pair.plan("broadcast", cached, algorithm="staged"))
-    times = medians(comm, plans or [int] * 6, repeats, warmups)
-    short_s, symmetric_short_s, long_s, symmetric_s, cached_s, staged_s = times
+    times = medians(comm, [partial(run_often, plan) for plan in plans] or [int] * 6, repeats, warmups)
+    short_s, symmetric_short_s, long_s, symmetric_s, cached_s, staged_s = (time_s / RUNS for time_s in times)
     for plan in plans:
         plan.free()
     if pair is not None:
         pair.free()
     barrier_s, run_s = (short_s - symmetric_short_s) / 2, long_s - symmetric_s  # a broadcast has two barriers
     system = Link(max(LEAST_S, barrier_s), max(LEAST_S, 2 * run_s / VECTOR_BYTES))  # and each rank copies a half
-    return system, max(LEAST_S, (staged_s - 2 * cached_s) / CACHED_BYTES)  # staged, each copies all of it
+    written_s = staged_s - symmetric_short_s - 2 * (cached_s - symmetric_short_s)  # staged, each copies all of it
+    return system, max(LEAST_S, written_s / CACHED_BYTES)
+
+
+def run_often(plan: Plan) -> None:
+    for _ in range(RUNS):
+        plan()
 
 
 def link(short_s: float, long_s: float, long_bytes: int) -> Link:

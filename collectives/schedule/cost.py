@@ -44,7 +44,7 @@ class Network(NamedTuple):
     gamma_s_per_byte: float = 5e-11  # to reduce a byte received by a message or a get, all cores busy
     copy_s_per_byte: float = 8e-11  # to copy a byte, all cores busy
     meet_s: float = 5e-7  # a barrier of a node's ranks, no more than cores
-    system: Link = Link(4e-6, 8e-11)  # extra cost of access through the system: per barrier, and per byte
+    system: Link = Link(1e-6, 8e-11)  # extra cost of access through the system: per barrier, and per byte
     staged_s_per_byte: float = 6e-11  # the same of a byte that another core has just written to a staging buffer
     pull_s_per_byte: float = 0.0  # the same of a byte in another rank's memory, as one of these
     cores: float = 1 << 20  # of the smallest node; more busy ranks than these slow each other down

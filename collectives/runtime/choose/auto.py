@@ -100,6 +100,9 @@ def ranking(
 ) -> list[tuple[str, float]]:
     """Return the candidates' names and predicted seconds, best first; of equal ones, the registry's first.
 
+    Messages come last where ranks can access each other's memory: the speeds of long vectors price them too low for
+    vectors that caches hold, where they take 2 to 6 times as long (benchmarks/results/README.md).
+
     >>> from collectives.algorithms import find
     >>> rows = find("all_reduce", "ring"), find("all_reduce", "recursive_doubling")
     >>> [name for name, _ in ranking(1024, rows, nodes=(tuple(range(8)),))]
@@ -117,8 +120,8 @@ def ranking(
             seconds += nbytes * share * network.copy_s_per_byte
         return seconds
 
-    predicted = [(row.name, seconds_of(row)) for row in candidates]
-    return sorted(predicted, key=lambda pair: round(pair[1], 12))
+    predicted = [(size > 1 and row.access < Access.STAGED, round(seconds_of(row), 12), row.name) for row in candidates]
+    return [(name, seconds) for _, seconds, name in sorted(predicted, key=lambda row: row[:2])]
 
 
 def speeds_of(row: Algorithm, network: Network, memory: str) -> Network:
