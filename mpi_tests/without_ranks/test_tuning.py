@@ -97,6 +97,21 @@ def test_staging_buffers_are_used_where_cores_share_a_cache():
     assert (choose(1e-15), choose(1e-9), choose(1e-9, "symmetric")) == ("staged", "direct", "direct")
 
 
+def test_long_vectors_go_by_messages_only_where_no_rank_reads_others_arrays():
+    """Even where messages cost next to nothing; a measurement of them counts."""
+    rows = candidates("all_gather", access=Access.DIRECT)
+    tuning = Tuning(NETWORK._replace(within=Link(1e-12, 1e-15)))
+
+    def access(nbytes, rows=rows, tuning=tuning):
+        (collective,) = {row.collective for row in rows}
+        name = auto.choose(Question(collective, nbytes, rows, nodes_of(4), tuning))
+        return algorithms.find(collective, name).access
+
+    assert access(auto.SHORT_BYTES) > access(auto.SHORT_BYTES - 1) == Access.MESSAGES
+    assert access(1 << 26, candidates("all_gather", access=Access.STAGED)) == Access.MESSAGES
+    assert access(1 << 19, candidates("all_to_all", access=Access.DIRECT), TUNING) == Access.MESSAGES
+
+
 def test_what_is_in_reach_is_usable():
     near, far = candidates("all_reduce", access=Access.DIRECT), candidates("all_reduce")
     assert [row.name for row in near] == algorithms.names("all_reduce", 4)

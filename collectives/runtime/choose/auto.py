@@ -26,6 +26,7 @@ from collectives.algorithms import Access, Algorithm
 from collectives.schedule.cost import NETWORK, Link, Network, Nodes, predict
 
 VERSION = 1
+SHORT_BYTES = 16 << 10  # a vector below which latency decides
 MEMORIES = ("symmetric", "ordinary")  # arrays from `comm.empty`, and all others
 
 
@@ -100,8 +101,8 @@ def ranking(
 ) -> list[tuple[str, float]]:
     """Return the candidates' names and predicted seconds, best first; of equal ones, the registry's first.
 
-    Messages come last where ranks can access each other's memory: the speeds of long vectors price them too low for
-    vectors that caches hold, where they take 2 to 6 times as long (benchmarks/results/README.md).
+    For all but short vectors, messages come last where ranks can read each other's arrays: the speeds of long vectors
+    price them too low for those that caches hold, where they take 2 to 6 times as long (benchmarks/results/README.md).
 
     >>> from collectives.algorithms import find
     >>> rows = find("all_reduce", "ring"), find("all_reduce", "recursive_doubling")
@@ -120,7 +121,9 @@ def ranking(
             seconds += nbytes * share * network.copy_s_per_byte
         return seconds
 
-    predicted = [(size > 1 and row.access < Access.STAGED, round(seconds_of(row), 12), row.name) for row in candidates]
+    reads_arrays = size > 1 and nbytes >= SHORT_BYTES and any(row.access == Access.DIRECT for row in candidates)
+    last = Access.STAGED if reads_arrays else Access.MESSAGES
+    predicted = [(row.access < last, round(seconds_of(row), 12), row.name) for row in candidates]
     return [(name, seconds) for _, seconds, name in sorted(predicted, key=lambda row: row[:2])]
 
 
