@@ -15,7 +15,7 @@ from collectives.arrays import views
 from collectives.arrays.ops import Op
 from collectives.job.errors import InputError, LoneInputError
 from collectives.job.launch import after_fork
-from collectives.runtime.arguments import check_rank
+from collectives.runtime.arguments import check_integer, check_rank
 from collectives.runtime.checks.call_log import Call
 from collectives.runtime.context import Context
 from collectives.runtime.messages import SEGMENT_BYTES
@@ -28,6 +28,7 @@ from collectives.schedule.cost import Network
 from collectives.schedule.spec import spec_of
 
 LARGEST_ARRAY_BYTES = 1 << 46
+LARGEST_INT = (1 << 31) - 1  # C's
 
 os.register_at_fork(after_in_child=after_fork)
 
@@ -111,10 +112,14 @@ class Communicator:
         return self._context.host_names()
 
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":
-        """Return a communicator of the ranks of one `color`, ordered by `key`, then rank; None for color=None."""
+        """Return a communicator of the ranks of one `color`, ordered by `key`, then rank; None for color=None.
+
+        Raises: InputError on every rank where one's `color` is not an integer of 0 or more, or its `key` no integer.
+        """
         with self.agreed("split"):
-            if color is not None and color < 0:
-                raise ValueError(f"color {color} is below 0: use 0 or more, or None for no part")
+            if color is not None:
+                check_integer("color", color, 0, LARGEST_INT, ", or None for no part")
+            check_integer("key", key, -LARGEST_INT, LARGEST_INT)
         mpi_part = self.mpi.Split(MPI.UNDEFINED if color is None else color, key)
         if mpi_part == MPI.COMM_NULL:
             return None
@@ -159,7 +164,12 @@ class Communicator:
         return self._context.memory.empty(view_device, count, dtype).reshape(lengths)
 
     def peers(self, x: Any) -> list[Any]:
-        """Return the flat arrays that `empty` gave the ranks of this node together with `x`, which must be kept."""
+        """Return the flat arrays that `empty` gave the ranks of this node together with `x`, which must be kept.
+
+        They are as long as `x`; what lies beyond an array for which a rank asked for less is undefined.
+
+        Raises: ValueError for an `x` that is not from this communicator's `empty`.
+        """
         return self._context.memory.peers(*views.flat(x))
 
     def fuse(self, arrays: Sequence[Any]) -> Fused:
@@ -453,8 +463,11 @@ class Communicator:
         """Report which algorithm `auto` takes for a plan, why, and the model's predictions for all algorithms.
 
         `nbytes` is the size of the whole vector, from `empty`, as in an algorithm's cost line: an all-gather's `out`.
+
+        Raises: ValueError for an unknown collective, or a size that is no integer of 0 or more.
         """
         spec_of(collective)
+        check_integer("nbytes", nbytes, 0, LARGEST_ARRAY_BYTES)
         return self._resolver.binder.explain(collective, nbytes)
 
     # --- point to point ---

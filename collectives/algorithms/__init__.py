@@ -2,6 +2,7 @@
 
 from collectives.algorithms import bruck, chain, direct, hierarchical, leaders, pairwise, prefix, recursive, ring, tree
 from collectives.algorithms.algorithm import Access, Algorithm, Precondition
+from collectives.schedule.spec import spec_of
 
 __all__ = ["REGISTRY", "Access", "Algorithm", "Precondition", "check", "find", "names", "rows"]
 
@@ -24,7 +25,11 @@ def names(collective: str, size: int | None = None, equal: bool = True) -> list[
 
 
 def rows(collective: str, size: int | None = None, equal: bool = True) -> list[Algorithm]:
-    """Return the registry's rows of a collective: all, or those for `size` ranks."""
+    """Return the registry's rows of a collective: all, or those for `size` ranks.
+
+    Raises: ValueError for an unknown collective, with the valid ones.
+    """
+    spec_of(collective)
     every = [row for row in REGISTRY if row.collective == collective]
     return [row for row in every if size is None or row.precondition.holds(size, equal)]
 

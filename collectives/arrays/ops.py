@@ -37,6 +37,10 @@ class Op:
     function: Function
     commutative: bool = True
 
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise ValueError(f"Op({self.function!r}) is not callable: pass a function of two NumPy arrays")
+
     def __str__(self) -> str:
         code = getattr(getattr(self.function, "py_func", self.function), "__code__", None)  # Numba's have a py_func
         name = getattr(self.function, "__qualname__", "") or getattr(self.function, "__name__", "")
@@ -44,17 +48,18 @@ class Op:
         return f"Op({name or type(self.function).__name__}{place}, commutative={self.commutative})"
 
     def check(self, dtype: np.dtype) -> None:
-        """Try the op on two arrays of ones.
+        """Try the op on two arrays of ones, of several lengths.
 
         Raises: ValueError where it fails, or its result has another shape, or a dtype of another kind.
         """
-        try:
-            result = np.asarray(self.function(np.ones(2, dtype), np.ones(2, dtype)))
-        except Exception as error:  # all ranks must be told of any error
-            raise ValueError(f"op {self} of {dtype} fails: {type(error).__name__}: {error}") from None
-        if result.shape != (2,) or not np.can_cast(result.dtype, dtype, "same_kind"):
-            what = f"{result.dtype} of shape {result.shape}"
-            raise ValueError(f"op {self} of two arrays of {dtype} and shape (2,) returns {what}: return one like them")
+        for shape in ((2,), (1,), (5,)):
+            try:
+                result = np.asarray(self.function(np.ones(shape, dtype), np.ones(shape, dtype)))
+            except Exception as error:  # all ranks must be told of any error
+                raise ValueError(f"op {self} of {dtype} fails: {type(error).__name__}: {error}") from None
+            if result.shape != shape or not np.can_cast(result.dtype, dtype, "same_kind"):
+                what = f"arrays of {dtype} and shape {shape} returns {result.dtype} of shape {result.shape}"
+                raise ValueError(f"op {self} of two {what}: return one like them")
 
 
 def sum_dtype(dtype: np.dtype, op: str | Op) -> np.dtype:

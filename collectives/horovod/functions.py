@@ -84,12 +84,18 @@ def synchronize(handle: NamedCall) -> Any:
 
     Raises: HorovodInternalError on every rank if the call is invalid on one, or the ranks' calls differ.
     """
-    return handle.calls.wait(handle)
+    return checked(handle).calls.wait(handle)
 
 
 def poll(handle: NamedCall) -> bool:
     """Return whether an asynchronous call is complete; run it, if the other ranks wait or poll, too."""
-    return handle.calls.poll(handle)
+    return checked(handle).calls.poll(handle)
+
+
+def checked(handle: Any) -> NamedCall:
+    if not isinstance(handle, NamedCall):
+        raise ValueError(f"handle {handle!r} is not of a call: pass what an asynchronous function has returned")
+    return handle
 
 
 class Differentiable(torch.autograd.Function):

@@ -1,6 +1,7 @@
 """The choice between the library and us, by facts that all ranks know; a report of it; and our collectives."""
 
 import sys
+import threading
 import time
 from collections import Counter, defaultdict
 from contextlib import suppress
@@ -62,8 +63,8 @@ class CallPolicy:
         return 0 if self.mode else WORTH_BYTES.get(NAMES[name], NEVER)
 
     def note(self, name: str, saved_s: float | None) -> None:
-        """Count a call; None is of the library's."""
-        if "report" in self.mode:
+        """Count a call of the program's own; None is of the library's."""
+        if "report" in self.mode and not threading.current_thread().name.startswith("collectives "):
             self.calls[name, saved_s is not None] += 1
             self.saved_s[name] += saved_s or 0.0
 

@@ -169,6 +169,11 @@ class Arguments:
         return self.out, out
 
 
+def check_integer(name: str, value: Any, least: int, most: int, remedy: str = "") -> None:
+    if not isinstance(value, int | np.integer) or not least <= value <= most:
+        raise ValueError(f"{name} {value!r} is out of range: use an integer from {least} to {most}{remedy}")
+
+
 def check_rank(name: str, rank: Any, size: int) -> None:
     if not isinstance(rank, int | np.integer) or not 0 <= rank < size:
         raise ValueError(f"{name} {rank!r} is out of range: use a rank from 0 to {size - 1}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -105,6 +105,8 @@ class Fused:
         self.failure = ""
         self.buffer: Any = None  # the arrays for a collective, one behind the other
         try:
+            if not isinstance(arrays, Iterable):
+                raise ValueError(f"{arrays!r} is not a list of arrays: pass one, as fuse([x, y])")
             self.arrays = list(arrays)
             self.device, self.dtype, self.views = flat_views(self.arrays)
         except REFUSALS as error:

@@ -21,7 +21,7 @@ from collectives.arrays.device import Device
 from collectives.arrays.ops import DTYPES
 from collectives.arrays.views import as_bytes, flat, numpy_view
 from collectives.job.errors import CommunicationError
-from collectives.runtime.arguments import check_rank
+from collectives.runtime.arguments import check_integer, check_rank
 from collectives.runtime.checks.call_log import Calls
 from collectives.runtime.messages import LARGEST_MESSAGE_BYTES, Messages
 from collectives.runtime.packed import check_result, contiguous, is_strided
@@ -60,8 +60,7 @@ class Mailbox:
         return [payload[i : i + nbytes] for i in range(0, len(payload), nbytes)]
 
     def check_tag(self, tag: int) -> None:
-        if not isinstance(tag, int | np.integer) or not 0 <= tag < self.num_tags:
-            raise ValueError(f"tag {tag!r} is out of range: use an integer from 0 to {self.num_tags - 1}")
+        check_integer("tag", tag, 0, self.num_tags - 1)
 
 
 class PointToPoint(Step):

@@ -183,6 +183,14 @@ def test_auto_says_what_it_chose(comm):
     assert comm.plan("barrier", algorithm="mpi").name == "barrier mpi"
 
 
+def test_explanations_of_no_such_call(comm):
+    with pytest.raises(ValueError, match="collective 'foo' is unknown: use one of all_reduce, "):
+        comm.explain("foo", 3)
+    for nbytes in (-1, "1M", 0.5):
+        with pytest.raises(ValueError, match=f"^nbytes {nbytes!r} is out of range: use an integer from 0 to "):
+            comm.explain("all_reduce", nbytes)
+
+
 def test_a_barrier_waits_for_the_last(comm):
     for algorithm in algorithms_of("barrier", comm.size):
         for late in {0, comm.size - 1}:

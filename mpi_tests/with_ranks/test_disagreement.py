@@ -186,6 +186,7 @@ def test_an_out_that_overlaps_x_on_one_rank(comm, collective):
     assert words in message
 
 
+OUT_OF_RANGE = f"is out of range: use an integer from %d to {(1 << 31) - 1}"
 # Calls that are equally wrong on every rank: the message names no rank.
 WRONG = {
     "op": (
@@ -368,7 +369,14 @@ WRONG = {
         lambda comm: comm.all_reduce(comm.fuse([np.zeros(4), read_only(4)])),
         "all_reduce: array 1 is read-only: pass an array that may be written",
     ),
-    "color": (lambda comm: comm.split(-1), "color -1 is below 0: use 0 or more, or None for no part"),
+    "fused arrays that are none": (
+        lambda comm: comm.all_reduce(comm.fuse(3)),
+        "fuse: 3 is not a list of arrays: pass one, as fuse([x, y])",
+    ),
+    "color": (lambda comm: comm.split(-1), f"color -1 {OUT_OF_RANGE % 0}, or None for no part"),
+    "fractional color": (lambda comm: comm.split(0.5), f"color 0.5 {OUT_OF_RANGE % 0}, or None for no part"),
+    "key": (lambda comm: comm.split(0, 1 << 31), f"key {1 << 31} {OUT_OF_RANGE % (1 - (1 << 31))}"),
+    "key of text": (lambda comm: comm.split(0, "a"), f"key 'a' {OUT_OF_RANGE % (1 - (1 << 31))}"),
 }
 
 

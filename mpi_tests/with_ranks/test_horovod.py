@@ -216,6 +216,12 @@ def test_poll_waits_for_no_one(hvd, mpi_comm):
     assert hvd.synchronize(handle).tolist() == hvd.synchronize(other).tolist() == [hvd.size()]
 
 
+def test_what_is_no_handle(hvd):
+    for use in (hvd.synchronize, hvd.poll):
+        with pytest.raises(ValueError, match=r"^handle 99999 is not of a call: pass what an asynchronous function"):
+            use(99999)
+
+
 def test_a_call_that_is_only_polled_is_in_nobodys_way(hvd):
     if hvd.rank() == 0:
         hvd.poll(hvd.allreduce_async(torch.ones(1), name="only here"))

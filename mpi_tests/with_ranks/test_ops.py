@@ -184,6 +184,10 @@ REFUSED = {
         r"op Op\(divide, commutative=True\) of two arrays of int32 .* returns float64 of shape \(2,\): return one",
     ),
     "another shape": (lambda comm: comm.all_reduce(np.ones(2), op=Op(np.vdot)), r"returns float64 of shape \(\)"),
+    "some elements": (
+        lambda comm: comm.all_reduce(np.ones(2), op=Op(lambda a, b: (a + b)[:2])),
+        r"two arrays of float64 and shape \(5,\) returns float64 of shape \(2,\): return one like them",
+    ),
     "a failure": (
         lambda comm: comm.all_reduce(np.ones(2), op=Op(lambda a, b: a[9])),
         r"op Op\(.*<lambda> of test_ops.py:\d+, commutative=True\) of float64 fails: IndexError: index 9",

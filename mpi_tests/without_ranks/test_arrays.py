@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from collectives.arrays import views
+from collectives.arrays.ops import Op
 from collectives.runtime import kernels
 from collectives.schedule.spec import OPS
 from mpi_tests.helpers.reference import COMPLEX, DTYPES, HALVES, INTEGERS, UFUNCS, draw, ops_of
@@ -81,6 +82,11 @@ def test_reduce_and_divide(dtype):
         wide = low.astype(np.complex128 if dtype in COMPLEX else np.float64) / 3
         wide = np.trunc(wide) if dtype in INTEGERS else wide
         np.testing.assert_allclose(out.astype(wide.dtype), wide, rtol=2.0**-8 if dtype in HALVES else 1e-6)
+
+
+def test_an_op_that_is_no_function():
+    with pytest.raises(ValueError, match=r"^Op\(None\) is not callable: pass a function of two NumPy arrays$"):
+        Op(None)
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)

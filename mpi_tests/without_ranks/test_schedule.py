@@ -45,6 +45,11 @@ def roots(row, size):
     return [{"root": root} for root in some]
 
 
+def test_names_of_no_collective():
+    with pytest.raises(ValueError, match=r"^collective 'foo' is unknown: use one of all_reduce, "):
+        algorithms.names("foo")
+
+
 @each_algorithm
 def test_the_contract_holds(row):
     for size in sizes(row):
