@@ -57,6 +57,8 @@ def load_tokens(
     Raises: ValueError with the path and the remedy.
     """
     if not paths:
+        if tokenizer != BYTES:
+            raise ValueError(f"tokenizer={tokenizer} is for files of text, but no data is set: set it, or use {BYTES}")
         ids = TokenSequence([np.frombuffer(language_reference(), np.uint8)])
         tokens = Tokens(ids, 256, "Python language reference", load_tokenizer(BYTES))
     else:

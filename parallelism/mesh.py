@@ -155,7 +155,10 @@ def outer_lengths(world_size: int, axes: Mapping[str, int | None]) -> dict[str, 
         raise ValueError(f"mesh axes {', '.join(missing)} are all None: give all but one")
     count, product = math.prod(lengths.values()), " x ".join(f"{name}={length}" for name, length in lengths.items())
     if missing and world_size % count:
-        raise ValueError(f"{product} = {count} does not divide the {world_size} ranks of this job")
+        raise ValueError(
+            f"{product} = {count} does not divide the {world_size} ranks of this job: use lengths whose product is one "
+            f"of {listed_divisors(world_size)}"
+        )
     if not missing and count != world_size:
         raise ValueError(
             f"mesh {product} makes {count} ranks, but mpirun started {world_size}: "

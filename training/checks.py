@@ -133,6 +133,8 @@ def check_sequences(config: Config, shape: dict[str, int]) -> int:
     """Check that sp and tp ranks can divide sequences; return the number of sp ranks that exchange heads."""
     shards = shard_tokens(config.block_size, shape["sp"], config.sp_mode, config.sp_order, config.sp_heads)
     if config.sequence_parallel:
+        if shape["tp"] == 1:
+            raise ValueError("sequence_parallel shards sequences over tp ranks, but tp=1: use a larger tp, or omit it")
         check_between_layers(config.block_size, shape["sp"], shape["tp"])
     return shards.parts
 
@@ -155,6 +157,11 @@ def num_micro_batches(config: Config, dp_size: int, num_samples: int) -> int:
             return config.num_micro_batches or 1
         target = min(samples_of_depth(config.depth, config.block_size), num_samples)
         return max(1, min(round(target / together), num_samples // together))
+    if (number := config.num_micro_batches) not in (None, 1, config.global_batch_size // together):  # 1 by default
+        raise ValueError(
+            f"global_batch_size={config.global_batch_size} differs from the {together * number} samples of "
+            f"num_micro_batches={number} on dp={dp_size} ranks: omit one of the two"
+        )
     if config.global_batch_size < 1 or config.global_batch_size % together:
         nearest = max(1, round(config.global_batch_size / together)) * together
         raise ValueError(

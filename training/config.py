@@ -114,7 +114,7 @@ class Config:
         range=ranges.MICRO_BATCHES,
     )
     global_batch_size: int | None = flag(
-        None, "samples in a step over all ranks; sets num_micro_batches", range=ranges.SAMPLES
+        None, "samples in a step over all ranks, in place of num_micro_batches, which follows", range=ranges.SAMPLES
     )
     max_iters: int = flag(600, "number of training steps", range=ranges.COUNT)
     eval_interval: int = flag(
@@ -177,7 +177,9 @@ class Config:
         False, "compile the model by torch.compile: whole where one rank computes it, else block by block"
     )
     layout: str = flag(
-        "given", "parallel layout: as set by the following flags, or chosen by the planner", choices=("given", "auto")
+        "given",
+        "parallel layout: as set by the following flags, or chosen by the planner, which keeps what they set",
+        choices=("given", "auto"),
     )
     dp: int | None = flag(None, "data-parallel ranks; by default all that the other axes leave", range=ranges.RANKS)
     pp: int = flag(1, "pipeline-parallel ranks, which hold consecutive stages of the model", range=ranges.RANKS)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
 from models.data import TokenWindows, split
 from parallelism.numerics.precision import Precision
-from parallelism.planner import TrainingJob
+from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.ranks import best_layout
 from training.checks import num_micro_batches
 from training.config import Config, tokens_of
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 def laid_out(config: Config, comm: Communicator) -> Config:
     """Return the settings with the planned layout and the same global batch, after measuring the ranks.  Collective.
 
+    Axes and other parts of the layout that the settings change from their defaults stay.
+
     Raises: InputError if no layout fits.
     """
     with comm.agreed("layout"):
@@ -27,10 +29,17 @@ def laid_out(config: Config, comm: Communicator) -> Config:
         job = job_of(config, comm.size)
     if comm.rank == 0:
         print(f"planning a layout for {comm.size} ranks", flush=True)
-    planned = best_layout(comm, job, {}, config.device)
+    planned = best_layout(comm, job, fixed_by(config), config.device)
     if comm.rank == 0:
         print(f"layout {planned.layout} is the best for {comm.size} ranks", flush=True)
     return replace(config, layout="given", **planned.layout._asdict())
+
+
+def fixed_by(config: Config) -> dict[str, Any]:
+    """Return the parts of the layout that the settings change from their defaults, other than the micro-batches."""
+    names = [name for name in ParallelLayout._fields if not name.endswith(("micro_batches", "micro_batch_size"))]
+    defaults = {field.name: field.default for field in fields(config)}
+    return {name: value for name in names if (value := getattr(config, name)) != defaults[name]}
 
 
 def job_of(config: Config, world_size: int) -> TrainingJob:
@@ -43,5 +52,6 @@ def job_of(config: Config, world_size: int) -> TrainingJob:
     batch = config.global_batch_size
     if batch is None:
         windows = TokenWindows(split(tokens, config.val_fraction, config.block_size)[0], config.block_size, config.seed)
-        batch = world_size * config.micro_batch_size * num_micro_batches(config, world_size, len(windows))
+        dp = config.dp or max(1, world_size // (config.pp * config.sp * config.tp))
+        batch = dp * config.micro_batch_size * num_micro_batches(config, dp, len(windows))
     return TrainingJob.of(config, tokens.vocab_size, batch)

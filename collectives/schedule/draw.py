@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 COLORS = {"wait": "0.85", "reduce": "C3", "work": "C2"}
 LABELS = {"wait": "at its messages", "reduce": "reduces", "work": "copies, reads, barriers"}
 NARROW, WIDE = 4.0, 9.0  # inches
-LONGEST_NAME = 240  # bytes, of the 255 that file systems allow: a suffix is added while a file is written
 
 
 class Bar(NamedTuple):
@@ -66,10 +65,17 @@ def figure(diagrams: Sequence[Diagram]) -> Any:
 
 
 def refuse(path: str) -> None:
-    """Raise ValueError for a path where no file can be put, for a folder, and for a device, which would be replaced."""
-    is_other = os.path.exists(path) and not os.path.isfile(path)
-    is_long = len(os.fsencode(os.path.basename(path))) > LONGEST_NAME
-    if not os.access(os.path.dirname(path) or ".", os.W_OK) or is_other or is_long:
+    """Raise ValueError for a path where no file can be put, for a folder, and for a device, which would be replaced.
+
+    A file is created beside it and removed, as permissions alone do not tell.
+    """
+    is_writable, trial = not os.path.exists(path) or os.path.isfile(path), f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(trial, "xb"):
+            os.unlink(trial)
+    except OSError:
+        is_writable = False
+    if not is_writable:
         raise ValueError(f"{path} can't be written: pass a path in an existing, writable folder")
 
 

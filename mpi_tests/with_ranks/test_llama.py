@@ -31,7 +31,7 @@ TINY = {
     "model": "llama-tiny", "n_layer": 4, "n_head": 8, "n_embd": 32, "n_hidden": 24, "rope_theta": 50.0,
     "rope_factor": 4.0, "rope_original_length": 40,
     "block_size": 16, "dtype": "float64", "val_fraction": 0.002, "out_dir": "", "max_iters": 1, "grad_clip": 0.0,
-    "bucket_mb": 0.01, "document_end": ord("\n"), "sp_heads": 2,
+    "bucket_mb": 0.01, "document_end": ord("\n"),
 }  # fmt: skip
 
 

@@ -51,6 +51,16 @@ def test_by_the_last_rank_alone(comm, folder):
     assert not Path(out_dir).exists()
 
 
+def test_by_the_planner_which_keeps_what_the_settings_say(comm):
+    words = refusal(comm, laid_out, tp=5)
+    assert words.startswith(f"rank 0: no layout of {comm.size} ranks: none has tp=5: use numbers whose product divides")
+
+
+def test_a_file_in_place_of_the_folder_of_checkpoints(comm):
+    words = refusal(comm, TrainingRun, checkpoint_dir=__file__)
+    assert words == f"rank 0: folder {__file__} can't be created (File exists): pass another"
+
+
 def test_by_rank_0_which_writes(comm):
     words = refusal(comm, TrainingRun, out_dir=INSIDE_A_FILE)
     assert words.startswith(f"rank 0: out_dir {INSIDE_A_FILE} can't be written (Not a directory)")

@@ -123,10 +123,12 @@ def test_micro_batches_are_gradient_accumulation(comm):
 
 
 @pytest.mark.sizes(4)
-def test_the_planner_may_choose_the_layout(comm, capsys):
-    check_same(on(comm, layout="auto"), by_torch(comm))
-    lines = re.findall(r"^layout .* is the best for 4 ranks$", capsys.readouterr().out, re.MULTILINE)
+@pytest.mark.parametrize("settings", [{}, {"tp": 2, "zero_stage": 1}], ids=["all", "the rest"])
+def test_the_planner_may_choose_the_layout(comm, capsys, settings):
+    check_same(on(comm, layout="auto", **settings), by_torch(comm))
+    lines = re.findall(r"^layout (.*) is the best for 4 ranks$", capsys.readouterr().out, re.MULTILINE)
     assert len(lines) == (comm.rank == 0)
+    assert all(f"{name} {value}" in line for line in lines for name, value in settings.items())
 
 
 @pytest.mark.sizes(4)

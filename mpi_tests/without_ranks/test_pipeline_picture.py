@@ -184,6 +184,8 @@ def test_the_command_checks_files(capsys, tmp_path):
     )
     assert main(["check", str(good), str(bad)]) == 2
     assert str(bad) in capsys.readouterr().err
+    assert main(["check", "none.csv"]) == 2
+    assert capsys.readouterr().err == "error: none.csv can't be read (No such file or directory): check the path\n"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,7 @@ def test_the_command_checks_files(capsys, tmp_path):
         ("draw --schedule zb_v --virtual_stages 3", "schedule 'zb_v' takes 2 stages a rank, not 3"),
         ("draw --png no/such/a.png", "no/such/a.png can't be written"),
         ("draw --out no/such/a.csv", "no/such/a.csv can't be written"),
-        ("draw --file no.csv", "No such file or directory: 'no.csv'"),
+        ("draw --file no.csv", "no.csv can't be read (No such file or directory)"),
         ("draw --file no.csv --stages 3", "--stages 3: the file no.csv sets it; omit one of them"),
         ("search --memory 1 --virtual_stages 2", "a limit of 1 activations"),
         ("search --memory 4 4", "2 limits for 4 ranks: pass one, or 4"),

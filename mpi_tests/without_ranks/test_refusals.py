@@ -132,6 +132,7 @@ DATA = [
     (["--init_from", "{tmp}/words"], "words/config.json: n_layer='two' must be of type int"),
     (["--init_from", "{tmp}/negative"], "negative/config.json: n_embd=-1 must be from 1 to 1048576"),
     (["--document_end", 999], "document_end=999 is not a token of Python language reference: use one from 0 to 255"),
+    (["--tokenizer", "nope"], "tokenizer=nope is for files of text, but no data is set: set it, or use bytes"),
     (["--data", "/dev/zero"], "/dev/zero: not a regular file; pass one that every rank can read"),
 ]
 SETTINGS = [
@@ -179,7 +180,19 @@ SETTINGS = [
 ]
 LAYOUTS = [
     (["--dp", 3], "mesh dp=3 x pp=1 x sp=1 x tp=1 makes 3 ranks, but mpirun started 2: change the axes, or start"),
-    (["--tp", 3], "pp=1 x sp=1 x tp=3 = 3 does not divide the 2 ranks of this job"),
+    (
+        ["--tp", 3],
+        "pp=1 x sp=1 x tp=3 = 3 does not divide the 2 ranks of this job: use lengths whose product is one of 1, 2",
+    ),
+    (
+        ["--global_batch_size", 32, "--num_micro_batches", 3],
+        "global_batch_size=32 differs from the 48 samples of num_micro_batches=3 on dp=2 ranks: omit one of the two",
+    ),
+    (
+        ["--sequence_parallel"],
+        "sequence_parallel shards sequences over tp ranks, but tp=1: use a larger tp, or omit it",
+    ),
+    (["--sp_heads", 3], "sp_heads=3 is for sp_mode hybrid, not ring: omit it, or use hybrid"),
     (["--tp", 0], "tp=0 must be from 1 to 131072 ranks"),
     (
         ["--global_batch_size", 5, "--micro_batch_size", 2],
@@ -214,6 +227,7 @@ PIPELINES = [
         ["--trace", "{tmp}/none/trace.json"],
         "none/trace.json can't be written: pass a path in an existing, writable folder",
     ),
+    (["--trace", "/proc/trace.json"], "/proc/trace.json can't be written: pass a path in an existing, writable folder"),
     (["--trace", "{tmp}"], " can't be written: pass a path in an existing, writable folder"),
 ]
 

@@ -48,7 +48,10 @@ class Lock:
     """
 
     def __init__(self, directory: Path, say: Callable[[str], None] = print):
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"folder {directory} can't be created ({error.strerror}): pass another") from None
         self.path = directory / "lock"
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         self.text = json.dumps({"pid": os.getpid(), "host": platform.node(), "since": since})

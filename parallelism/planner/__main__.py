@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(what.words), flush=True)
         result = search(what.job, what.machine, what.fixed, what.number)
         if not result.best:
-            raise ValueError(nothing(result, what.machine))
+            raise ValueError(nothing(result, what.machine, what.fixed))
         print("\n".join(report(what.job, what.machine, result)))
         print(what.command, command(result.best[0].layout, what.written))
     except (ValueError, OSError) as error:

@@ -99,11 +99,13 @@ def head_ranks_of(mode: str, size: int, head_ranks: int | None) -> int:
     >>> head_ranks_of("ring", 8, None), head_ranks_of("ulysses", 8, None), head_ranks_of("hybrid", 8, 4)
     (1, 8, 4)
 
-    Raises: ValueError for an unknown mode, or a group that does not divide the ranks.
+    Raises: ValueError for an unknown mode, or a group that does not divide the ranks, or that the mode does not have.
     """
     if mode not in MODES:
         raise ValueError(f"sp_mode {mode!r} is unknown: use {', '.join(MODES)}")
     if mode != "hybrid":
+        if head_ranks is not None:
+            raise ValueError(f"sp_heads={head_ranks} is for sp_mode hybrid, not {mode}: omit it, or use hybrid")
         return 1 if mode == "ring" else size
     group = head_ranks or (2 if size % 2 == 0 else 1)
     if group < 1 or size % group:

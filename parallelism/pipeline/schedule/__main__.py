@@ -27,8 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         flags = parser().parse_args(arguments)
         flags.act(flags)
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {error.filename} can't be read ({error.strerror}): check the path", file=sys.stderr)
         return 2
     return 0
 
