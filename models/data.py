@@ -57,10 +57,9 @@ def load_tokens(
     Raises: ValueError with the path and the remedy.
     """
     if not paths:
-        if tokenizer != BYTES:
-            raise ValueError(f"tokenizer={tokenizer} is for files of text, but no data is set: set it, or use {BYTES}")
-        ids = TokenSequence([np.frombuffer(language_reference(), np.uint8)])
-        tokens = Tokens(ids, 256, "Python language reference", load_tokenizer(BYTES))
+        of_text = load_tokenizer(tokenizer)
+        ids = TokenSequence([of_text.tokens(language_reference().decode(), document_end=False)])
+        tokens = Tokens(ids, of_text.vocab_size, "Python language reference", of_text)
     else:
         tokens = load_files(find_files(paths), " + ".join(Path(path).name for path in paths), tokenizer, text_field)
     if val_paths:

@@ -45,7 +45,7 @@ class Network(NamedTuple):
     copy_s_per_byte: float = 8e-11  # to copy a byte, all cores busy
     meet_s: float = 5e-7  # a barrier of a node's ranks, no more than cores
     system: Link = Link(1e-6, 8e-11)  # extra cost of access through the system: per barrier, and per byte
-    staged_s_per_byte: float = 6e-11  # the same of a byte that another core has just written to a staging buffer
+    staged_s_per_byte: float = 8e-11  # the same of a byte that another core has just written to a staging buffer
     pull_s_per_byte: float = 0.0  # the same of a byte in another rank's memory, as one of these
     cores: float = 1 << 20  # of the smallest node; more busy ranks than these slow each other down
     nic: Link | None = None  # time that a message occupies its node's link, each way; None: one pair fills it

@@ -132,7 +132,7 @@ DATA = [
     (["--init_from", "{tmp}/words"], "words/config.json: n_layer='two' must be of type int"),
     (["--init_from", "{tmp}/negative"], "negative/config.json: n_embd=-1 must be from 1 to 1048576"),
     (["--document_end", 999], "document_end=999 is not a token of Python language reference: use one from 0 to 255"),
-    (["--tokenizer", "nope"], "tokenizer=nope is for files of text, but no data is set: set it, or use bytes"),
+    (["--tokenizer", "nope"], "tokenizer=nope: no such file; pass bytes, a tokenizer.json, or a .tiktoken file"),
     (["--data", "/dev/zero"], "/dev/zero: not a regular file; pass one that every rank can read"),
 ]
 SETTINGS = [

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from models.data import load_tokens, split
+from models.data import language_reference, load_tokens, split
 from models.token_files import TokenFile, TokenSequence, write_llmc
 from models.tokenizer import load_tokenizer
 from mpi_tests.helpers.launch import ROOT
@@ -60,6 +60,12 @@ def test_a_field_that_is_not_there(tmp_path, write, name):
         load_tokens([path])
     assert "body" in str(error.value)
     assert "set text_field" in str(error.value)
+
+
+def test_the_language_reference_in_tokens_of_a_file(tokenizer_json):
+    tokens, tokenizer = load_tokens([], tokenizer=tokenizer_json), load_tokenizer(tokenizer_json)
+    assert tokens.vocab_size == tokenizer.vocab_size < 256
+    assert np.asarray(tokens.ids).tolist() == list(tokenizer.encode(language_reference().decode()))
 
 
 def test_rows_that_are_no_json(tmp_path):
