@@ -176,7 +176,8 @@ BAD = {
     ),
     "unknown collective": (
         change("fastest", 1, "collective", to="allreduce"),
-        "allreduce has no algorithm 'ring': it has none",
+        "collective 'allreduce' is unknown: use one of all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, "
+        "reduce, gather, scatter, scan, exscan, barrier",
     ),
     "no pair": (
         change("fastest", 0, "up_to_bytes", 0, to=[8]),
