@@ -167,7 +167,7 @@ def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:
         raise ValueError(f"{size} ranks don't make two groups: start an even number, as with mpirun -n 4")
     num_bytes(args.bucket_mb)
     if args.picture:
-        draw.refuse(str(args.picture))
+        draw.refuse(str(args.picture), "--picture ")
     shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
     return args, GPTConfig(block_size=args.seq, **shape)
 

@@ -125,16 +125,14 @@ def check_trace(config: Config, rank: int) -> None:
     if config.trace and config.pp == 1:
         raise ValueError(f"trace={config.trace} traces a pipeline: use pp of 2 or more, or omit it")
     if config.trace and rank == 0:
-        refuse(config.trace)
-        refuse_picture(picture_of(config.trace))
+        refuse(config.trace, "trace=")
+        refuse_picture(picture_of(config.trace), "trace: its picture ")
 
 
 def check_sequences(config: Config, shape: dict[str, int]) -> int:
     """Check that sp and tp ranks can divide sequences; return the number of sp ranks that exchange heads."""
     shards = shard_tokens(config.block_size, shape["sp"], config.sp_mode, config.sp_order, config.sp_heads)
     if config.sequence_parallel:
-        if shape["tp"] == 1:
-            raise ValueError("sequence_parallel shards sequences over tp ranks, but tp=1: use a larger tp, or omit it")
         check_between_layers(config.block_size, shape["sp"], shape["tp"])
     return shards.parts
 
@@ -157,11 +155,7 @@ def num_micro_batches(config: Config, dp_size: int, num_samples: int) -> int:
             return config.num_micro_batches or 1
         target = min(samples_of_depth(config.depth, config.block_size), num_samples)
         return max(1, min(round(target / together), num_samples // together))
-    if (number := config.num_micro_batches) not in (None, 1, config.global_batch_size // together):  # 1 by default
-        raise ValueError(
-            f"global_batch_size={config.global_batch_size} differs from the {together * number} samples of "
-            f"num_micro_batches={number} on dp={dp_size} ranks: omit one of the two"
-        )
+    check_batch(config, dp_size)
     if config.global_batch_size < 1 or config.global_batch_size % together:
         nearest = max(1, round(config.global_batch_size / together)) * together
         raise ValueError(
@@ -169,6 +163,19 @@ def num_micro_batches(config: Config, dp_size: int, num_samples: int) -> int:
             f"{config.micro_batch_size}: use a multiple of {together}, such as {nearest}, or another micro_batch_size"
         )
     return config.global_batch_size // together
+
+
+def check_batch(config: Config, dp_size: int) -> None:
+    """Refuse a global batch other than that of the micro-batches, of which there are 1 by default."""
+    batch, number = config.global_batch_size, config.num_micro_batches
+    if batch is None or number in (None, 1):
+        return
+    samples = dp_size * config.micro_batch_size * number
+    if samples != batch:
+        raise ValueError(
+            f"global_batch_size={batch} differs from the {samples} samples of num_micro_batches={number} on "
+            f"dp={dp_size} ranks: omit one of the two"
+        )
 
 
 def make_schedule(config: Config, num_micro_batches: int) -> Schedule:

@@ -112,9 +112,13 @@ class Config:
         None,
         "micro-batches of a rank in each step (gradient accumulation); by default set by depth, or 1",
         range=ranges.MICRO_BATCHES,
+        sets=("global_batch_size",),
     )
     global_batch_size: int | None = flag(
-        None, "samples in a step over all ranks, in place of num_micro_batches, which follows", range=ranges.SAMPLES
+        None,
+        "samples in a step, dp x micro_batch_size x num_micro_batches, of which the last follows and is omitted",
+        range=ranges.SAMPLES,
+        sets=("num_micro_batches",),
     )
     max_iters: int = flag(600, "number of training steps", range=ranges.COUNT)
     eval_interval: int = flag(

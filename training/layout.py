@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from models.data import TokenWindows, split
 from parallelism.numerics.precision import Precision
+from parallelism.pipeline.schedule import registry
 from parallelism.planner import ParallelLayout, TrainingJob
+from parallelism.planner.layout import ZERO_GROUPS
 from parallelism.planner.ranks import best_layout
-from training.checks import num_micro_batches
+from training.checks import check_batch, num_micro_batches
 from training.config import Config, tokens_of
 from training.device import own_device
 
@@ -26,17 +28,25 @@ def laid_out(config: Config, comm: Communicator) -> Config:
     """
     with comm.agreed("layout"):
         config = replace(config, device=own_device(config.device, comm))
-        job = job_of(config, comm.size)
+        job, fixed = job_of(config, comm.size), fixed_by(config)
     if comm.rank == 0:
         print(f"planning a layout for {comm.size} ranks", flush=True)
-    planned = best_layout(comm, job, fixed_by(config), config.device)
+    planned = best_layout(comm, job, fixed, config.device)
     if comm.rank == 0:
         print(f"layout {planned.layout} is the best for {comm.size} ranks", flush=True)
     return replace(config, layout="given", **planned.layout._asdict())
 
 
 def fixed_by(config: Config) -> dict[str, Any]:
-    """Return the parts of the layout that the settings change from their defaults, other than the micro-batches."""
+    """Return the parts of the layout that the settings change from their defaults, other than the micro-batches.
+
+    Raises: ValueError for values that no planned layout has.
+    """
+    for name, choices in (("schedule", registry.names()), ("zero_group", ZERO_GROUPS)):
+        if (value := getattr(config, name)) not in choices:
+            raise ValueError(
+                f"{name}={value} can't be planned by layout=auto: use {', '.join(choices)}, or omit layout"
+            )
     names = [name for name in ParallelLayout._fields if not name.endswith(("micro_batches", "micro_batch_size"))]
     defaults = {field.name: field.default for field in fields(config)}
     return {name: value for name in names if (value := getattr(config, name)) != defaults[name]}
@@ -50,8 +60,9 @@ def job_of(config: Config, world_size: int) -> TrainingJob:
     Precision(config.dtype, config.master_weights, config.grad_dtype)
     tokens = tokens_of(config)
     batch = config.global_batch_size
+    dp = config.dp or max(1, world_size // (config.pp * config.sp * config.tp))
+    check_batch(config, dp)
     if batch is None:
         windows = TokenWindows(split(tokens, config.val_fraction, config.block_size)[0], config.block_size, config.seed)
-        dp = config.dp or max(1, world_size // (config.pp * config.sp * config.tp))
         batch = dp * config.micro_batch_size * num_micro_batches(config, dp, len(windows))
     return TrainingJob.of(config, tokens.vocab_size, batch)

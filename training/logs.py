@@ -111,10 +111,7 @@ def check_files(config: Config, rank: int) -> None:
         if path and config.eval_only:
             raise ValueError(f"{name}={path} applies to training: omit it with eval_only")
         if path and rank == 0:
-            try:
-                refuse(path)
-            except ValueError as error:
-                raise ValueError(f"{name}={error}") from None
+            refuse(path, f"{name}=")
 
 
 def numbers(record: dict[str, Any]) -> dict[str, float]:

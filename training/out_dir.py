@@ -14,19 +14,18 @@ from training.config import Config
 METRICS, SETTINGS = "metrics.jsonl", "config.toml"
 
 
-def prepare_out_dir(config: Config, rank: int) -> None:
-    """Check on rank 0, before the training begins, that the folder is writable."""
-    if rank or not writes(config):
-        return
-    probe = Path(config.out_dir) / ".writable"
-    try:
-        probe.parent.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"out_dir {config.out_dir} can't be written ({error.strerror}): pass another --out_dir"
-        ) from None
+def prepare_folders(config: Config, rank: int) -> None:
+    """Check on rank 0, before the training begins, that its folders are writable."""
+    for name in ("out_dir", "checkpoint_dir"):
+        if folder := "" if rank or config.eval_only else getattr(config, name):
+            probe = Path(folder) / ".writable"
+            try:
+                probe.parent.mkdir(parents=True, exist_ok=True)
+                probe.touch()
+                probe.unlink()
+            except OSError as error:
+                why = "not a folder" if isinstance(error, FileExistsError) else error.strerror
+                raise ValueError(f"{name} {folder} can't be written ({why}): pass another --{name}") from None
 
 
 def writes(settings: Config) -> bool:

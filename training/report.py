@@ -41,7 +41,7 @@ def main() -> int:
             raise ValueError(f"{flags.runs[0]} is given twice: pass one run, or two to compare")
         if len(flags.runs) > 2:
             raise ValueError(f"{len(flags.runs)} runs can't be compared: pass one, or two")
-        draw.refuse(str(flags.html))
+        draw.refuse(str(flags.html), "--html ")
         records = {str(run): read(run) for run in flags.runs}
         settings = [settings_of(i, run) for i, run in enumerate(flags.runs) if (run / SETTINGS).exists()]
         write(flags.html, report(records, settings))

@@ -37,7 +37,7 @@ from training.config import TRACED, Config, learning_rate_of, make_model
 from training.device import memory_mib, own_device, set_matrix_precision
 from training.logs import check_files
 from training.optimizing import make_optimizer
-from training.out_dir import prepare_out_dir, take_out_dir
+from training.out_dir import prepare_folders, take_out_dir
 from training.pending import PendingStep
 from training.profile import INPUT, OPTIMIZER, StepProfiler
 from training.samples import Samples
@@ -62,7 +62,7 @@ class TrainingRun:
             config = replace(config, device=own_device(config.device, comm))
             inputs = check(config, comm.topology, comm.rank)
         with comm.agreed():
-            prepare_out_dir(config, comm.rank)
+            prepare_folders(config, comm.rank)
             check_files(config, comm.rank)
         self.matrix_precision = torch.get_float32_matmul_precision()  # restored on closing
         set_matrix_precision(config.dtype)

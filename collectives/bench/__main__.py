@@ -216,11 +216,11 @@ def workloads(flags: argparse.Namespace) -> list[Workload]:
 
 
 def refuse_unwritable(flags: argparse.Namespace) -> None:
-    for path in (flags.tune, flags.json, flags.html):
-        if path is not None:
-            draw.refuse(str(path))
+    for name in ("tune", "json", "html"):
+        if getattr(flags, name) is not None:
+            draw.refuse(str(getattr(flags, name)), f"--{name} ")
     if flags.space_time is not None:
-        draw.refuse_picture(str(flags.space_time))
+        draw.refuse_picture(str(flags.space_time), "--space-time ")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def main() -> int:
         flags = parser.parse_args()
         if len(flags.results) > 2:
             raise ValueError(f"{len(flags.results)} files: pass one, or two to compare")
-        draw.refuse(str(flags.html))
+        draw.refuse(str(flags.html), "--html ")
         write(flags.html, report(dict(zip(names_of(flags.results), map(read, flags.results), strict=True))))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -64,26 +64,27 @@ def figure(diagrams: Sequence[Diagram]) -> Any:
     return chart
 
 
-def refuse(path: str) -> None:
+def refuse(path: str, option: str = "") -> None:
     """Raise ValueError for a path where no file can be put, for a folder, and for a device, which would be replaced.
 
-    A file is created beside it and removed, as permissions alone do not tell.
+    A file is created beside it and removed, as permissions alone do not tell.  `option` precedes the path in the
+    message, as "--json " or "report=".
     """
-    is_writable, trial = not os.path.exists(path) or os.path.isfile(path), f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(trial, "xb"):
-            os.unlink(trial)
-    except OSError:
-        is_writable = False
-    if not is_writable:
-        raise ValueError(f"{path} can't be written: pass a path in an existing, writable folder")
+    trial, why = f"{path}.{os.getpid()}.tmp", "not a regular file"
+    if os.path.isfile(path) or (path and not os.path.exists(path)):
+        try:
+            with open(trial, "xb"):
+                return os.unlink(trial)
+        except OSError as error:
+            why = str(error.strerror)
+    raise ValueError(f"{option}{path} can't be written ({why}): pass a path in an existing, writable folder")
 
 
-def refuse_picture(path: str) -> None:
+def refuse_picture(path: str, option: str = "") -> None:
     """Refuse a path as `refuse` does, and any where matplotlib is not installed."""
-    refuse(path)
+    refuse(path, option)
     if find_spec("matplotlib") is None:
-        raise ValueError(f"{path} needs matplotlib: pip install '.[plots]'")
+        raise ValueError(f"{option}{path} needs matplotlib: pip install '.[plots]'")
 
 
 def save(chart: Any, path: str) -> None:

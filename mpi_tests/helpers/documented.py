@@ -34,6 +34,7 @@ def code(cell: str) -> list[str]:
 def losses(flags: str, comm, folder: str) -> list[float]:
     """Train with the flags of a command, with files in a folder shared by all ranks; return the losses on rank 0."""
     here = re.sub(r"(--checkpoint_dir|--tensorboard) (\w+)", rf"\1 {folder}/\2", flags)
-    fewer = "--num_micro_batches 2 " if "--depth" in flags else ""  # a depth sets thousands of samples
+    is_large = "--depth" in flags and "--global_batch_size" not in flags  # a depth sets thousands of samples
+    fewer = "--num_micro_batches 2 " if is_large else ""
     _, records = train(parse(Config, "", shlex.split(f"{here} {fewer}{SMALLER}")), comm)
     return [record["loss"] for record in records if "loss" in record]

@@ -15,4 +15,4 @@ def test_what_happened_is_drawn_beside_the_plan(tmp_path):
 
 def test_bad_input_is_one_line():
     result = launch(3, *BOTH, "-A", "ring", "--space-time", "no/such/x.png")
-    assert "no/such/x.png can't be written" in refusal(result)
+    assert "--space-time no/such/x.png can't be written (No such file or directory): pass a path" in refusal(result)

@@ -53,12 +53,12 @@ def test_by_the_last_rank_alone(comm, folder):
 
 def test_by_the_planner_which_keeps_what_the_settings_say(comm):
     words = refusal(comm, laid_out, tp=5)
-    assert words.startswith(f"rank 0: no layout of {comm.size} ranks: none has tp=5: use numbers whose product divides")
+    assert words.startswith(f"rank 0: no layout of {comm.size} ranks: none has tp=5: use axes whose product divides")
 
 
 def test_a_file_in_place_of_the_folder_of_checkpoints(comm):
     words = refusal(comm, TrainingRun, checkpoint_dir=__file__)
-    assert words == f"rank 0: folder {__file__} can't be created (File exists): pass another"
+    assert words == f"rank 0: checkpoint_dir {__file__} can't be written (not a folder): pass another --checkpoint_dir"
 
 
 def test_by_rank_0_which_writes(comm):

@@ -215,10 +215,11 @@ def test_flags_that_make_no_sense(monkeypatch, words, message):
         parsed(monkeypatch, *words, size=3)
 
 
-@pytest.mark.parametrize("flag", ["--tune", "--json"])
+@pytest.mark.parametrize("flag", ["--tune", "--json", "--html"])
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(monkeypatch, tmp_path, flag):
-    for path in (tmp_path / "none" / "file", tmp_path):
-        with pytest.raises(ValueError, match=f"^{re.escape(str(path))} can't be written: pass a path in an existing"):
+    for path, why in ((tmp_path / "none" / "file", "No such file or directory"), (tmp_path, "not a regular file")):
+        message = f"{flag} {path} can't be written ({why}): pass a path in an existing, writable folder"
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             bench.refuse_unwritable(parsed(monkeypatch, flag, str(path)))
 
 

@@ -172,7 +172,7 @@ def test_files_become_a_page(monkeypatch, capsys, tmp_path):
         (["a.json", "half.json", "text"], "3 files: pass one, or two to compare"),
         (
             ["a.json", "--html", "none/x.html"],
-            "none/x.html can't be written: pass a path in an existing, writable folder",
+            "--html none/x.html can't be written (No such file or directory): pass a path in an existing, writable",
         ),
     ],
 )

@@ -1,5 +1,6 @@
 """Space-time diagrams of planned schedules."""
 
+import re
 import sys
 from itertools import pairwise
 
@@ -39,10 +40,29 @@ def test_a_picture_replaces_another_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("name", ["no/such/folder/x.png", ".", "/dev/null", "a" * 250])
-def test_a_path_that_cannot_be_written_is_refused(name):
-    with pytest.raises(ValueError, match="can't be written"):
-        draw.refuse(name)
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("no/such/folder/x.png", "No such file or directory"),
+        ("/proc/x.png", "No such file or directory"),  # where root's permissions allow everything
+        (".", "not a regular file"),
+        ("", "not a regular file"),
+        ("/dev/null", "not a regular file"),
+        ("a" * 250, "File name too long"),
+    ],
+)
+@pytest.mark.parametrize("refuse", [draw.refuse, draw.refuse_picture])
+def test_a_path_that_cannot_be_written_is_refused(refuse, name, why):
+    message = f"--json {name} can't be written ({why}): pass a path in an existing, writable folder"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        refuse(name, "--json ")
+
+
+def test_a_path_that_can_be_written_stays_as_it_is(tmp_path):
+    (tmp_path / "old").write_text("older")
+    for name in ("old", "new"):
+        draw.refuse(str(tmp_path / name))
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("old", "older")]
 
 
 def test_a_picture_without_matplotlib_is_refused(monkeypatch, tmp_path):

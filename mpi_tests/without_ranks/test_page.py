@@ -181,8 +181,11 @@ def test_prices_are_the_cost_model_s():
     ("arguments", "message"),
     [
         ([], "--out"),
-        (["--out", "no/such/folder/page.html"], "no/such/folder/page.html can't be written"),
-        (["--out", "."], "can't be written"),
+        (
+            ["--out", "no/such/folder/page.html"],
+            "--out no/such/folder/page.html can't be written (No such file or directory): pass",
+        ),
+        (["--out", "."], "--out . can't be written (not a regular file): pass"),
         (["--out", "page.html", "--color", "red"], "unrecognized arguments: --color red"),
     ],
 )

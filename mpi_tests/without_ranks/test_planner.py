@@ -686,7 +686,11 @@ def test_without_mpi_and_torch():
         ("--hosts 0", "argument --hosts: '0' must be a whole number from 1 to 131072 ranks; see --help"),
         ("--hosts 999999999999", "'999999999999' must be a whole number from 1 to 131072 ranks"),
         ("--hosts 99999 --gpus 99999", "--hosts 99999 x --gpus 99999 means 9999800001 ranks: use 131072 at most"),
-        ("--tp 3", "no layout of 8 ranks: none has tp=3: use numbers whose product divides the ranks, and for ep "),
+        ("--tp 3", "no layout of 8 ranks: none has tp=3: use axes whose product divides the ranks, and for ep "),
+        (
+            "--sequence_parallel --tp 1",
+            "no layout of 8 ranks: sequence_parallel shards sequences over tp ranks, but tp=1",
+        ),
         ("--tp 8", "no layout of 8 ranks: n_head=4 and n_kv_head=4 must both be divisible by tp=8"),
         ("--pp 8", "no layout of 8 ranks: n_layer=4 is fewer than 8 stages"),
         ("--global_batch_size 3 --dp 8", "no layout of 8 ranks: global_batch_size=3 is not divisible by dp=8"),

@@ -20,11 +20,12 @@ from models.hf import hugging_face_config
 from training.checks import check
 from training.config import Config
 from training.device import own_device
-from training.layout import job_of
-from training.out_dir import own_out_dir, prepare_out_dir
+from training.layout import fixed_by, job_of
+from training.out_dir import own_out_dir, prepare_folders
 
 SMALL = ["--n_layer", 1, "--n_head", 1, "--n_embd", 8, "--block_size", 8, "--max_iters", 2]
 TWO_BLOCKS = ["--n_layer", 2]
+NOWHERE = "(No such file or directory)"
 HUGGING_FACE = hugging_face_config(GPTConfig())
 FILES = {
     "empty.txt": b"",
@@ -65,7 +66,7 @@ def begin(words, nodes=(0, 0)):
     config = parse(Config, "", [str(word) for word in words])
     config = replace(config, device=own_device(config.device, SimpleNamespace(rank=0, topology=topology)))
     inputs = check(config, topology)
-    prepare_out_dir(config, rank=0)
+    prepare_folders(config, rank=0)
     return inputs
 
 
@@ -177,6 +178,7 @@ SETTINGS = [
         ["--warmup_iters", 5, "--lr_decay_iters", 5],
         "warmup_iters=5 must be below lr_decay_iters=5, by which the learning rate has fallen",
     ),
+    (["--warmup_iters", 3], "warmup_iters=3 is above max_iters=2, so lr is never reached: use at most that"),
 ]
 LAYOUTS = [
     (["--dp", 3], "mesh dp=3 x pp=1 x sp=1 x tp=1 makes 3 ranks, but mpirun started 2: change the axes, or start"),
@@ -225,10 +227,13 @@ PIPELINES = [
     (["--pp", 1, "--trace", "trace.json"], "trace=trace.json traces a pipeline: use pp of 2 or more, or omit it"),
     (
         ["--trace", "{tmp}/none/trace.json"],
-        "none/trace.json can't be written: pass a path in an existing, writable folder",
+        f"/none/trace.json can't be written {NOWHERE}: pass a path in an existing, writable folder",
     ),
-    (["--trace", "/proc/trace.json"], "/proc/trace.json can't be written: pass a path in an existing, writable folder"),
-    (["--trace", "{tmp}"], " can't be written: pass a path in an existing, writable folder"),
+    (
+        ["--trace", "/proc/trace.json"],
+        f"trace=/proc/trace.json can't be written {NOWHERE}: pass a path in an existing, ",
+    ),
+    (["--trace", "{tmp}"], " can't be written (not a regular file): pass a path in an existing, writable folder"),
 ]
 
 
@@ -287,9 +292,13 @@ def cuda_is_available():
     return cupy.cuda.is_available()
 
 
-def test_an_out_dir_within_a_file(folder):
-    flags = ["--out_dir", "{tmp}/empty.txt/out"]
-    assert "can't be written (Not a directory): pass another --out_dir" in refusal(folder, flags)
+@pytest.mark.parametrize("name", ["out_dir", "checkpoint_dir"])
+@pytest.mark.parametrize(
+    ("path", "why"), [("empty.txt/out", "Not a directory"), ("empty.txt", "not a folder")], ids=["within", "at"]
+)
+def test_a_folder_where_a_file_is(folder, name, path, why):
+    flags = ["--out_dir", "", f"--{name}", f"{{tmp}}/{path}"]
+    assert refusal(folder, flags) == f"{name} {folder}/{path} can't be written ({why}): pass another --{name}"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can write anywhere")
@@ -301,7 +310,7 @@ def test_an_out_dir_without_permission(folder):
 def test_only_rank_0_looks_where_the_run_writes(folder):
     config = Config(pp=2, n_layer=2, out_dir=f"{folder}/empty.txt/out", trace=f"{folder}/none/trace.json")
     check(config, Topology.from_ids([0, 0]), rank=1)
-    prepare_out_dir(config, rank=1)
+    prepare_folders(config, rank=1)
 
 
 def test_a_run_writes_where_no_other_has(tmp_path, monkeypatch):
@@ -327,13 +336,35 @@ def test_a_run_writes_where_no_other_has(tmp_path, monkeypatch):
         ({"n_embd": 9, "n_head": 2}, "n_embd=9 is not divisible by n_head=2: use 8 or 10"),
         ({"grad_dtype": "float8"}, "grad_dtype=float8 beside dtype=float32"),
         ({"micro_batch_size": 0}, "micro_batch_size=0 must be from 1 to"),
+        ({"global_batch_size": 8, "num_micro_batches": 3}, "global_batch_size=8 differs from the 48 samples of num_mi"),
     ],
-    ids=["data", "n_embd", "grad_dtype", "micro_batch_size"],
+    ids=["data", "n_embd", "grad_dtype", "micro_batch_size", "num_micro_batches"],
 )
 def test_what_no_layout_fits(settings, message):
     """test_planner.py has settings that fit some layout."""
     with pytest.raises(ValueError, match=message):
         job_of(Config(layout="auto", **settings), world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"schedule": "search"}, "schedule=search can't be planned by layout=auto: use naive, gpipe, 1f1b, "),
+        ({"zero_group": "2"}, "zero_group=2 can't be planned by layout=auto: use all, node, or omit layout"),
+    ],
+    ids=["schedule", "zero_group"],
+)
+def test_what_no_planned_layout_has(settings, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        fixed_by(Config(layout="auto", **settings))
+
+
+def test_one_of_two_sizes_of_a_batch_in_a_file_is_overridden(tmp_path):
+    """Each determines the other, so a flag of one replaces the other in the file."""
+    (tmp_path / "job.toml").write_text("global_batch_size = 480\nnum_micro_batches = 30")
+    for name, other in (("global_batch_size", "num_micro_batches"), ("num_micro_batches", "global_batch_size")):
+        config = parse(Config, "", ["--config", str(tmp_path / "job.toml"), f"--{name}=6"])
+        assert (getattr(config, name), getattr(config, other)) == (6, getattr(Config(), other))
 
 
 NUMBERS = [field for field in fields(Config) if value_type(get_type_hints(Config)[field.name]) in (int, float)]

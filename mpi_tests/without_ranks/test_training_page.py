@@ -143,7 +143,10 @@ def test_folders_become_a_page(monkeypatch, capsys, tmp_path):
         (["empty"], "empty/metrics.jsonl: has no record"),
         (["a", "./a"], "a is given twice: pass one run, or two to compare"),
         (["a", "b", "c"], "3 runs can't be compared: pass one, or two"),
-        (["a", "--html", "none/x.html"], "none/x.html can't be written"),
+        (
+            ["a", "--html", "none/x.html"],
+            "--html none/x.html can't be written (No such file or directory): pass a path",
+        ),
     ],
 )
 def test_bad_input_is_one_line(monkeypatch, capsys, tmp_path, words, message):

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parallelism.mesh import AXES
 from parallelism.planner.layout import ParallelLayout, TrainingJob, check_layout, check_mesh, families, meshes
 from parallelism.planner.memory import Memory, in_bytes, memory, model_shards
 from parallelism.planner.passes import PassContext
@@ -136,8 +135,10 @@ def best(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = {}) -> P
 
 def nothing(result: SearchResult, machine: Machine, fixed: Mapping[str, Any]) -> str:
     if not result.too_large:
-        axes = " and ".join(f"{name}={value}" for name, value in fixed.items() if name in (*AXES, "ep"))
-        none = f"none has {axes}: use numbers whose product divides the ranks, and for ep those of dp and the experts"
+        values = " and ".join(f"{name}={value}" for name, value in fixed.items())
+        none = (
+            f"none has {values}: use axes whose product divides the ranks, and for ep a divisor of dp and the experts"
+        )
         why, number = result.undivided.most_common(1)[0] if result.undivided else (none, 0)
         others = f", and {result.undivided.total() - number} others" if result.undivided.total() > number else ""
         return f"no layout of {machine.world_size} ranks: {why}{others}"

@@ -127,6 +127,8 @@ def check_heads(n_head: int, n_kv_head: int, size: int) -> None:
 
 def check_between_layers(length: int, sp: int, tp: int) -> None:
     """Raise ValueError if tp ranks cannot divide the sp shard of a sequence of this length between split layers."""
+    if tp == 1:
+        raise ValueError("sequence_parallel shards sequences over tp ranks, but tp=1: use a larger tp, or omit it")
     if rest := length // sp % tp:
         raise ValueError(
             f"block_size={length} leaves {rest} of a rank's {length // sp} tokens over from tp={tp} with "

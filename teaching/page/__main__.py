@@ -18,7 +18,7 @@ from teaching.page.scenes import has_torch, scenes
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
         flags = parser().parse_args(arguments)
-        refuse(flags.out)
+        refuse(flags.out, "--out ")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

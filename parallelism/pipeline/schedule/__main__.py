@@ -87,9 +87,9 @@ def draw(flags: argparse.Namespace) -> None:
 def refuse_outputs(flags: argparse.Namespace) -> None:
     """Check that the outputs can be written, before any work is lost."""
     if flags.png:
-        refuse_picture(flags.png)
+        refuse_picture(flags.png, "--png ")
     if flags.out:
-        refuse(flags.out)
+        refuse(flags.out, "--out ")
 
 
 def show(schedule: Schedule, flags: argparse.Namespace) -> None:
