@@ -36,10 +36,8 @@ def check_optimizer(config: Config) -> None:
 
 
 def check_course(config: Config) -> None:
-    """Refuse learning rates that would decay before the end of the warm-up, or, unless it is the default, miss `lr`."""
+    """Refuse learning rates that would decay before the end of the warm-up."""
     decay, warmed = config.lr_decay_iters, f"warmup_iters={config.warmup_iters}"
-    if decay is None and config.max_iters < config.warmup_iters != Config.warmup_iters:
-        raise ValueError(f"{warmed} is above max_iters={config.max_iters}, so lr is never reached: use at most that")
     if decay is None:
         return
     if config.lr_schedule == STABLE and config.warmup_iters + decay > config.max_iters:

@@ -30,7 +30,7 @@ IN_FOLDER = "with_ranks/test_features.py::test_commands_that_read_and_write_file
 TINY_MODEL = "--max_iters 2 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --sample_tokens 2"
 IN_SMALL = {
     r"train\.py|-m training( |$)": f"{TINY_MODEL} --val_fraction 0.002",
-    r"train\.py .*--config": "--micro_batch_size 2 --global_batch_size 4 --warmup_iters 0",
+    r"train\.py .*--config": "--micro_batch_size 2 --global_batch_size 4",
     r"--resume auto": "--max_iters 3",  # one more than in the run that wrote the checkpoint
     r"schedule\.simulate": "--algorithms binomial hierarchical -b 1M -e 1M",
     r"collectives\.bench ": "-b 1K -e 1K -n 2",

@@ -130,7 +130,7 @@ def test_what_is_sampled_from_may_be_split(comm, folder):
 
 
 IN_SMALL = "--n_layer 1 --n_head 2 --n_embd 16 --block_size 16 --vocab_size 256 --micro_batch_size 1 --max_iters 1"
-IN_SMALL += " --warmup_iters 0 --global_batch_size 2 --val_fraction 0.0005 --sample_tokens 2 --out_dir="
+IN_SMALL += " --global_batch_size 2 --val_fraction 0.0005 --sample_tokens 2 --out_dir="
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("configs/*.toml")), ids=lambda path: path.stem)

@@ -289,7 +289,7 @@ def test_a_run_that_goes_on_has_the_loss_scale_and_all_ranks_weights(comm, folde
 
 @pytest.mark.sizes(1, 2)
 def test_what_a_run_cannot_go_on_from(comm, folder):
-    on(comm, checkpoint_dir=str(folder), max_iters=1, warmup_iters=1)
+    on(comm, checkpoint_dir=str(folder), max_iters=1)
     before = process_state(comm)
     for changes, words in (
         ({"seed": 8}, "seed was 7, but is 8: resume with the same"),
@@ -329,7 +329,7 @@ def test_a_full_disk_of_out_dir_stops_no_checkpoint(comm, folder, monkeypatch, c
     monkeypatch.setattr(report, "loss_figure", full)
     monkeypatch.setattr(hf, "save_file", full)
     with pytest.raises(InputError, match="No space left on device"):
-        on(comm, checkpoint_dir=str(finished.parent), out_dir=str(folder / "out"), max_iters=1, warmup_iters=1)
+        on(comm, checkpoint_dir=str(finished.parent), out_dir=str(folder / "out"), max_iters=1)
     assert whole == [True, True] * (comm.rank == 0)
     assert ("loss.png can't be written (No space left on device)" in capsys.readouterr().out) == (comm.rank == 0)
 
@@ -393,7 +393,7 @@ def test_a_run_may_begin_with_an_exported_models_weights(comm, folder):
         save_hugging_face(gpt, folder)
     comm.barrier()
     first = [record["loss"] for record in records if "loss" in record]
-    second = on(comm, init_from=str(folder), max_iters=1, warmup_iters=1)
+    second = on(comm, init_from=str(folder), max_iters=1)
     assert second.losses[0] < first[0] - 0.5
     assert second.validations[1] < by_torch(comm).validations[VALIDATED[0]]
 
