@@ -147,9 +147,9 @@ class Watchdog:
             self.sound(hopeless, f"rank {self.rank} waits for a rank that has ended its program")
 
     def hopeless(self) -> set[Any]:
-        """Return the longest wait, if it is for a call of a rank that has ended its program, or one may have failed it.
+        """Return the longest wait, if nothing will end it: a rank has ended its program without making that call.
 
-        A message that has not come from a rank in this time may still be on its way, unless a rank has failed.
+        A wait for a message, which another rank may still send, counts once a rank has failed.
         """
         longest = min(self.since, default=None)
         if not self.ended or longest is None or self.clock_s - self.since[longest] < 2 * POLL_S:
