@@ -119,7 +119,7 @@ class Communicator:
         with self.agreed("split"):
             if color is not None:
                 check_integer("color", color, 0, LARGEST_INT, ", or None for no part")
-            check_integer("key", key, -LARGEST_INT, LARGEST_INT)
+            check_integer("key", key, -LARGEST_INT - 1, LARGEST_INT)
         mpi_part = self.mpi.Split(MPI.UNDEFINED if color is None else color, key)
         if mpi_part == MPI.COMM_NULL:
             return None

@@ -183,6 +183,16 @@ def test_auto_says_what_it_chose(comm):
     assert comm.plan("barrier", algorithm="mpi").name == "barrier mpi"
 
 
+def test_peers_of_arrays_of_other_lengths(comm):
+    x = comm.empty(5 + comm.rank)
+    x[:] = comm.rank
+    comm.barrier()
+    peers = comm.peers(x)
+    assert [len(peer) for peer in peers] == [len(x)] * comm.size
+    assert [peer[:5].tolist() for peer in peers] == [[rank] * 5 for rank in range(comm.size)]
+    comm.barrier()
+
+
 def test_explanations_of_no_such_call(comm):
     with pytest.raises(ValueError, match="collective 'foo' is unknown: use one of all_reduce, "):
         comm.explain("foo", 3)

@@ -375,8 +375,8 @@ WRONG = {
     ),
     "color": (lambda comm: comm.split(-1), f"color -1 {OUT_OF_RANGE % 0}, or None for no part"),
     "fractional color": (lambda comm: comm.split(0.5), f"color 0.5 {OUT_OF_RANGE % 0}, or None for no part"),
-    "key": (lambda comm: comm.split(0, 1 << 31), f"key {1 << 31} {OUT_OF_RANGE % (1 - (1 << 31))}"),
-    "key of text": (lambda comm: comm.split(0, "a"), f"key 'a' {OUT_OF_RANGE % (1 - (1 << 31))}"),
+    "key": (lambda comm: comm.split(0, 1 << 31), f"key {1 << 31} {OUT_OF_RANGE % (-1 << 31)}"),
+    "key of text": (lambda comm: comm.split(0, "a"), f"key 'a' {OUT_OF_RANGE % (-1 << 31)}"),
 }
 
 

@@ -251,6 +251,7 @@ class Watchdog:
                 if message is ASK and source < self.rank:
                     return
             time.sleep(0.01)
+        time.sleep(POLL_S)  # a rank that could not answer before may only now be about to come
         self.tell_time()
         if overdue & (self.since.keys() | self.on_device().keys()):
             self.end({**reports, self.rank: self.report()}, reason)
