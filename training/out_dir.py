@@ -16,8 +16,10 @@ METRICS, SETTINGS = "metrics.jsonl", "config.toml"
 
 def prepare_folders(config: Config, rank: int) -> None:
     """Check on rank 0, before the training begins, that its folders are writable."""
+    if rank or config.eval_only:
+        return
     for name in ("out_dir", "checkpoint_dir"):
-        if folder := "" if rank or config.eval_only else getattr(config, name):
+        if folder := getattr(config, name):
             probe = Path(folder) / ".writable"
             try:
                 probe.parent.mkdir(parents=True, exist_ok=True)

@@ -229,6 +229,8 @@ def test_what_cannot_be_saved(comm, checkpoints, folder):
     assert "parameter of x: all ranks' parts have 12 of 24 elements" in refusal(checkpoints.wait)
     assert checkpoints.newest() is None
     assert "keep=0 checkpoints must be at least 1" in refusal(Checkpoints, folder, comm, 0)
+    message = refusal(Checkpoints, Path(__file__), comm)
+    assert message == f"rank 0: folder {__file__} can't be created (File exists): pass another"
 
 
 @pytest.mark.sizes(2)

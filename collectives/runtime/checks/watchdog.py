@@ -234,7 +234,7 @@ class Watchdog:
     def sound(self, overdue: set[int], reason: str) -> None:
         """Ask all ranks, print the reason and their answers, and abort the job.
 
-        Do not if the overdue waits end while answers arrive, or if a lower rank asks, too.
+        Do not if the overdue waits end while answers arrive or just after, or if a lower rank asks, too.
         """
         reports: dict[int, Report] = {}
         others = [rank for rank in range(self.size) if rank != self.rank and not self.alone]
