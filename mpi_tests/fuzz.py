@@ -23,7 +23,17 @@ import numpy as np
 import collectives
 from collectives.algorithms import Access, rows
 from collectives.arrays.views import dtype_of
-from mpi_tests.helpers.reference import COLLECTIVES, DTYPES, HALVES, REDUCTIONS, ROOTED, SCANS, draw, ops_of, reduced
+from mpi_tests.helpers.reference import (
+    COLLECTIVES,
+    DTYPES,
+    REDUCTIONS,
+    ROOTED,
+    SCANS,
+    draw,
+    mpi_reduces,
+    ops_of,
+    reduced,
+)
 
 COUNTED = ("reduce_scatter", "all_gather", "all_to_all", "gather", "scatter")  # collectives that take chunk lengths
 REDUCING = (*REDUCTIONS, *SCANS)
@@ -73,7 +83,7 @@ def draw_case(seed: int, number: int, accesses: dict[tuple[str, int], Access]) -
     able = rows(collective, size, equal=not (are_passed and collective == "all_to_all"))
     usable = [row for row in able if row.access <= accesses[layout, size]]
     names = [row.name for row in usable if row.in_order or not reproducible]
-    if not reproducible and not (dtype in HALVES and collective in REDUCING):
+    if not reproducible and (mpi_reduces(dtype, op) or collective not in REDUCING):
         names.append("mpi")
     counts = draw_counts(draws, collective, size, are_passed)
     can_fail = collective not in ("broadcast", "scatter", "exscan") and min(min(row) for row in counts) > 2

@@ -10,13 +10,14 @@ from mpi4py import MPI
 
 from collectives.arrays.device import Device
 from collectives.arrays.ops import HALVES, Op
-from collectives.arrays.views import pointer
+from collectives.arrays.views import flat, pointer
 from collectives.runtime.arguments import Arguments
 from collectives.runtime.operands import Operands
 from collectives.runtime.plan import Plan, Step
 from collectives.runtime.progress import Progress, Waitable
 from collectives.schedule.spec import OPS, Chunks
 
+SATURATED = frozenset(map(np.dtype, ("int8", "uint8", "int16", "uint16")))  # by Open MPI's vector instructions
 MPI_OPS = {name: getattr(MPI, op.mpi) for name, op in OPS.items()}
 
 
@@ -87,6 +88,14 @@ def check_native(a: Arguments) -> None:
             f"algorithm 'mpi' cannot reduce {a.flat.dtype}: MPI's own sums of it are wrong or absent; "
             "use another algorithm"
         )
+    if a.spec.reduces and a.op in ("sum", "avg") and a.flat.dtype in SATURATED:
+        raise ValueError(
+            f"algorithm 'mpi' cannot sum {a.flat.dtype}: Open MPI's sums of it saturate, and do not wrap; "
+            "use another algorithm, or cast to int32"
+        )
+    for name, array in (("x", a.x), ("out", a.out)):
+        if array is not None and not getattr(flat(array)[1].flags, "aligned", True):
+            raise ValueError(f"algorithm 'mpi' needs aligned arrays: pass {name}.copy(), or use another algorithm")
 
 
 def native_call(a: Arguments, o: Operands, mpi: MPI.Comm) -> Callable[[], None]:

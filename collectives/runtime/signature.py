@@ -15,8 +15,8 @@ from collectives.arrays.memory import SymmetricMemory
 from collectives.arrays.views import address_of, flat
 from collectives.schedule.spec import COLLECTIVES
 
-C_CONTIGUOUS, WRITEABLE = 0x1, 0x400  # of NumPy's flags
-FLAGS = C_CONTIGUOUS | WRITEABLE
+C_CONTIGUOUS, ALIGNED, WRITEABLE = 0x1, 0x100, 0x400  # of NumPy's flags
+FLAGS = C_CONTIGUOUS | ALIGNED | WRITEABLE
 
 DEVICE = "device"
 Signature = tuple[Hashable, ...]

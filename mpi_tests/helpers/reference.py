@@ -27,6 +27,11 @@ def algorithms_of(collective: str, size: int, equal: bool = True) -> list[str]:
     return [*algorithms.names(collective, size, equal), "auto", "mpi"]
 
 
+def mpi_reduces(dtype: str, op: str) -> bool:
+    """Return whether algorithm="mpi" takes a reduction: MPI libraries lack 16-bit floats, or saturate short integers."""
+    return dtype not in HALVES and not (op in ("sum", "avg") and dtype in INTEGERS and np.dtype(dtype).itemsize < 4)
+
+
 def ops_of(dtype: str) -> tuple[str, ...]:
     if dtype == "bool":
         return ("min", "max", *BITS, *TRUTHS)

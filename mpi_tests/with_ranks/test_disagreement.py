@@ -245,6 +245,14 @@ WRONG = {
         lambda comm: comm.all_reduce(np.zeros(4, "float16"), algorithm="mpi"),
         "algorithm 'mpi' cannot reduce float16: MPI's own sums of it are wrong or absent; use another algorithm",
     ),
+    "sums of short integers by MPI": (
+        lambda comm: comm.reduce_scatter(np.zeros(4, "uint16"), op="avg", algorithm="mpi"),
+        "algorithm 'mpi' cannot sum uint16: Open MPI's sums of it saturate, and do not wrap; use another algorithm",
+    ),
+    "an array that is not aligned, by MPI": (
+        lambda comm: comm.all_gather(np.zeros(9, "uint8")[1:].view("float64"), algorithm="mpi"),
+        "algorithm 'mpi' needs aligned arrays: pass x.copy(), or use another algorithm",
+    ),
     "too few counts": (
         lambda comm: comm.reduce_scatter(np.zeros(4), counts=[4]),
         "counts=[4] must be ",
@@ -430,6 +438,16 @@ def test_a_wrong_out_of_uneven_chunks(comm):
     out = np.zeros(2 * comm.size + (comm.rank == 0))
     words = refusal(comm, lambda: comm.all_to_all(np.zeros(2 * comm.size), out=out, send_counts=[2] * comm.size))
     assert words.startswith(f"rank 0: out has {2 * comm.size + 1} elements of float64 on cpu: pass one of ")
+
+
+def test_an_array_that_is_not_aligned_on_one_rank_after_one_that_is(comm):
+    aligned = np.zeros(4)
+    for _ in range(2):
+        comm.all_reduce(aligned, algorithm="mpi")
+    x = np.zeros(33, "uint8")[1:].view("float64") if comm.rank == comm.size - 1 else aligned
+    with pytest.raises(InputError, match=r"algorithm 'mpi' needs aligned arrays: pass x.copy\(\)"):
+        comm.all_reduce(x, algorithm="mpi")
+    np.testing.assert_array_equal(comm.all_reduce(x + 1), np.full(4, comm.size))
 
 
 def test_a_plan_and_a_nonblocking_call_are_refused_alike(comm):
