@@ -187,14 +187,19 @@ def checked_wire_dtype(wire_dtype: Any, dtype: np.dtype) -> np.dtype:
     return BFLOAT16
 
 
-def like(device: Device, count: int, unit: int, x: Any) -> Any:
-    """Return a new array of the library that `x` is of, whose rows are like those of `x`.
+def like(device: Device, count: int, unit: int, rows_of: Callable[[int], int], x: Any) -> Any:
+    """Return a new array of `count` elements, of the library that `x` is of, whose rows are like those of `x`.
 
-    It is flat where chunks, whose lengths `unit` divides, are not of whole rows.
+    It is flat where chunks, whose lengths `unit` divides, are not of whole rows.  Rows without elements cannot be
+    counted by them: from `rows`, `rows_of(rows)` result.
     """
-    row = getattr(x, "shape", ())[1:]
+    rows, *row = getattr(x, "shape", ()) or (0,)
     length = math.prod(row)
-    shape = (count // length, *row) if row and length and unit % length == 0 else (count,)
+    shape: tuple[int, ...] = (count,)
+    if row and not length:
+        shape = (rows_of(rows), *row)
+    elif row and unit % length == 0:
+        shape = (count // length, *row)
     if type(x) is np.ndarray:
         return np.empty(shape, x.dtype)
     if is_a(x, "torch", "Tensor"):

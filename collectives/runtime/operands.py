@@ -57,7 +57,7 @@ def operands_of(a: Arguments) -> Operands:
         result, out = a.x, a.flat if gets else None
     else:
         count = sum(incoming[chunk] for chunk in gets)
-        new = partial(like, a.device, count, math.gcd(*incoming))
+        new = partial(like, a.device, count, math.gcd(*incoming), partial(result_rows, spec, a.rank, a.size))
         result, out = a.output(count, new) if gets else (None, None)
     o = Operands(result, source, out, counts, chunks_in(source, spec.gives, a, counts), [], new=new)
     o.outputs = chunks_in(out, spec.gets, a, incoming)
@@ -90,6 +90,13 @@ def chunk_lengths(a: Arguments) -> tuple[list[int], list[int]]:
 def even(count: int, size: int) -> list[int]:
     """Return the lengths of `size` chunks of `count` elements, the first ones one longer where it must be."""
     return [len(share) for share in shares(count, size)]
+
+
+def result_rows(spec: Collective, rank: int, size: int, rows: int) -> int:
+    """Return how many rows a new result has for an `x` of `rows`: its chunks are equal numbers of rows."""
+    if spec.gives is Chunks.OWN:
+        return rows * size
+    return even(rows, size)[rank] if spec.gets is Chunks.OWN else rows
 
 
 def split(array: Any, counts: Sequence[int]) -> list[Any]:
