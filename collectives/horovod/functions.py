@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from collectives.horovod import tensor_calls
 from collectives.horovod.matching import Description, NamedCall, TensorFacts
@@ -348,12 +347,3 @@ def broadcast_parameters(params: Mapping[str, Tensor] | Iterable, root_rank: int
     pairs = [each if isinstance(each, tuple) else (None, each) for each in named]
     for call in [broadcast_async_(tensor, root_rank, name) for name, tensor in pairs if isinstance(tensor, Tensor)]:
         synchronize(call)
-
-
-def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
-    """Copy the state and options of the root's optimizer to every rank's; `model` is not read."""
-    is_root = rank() == root_rank
-    state = tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, optimizer.state_dict()) if is_root else None
-    state = broadcast_object(state, root_rank, "optimizer")
-    if not is_root:
-        optimizer.load_state_dict(state)

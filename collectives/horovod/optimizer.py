@@ -13,12 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from collectives.arrays.views import to_torch
 from collectives.communicator import Communicator
-from collectives.horovod.functions import Adasum, Average, Compression, grouped_allreduce_, refusal_of
+from collectives.horovod.functions import (
+    Adasum,
+    Average,
+    Compression,
+    broadcast_object,
+    grouped_allreduce_,
+    refusal_of,
+)
 from collectives.horovod.matching import Description, MatchedCalls, TensorFacts
-from collectives.horovod.process_sets import ProcessSet, global_process_set
+from collectives.horovod.process_sets import ProcessSet, global_process_set, rank
 
 BUCKET_BYTES = 4 << 20
 Groups = int | Sequence[Sequence[Tensor]] | None
@@ -203,7 +211,9 @@ class ReducingOptimizer(Base):
         if self.synchronizes:
             if self.is_synchronized:
                 warnings.warn(
-                    "step() after synchronize() reduces again: call it under skip_synchronize()", stacklevel=2
+                    "optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(): "
+                    "gradients are reduced again; call it under skip_synchronize()",
+                    stacklevel=2,
                 )
             self.synchronize()
         self.is_synchronized = False
@@ -273,9 +283,9 @@ def DistributedOptimizer(  # noqa: N802  as Horovod calls it
     params = [param for group in optimizer.param_groups for param in group["params"]]
     named = list(named_parameters or ((str(i), param) for i, param in enumerate(params)))
     failure = refusal(params, named, backward_passes_per_step, op, gradient_predivide_factor, groups, process_set)
+    names = {} if failure else {param: name for name, param in named}
     extra: dict[str, Any] = {"reducer": None}
     if process_set.included():
-        names = {} if failure else {param: name for name, param in named}
         trained = [param for param in params if param in names and param.requires_grad]
         calls, kind = process_set.matched, "DistributedOptimizer"
         facts = tuple(TensorFacts.of(param, name=names[param]) for param in trained)
@@ -293,8 +303,38 @@ def DistributedOptimizer(  # noqa: N802  as Horovod calls it
     base = AdasumOptimizer if op == Adasum else ReducingOptimizer
     result: Any = object.__new__(type(type(optimizer).__name__, (base, type(optimizer)), {}))
     state = {key: value for key, value in vars(optimizer).items() if key != "step"}  # a learning-rate scheduler's
-    vars(result).update(state | extra)
+    vars(result).update(state | extra | {"_parameter_names": names})  # Horovod's attribute, which programs read
     return result
+
+
+def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int, model: Any = None) -> None:
+    """Copy the state and options of the root's optimizer to every rank's; `model` is not read.
+
+    A new optimizer's state is filled first, as by a step on gradients of zero; parameters stay as they are.
+    """
+    if not optimizer.state and not isinstance(optimizer, torch.optim.LBFGS):  # which needs a closure
+        fill_state(optimizer)
+    is_root = rank() == root_rank
+    state = tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, optimizer.state_dict()) if is_root else None
+    state = broadcast_object(state, root_rank, "optimizer")
+    if not is_root:
+        optimizer.load_state_dict(state)
+
+
+@torch.no_grad()
+def fill_state(optimizer: Optimizer) -> None:
+    trained = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
+    before = [(param, param.clone(), param.grad) for param in trained]
+    for param in trained:
+        zeros = torch.zeros_like(param)
+        param.grad = zeros.to_sparse() if isinstance(optimizer, torch.optim.SparseAdam) else zeros
+    mixin = next((each for each in (ReducingOptimizer, AdasumOptimizer) if isinstance(optimizer, each)), None)
+    step = super(mixin, optimizer).step if mixin else optimizer.step  # of this rank alone
+    step()
+    for param, value, gradient in before:
+        param.copy_(value)
+        if gradient is not None:
+            param.grad = gradient
 
 
 def refusal(

@@ -14,11 +14,11 @@ from collectives.horovod.functions import (
     grouped_allreduce, grouped_allreduce_, grouped_allreduce_async, grouped_allreduce_async_,
     alltoall, alltoall_async, barrier, join, poll, synchronize,
     broadcast, broadcast_, broadcast_async, broadcast_async_,
-    broadcast_object, broadcast_optimizer_state, broadcast_parameters,
+    broadcast_object, broadcast_parameters,
     grouped_reducescatter, grouped_reducescatter_async, reducescatter, reducescatter_async,
 )  # fmt: skip
 from collectives.horovod.matching import HorovodInternalError
-from collectives.horovod.optimizer import DistributedOptimizer
+from collectives.horovod.optimizer import DistributedOptimizer, broadcast_optimizer_state
 from collectives.horovod.process_sets import (
     ProcessSet, add_process_set, global_process_set, init, is_initialized, remove_process_set, shutdown,
     cross_rank, cross_size, is_homogeneous, local_rank, local_size, rank, size,
@@ -31,7 +31,9 @@ class SyncBatchNorm(_BatchNorm):
     """Normalize `(batch, channels, ...)` by the mean and variance of all ranks' batches, whose sizes may differ.
 
     On one rank, and in evaluation by running statistics, it is `torch.nn.BatchNorm`.  Otherwise all ranks call the
-    layer, forwards and backwards.
+    layer, forwards and backwards.  Ranks' batches may be empty; where all are, running statistics stay.
+
+    Raises: ValueError on every rank where all of them have but one value a channel to train on.
 
     Cost: two all-reduces of `channels` numbers forwards, two backwards: deviations are taken from the mean of all
     ranks, because a variance from sums of squares loses precision where the mean is large.
@@ -52,6 +54,8 @@ class SyncBatchNorm(_BatchNorm):
         local = x.new_full((1,), x.numel() / x.shape[1])
         sums = allreduce(torch.cat([x.sum(batch_and_space), local]), op=Sum)
         count = sums[-1].detach()
+        if count == 1 and self.training:
+            raise ValueError("SyncBatchNorm of one value a channel on all ranks: train on more than one, or use eval()")
         mean = sums[:-1] / count
         deviations = x - mean.view(shape)
         variance = allreduce((deviations * deviations).sum(batch_and_space), op=Sum) / count
@@ -59,11 +63,12 @@ class SyncBatchNorm(_BatchNorm):
             assert self.running_var is not None
             assert self.num_batches_tracked is not None
             self.num_batches_tracked.add_(1)
-            # Move the running statistics towards the batch's, or average them all where `momentum` is None.
-            weight = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
-            unbiased = variance.detach() * (count / (count - 1))
-            self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), weight)
-            self.running_var.lerp_(unbiased.to(self.running_var.dtype), weight)
+            if count:
+                # Move the running statistics towards the batch's, or average them all where `momentum` is None.
+                weight = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
+                unbiased = variance.detach() * (count / (count - 1))
+                self.running_mean.lerp_(mean.detach().to(self.running_mean.dtype), weight)
+                self.running_var.lerp_(unbiased.to(self.running_var.dtype), weight)
         normalized = deviations * torch.rsqrt(variance + self.eps).view(shape)
         if self.affine:
             normalized = normalized * self.weight.view(shape) + self.bias.view(shape)

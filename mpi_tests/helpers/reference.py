@@ -28,7 +28,7 @@ def algorithms_of(collective: str, size: int, equal: bool = True) -> list[str]:
 
 
 def mpi_reduces(dtype: str, op: str) -> bool:
-    """Return whether algorithm="mpi" takes a reduction: MPI libraries lack 16-bit floats, or saturate short integers."""
+    """Return whether algorithm="mpi" takes a reduction: libraries lack 16-bit floats, and saturate short integers."""
     return dtype not in HALVES and not (op in ("sum", "avg") and dtype in INTEGERS and np.dtype(dtype).itemsize < 4)
 
 

@@ -312,6 +312,26 @@ def test_the_state_of_an_optimizer(hvd, kind):
         )
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_new_optimizers_state_is_filled_and_sent(hvd, wrapped):
+    model = new_model()
+    model[0].bias.requires_grad_(False)
+    values = [param.detach().clone() for param in model.parameters()]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (1 + hvd.rank()), weight_decay=0.5)
+    if wrapped:
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    hvd.broadcast_optimizer_state(optimizer, root_rank=hvd.size() - 1)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * hvd.size())
+    for param, value in zip(model.parameters(), values, strict=True):
+        assert torch.equal(param, value)
+        if not param.requires_grad:
+            assert param not in optimizer.state
+            continue
+        assert not param.grad.any()
+        assert not optimizer.state[param]["exp_avg"].any()
+        assert optimizer.state[param]["exp_avg"].shape == param.shape
+
+
 # --- optimizers ---
 
 
@@ -746,9 +766,10 @@ def test_before_init(mpi_comm):
 
 @pytest.mark.parametrize("momentum", [0.1, None])
 @pytest.mark.parametrize("shape", [(3,), (3, 2), (3, 2, 2)])
-def test_batches_are_normalized_together(hvd, shape, momentum):
+@pytest.mark.parametrize("fewest", [0, 2])
+def test_batches_are_normalized_together(hvd, shape, momentum, fewest):
     """Losses, gradients and running statistics of batches of different sizes equal torch's on the whole batch."""
-    rank, rows = hvd.rank(), [2 + rank for rank in range(hvd.size())]
+    rank, rows = hvd.rank(), [fewest + 2 * rank for rank in range(hvd.size())]
     dims = len(shape)
     norm = getattr(nn, f"BatchNorm{max(dims - 1, 1)}d")(3, momentum=momentum, dtype=torch.float64)
     nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(1))
@@ -772,6 +793,28 @@ def test_batches_are_normalized_together(hvd, shape, momentum):
     ours.eval()
     norm.eval()
     assert torch.allclose(ours(own), norm(own), atol=1e-10)
+
+
+def test_an_empty_batch_on_all_ranks_leaves_the_running_statistics(hvd):
+    norm = hvd.SyncBatchNorm(3)
+    norm(torch.randn(4, 3))
+    mean, variance = norm.running_mean.clone(), norm.running_var.clone()
+    x = torch.zeros(0, 3, requires_grad=True)
+    y = norm(x)
+    y.sum().backward()
+    assert y.shape == x.grad.shape == (0, 3)
+    assert torch.equal(norm.running_mean, mean)
+    assert torch.equal(norm.running_var, variance)
+    assert not norm.weight.grad.any()
+
+
+def test_one_value_a_channel_is_refused_on_all_ranks(hvd):
+    norm = hvd.SyncBatchNorm(3)
+    with pytest.raises(ValueError, match=r"one value a channel|more than 1 value per channel"):  # torch's, on one rank
+        norm(torch.randn(1 if hvd.rank() == 0 else 0, 3))
+    assert torch.equal(norm.running_mean, torch.zeros(3))
+    assert torch.equal(norm.running_var, torch.ones(3))
+    assert norm.eval()(torch.randn(1, 3)).isfinite().all()
 
 
 def test_a_batch_without_channels_is_refused(hvd):
