@@ -21,6 +21,7 @@ from collectives import algorithms
 from collectives.arrays import views
 from collectives.bench.trial import PEERS, RANK_TIMES, Workload
 from collectives.job.settings import Parser, Range, ladder, num_bytes
+from collectives.runtime.choose import links
 from collectives.runtime.choose.auto import MEMORIES
 from collectives.schedule import draw
 from collectives.schedule.spec import COLLECTIVES, OPS, Chunks
@@ -67,6 +68,10 @@ def main() -> int:
 
     with comm.agreed():
         flags = parse(comm.size)
+        if flags.links:
+            if comm.rank == 0:
+                print(links_report(flags.links))
+            return 0
         if comm.rank == 0:
             refuse_unwritable(flags)  # before minutes of measuring
     return run.run(comm, flags)
@@ -98,6 +103,7 @@ def parser() -> Parser:
     add("--json", type=Path, metavar="FILE", help="write everything, every iteration included, after each size")
     add("--html", type=Path, metavar="FILE", help="write charts and tables, with the machine and the command")
     add("--tune", type=Path, metavar="FILE", help="write a tuning file, for COLLECTIVES_TUNING, of all there is")
+    add("--links", nargs="?", const="show", choices=["show", "forget"], help="show or delete the kept speeds of links")
     add("--space-time", metavar="FILE", help="draw one run as planned and as it happened, of one algorithm and size")
     for foreign in FOREIGN:
         add(foreign.short, foreign.name, type=foreign.value, metavar=foreign.neutral or "FILE", help=foreign.remedy)
@@ -213,6 +219,13 @@ def workloads(flags: argparse.Namespace) -> list[Workload]:
         with_arrays = Workload(name, memory, flags.device, flags.dtype, op, root)
         selection.append(without_arrays if spec.gives is Chunks.NONE else with_arrays)
     return list(dict.fromkeys(selection))
+
+
+def links_report(action: str) -> str:
+    """Show what `auto` knows of links, by file, or delete it."""
+    if action == "forget":
+        return "\n".join(f"deleted {path}" for path in links.forget()) or "nothing is kept"
+    return "\n".join(map(links.describe, links.files())) or "nothing is kept: auto uses default speeds"
 
 
 def refuse_unwritable(flags: argparse.Namespace) -> None:

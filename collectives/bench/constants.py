@@ -1,5 +1,6 @@
 """Measure the constants of the cost model's `Network`, and keep them for later jobs on the same hosts."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ CACHED_BYTES = 1 << 18  # less than that
 SHORT_BYTES = 8
 FAR_BYTES = 4 << 20  # of a long message to another node
 PING_PONGS, BARRIERS, RUNS = 10, 10, 10  # timed as one
+ROUNDS = 3  # of which two must agree
 LEAST_S = 1e-15  # for a byte, where noise makes a difference negative
 
 Action = Callable[[], Any]
@@ -58,19 +60,21 @@ def medians(comm: Communicator, actions: Sequence[Action], repeats: int, warmups
 def measure(comm: Communicator, repeats: int, warmups: int) -> Network:
     """Measure the machine's speeds, and keep them for later jobs on these hosts.  Collective; the same on all ranks.
 
-    If they are implausible, rank 0 says so, and they are not kept.
+    They are measured in several rounds.  Where these do not agree, or the speeds are implausible, as on a machine that
+    others use, rank 0 says so, and they are not kept.
     """
-    network = speeds(comm, repeats, warmups)
-    where = save(comm, network)
-    if comm.rank == 0 and links.doubt(network):
+    rounds = [speeds(comm, math.ceil(repeats / ROUNDS), warmups) for _ in range(ROUNDS)]
+    network, why_not = links.combine(rounds)
+    where = save(comm, network, why_not)
+    if comm.rank == 0 and why_not:
         print(f"# links: {where}", flush=True)
     return network
 
 
-def save(comm: Communicator, network: Network) -> str:
+def save(comm: Communicator, network: Network, why_not: str = "") -> str:
     """Write the speeds on rank 0, and return the path, or why they are not written.  Collective."""
     place = links.place(comm.host_names(), comm.topology.nodes, library_name(MPI))
-    return links.save(links.CachedLinks(place, network)) if comm.rank == 0 else ""
+    return links.save(links.CachedLinks(place, network), why_not) if comm.rank == 0 else ""
 
 
 def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:

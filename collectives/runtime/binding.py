@@ -25,7 +25,7 @@ from collectives.runtime.operands import CallFacts, Operands, Workspace, bind, o
 from collectives.runtime.phases import ARRAY, OUT, SCRATCH, Chunk
 from collectives.runtime.plan import MismatchError, Plan
 from collectives.runtime.progress import Waitable
-from collectives.schedule.cost import on_device
+from collectives.schedule.cost import NETWORK, on_device
 from collectives.schedule.moves import Round, in_parts
 from collectives.schedule.spec import Chunks, spec_of
 
@@ -62,7 +62,8 @@ class Binder:
         if algorithm == "auto":
             memory = "symmetric" if facts.symmetric else "ordinary"
             has_barriers, network = shared is not None and shared.has_barriers, self.context.tuning.network
-            tuning = None if facts.on_host else Tuning(on_device(network, has_barriers))
+            on_devices = [on_device(speeds, has_barriers) for speeds in (network, NETWORK)]
+            tuning = None if facts.on_host else Tuning(on_devices[0], defaults=on_devices[1])
             equal = a.send_counts is None
             question = self.question(a.collective, facts.nbytes, access, memory, equal, a.suits, tuning)
             algorithm = auto.choose(question)

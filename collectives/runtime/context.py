@@ -232,4 +232,4 @@ def tuning_of_hosts(context: Context) -> Tuning:
     cached = links.parse(agreement.gather_texts(links.read(place.file) * is_first)[0])
     if cached is None or cached.place != place:
         return Tuning(NETWORK._replace(cores=cores))
-    return Tuning(cached.network._replace(cores=cores), measured=True)
+    return Tuning(cached.network._replace(cores=cores), measured=cached.measured or "earlier")

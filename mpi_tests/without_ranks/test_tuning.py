@@ -1,6 +1,7 @@
 """The tuning file: its content, its effects, and the messages for an invalid one."""
 
 import json
+import random
 import re
 
 import pytest
@@ -11,8 +12,11 @@ from collectives.runtime.choose import auto
 from collectives.runtime.choose.auto import Question, Tuning, limits, parse_tuning, to_json
 from collectives.schedule.cost import NETWORK as DEFAULT
 from collectives.schedule.cost import Link
+from collectives.schedule.spec import COLLECTIVES
 from mpi_tests.helpers.algorithm_costs import nodes_of
 from mpi_tests.helpers.networks import MEASURED, NETWORK, TUNING
+
+LINKS = ("within", "system")
 
 
 def candidates(collective: str, size: int = 4, equal: bool = True, access=Access.MESSAGES) -> tuple:
@@ -97,7 +101,7 @@ def test_staging_buffers_are_used_where_cores_share_a_cache():
     assert (choose(1e-15), choose(1e-9), choose(1e-9, "symmetric")) == ("staged", "direct", "direct")
 
 
-def test_long_vectors_go_by_messages_only_where_no_rank_reads_others_arrays():
+def test_vectors_go_by_messages_only_where_no_rank_reads_others_arrays():
     """Even where messages cost next to nothing; a measurement of them counts."""
     rows = candidates("all_gather", access=Access.DIRECT)
     tuning = Tuning(NETWORK._replace(within=Link(1e-12, 1e-15)))
@@ -107,9 +111,43 @@ def test_long_vectors_go_by_messages_only_where_no_rank_reads_others_arrays():
         name = auto.choose(Question(collective, nbytes, rows, nodes_of(4), tuning))
         return algorithms.find(collective, name).access
 
-    assert access(auto.SHORT_BYTES) > access(auto.SHORT_BYTES - 1) == Access.MESSAGES
+    assert Access.MESSAGES not in (access(auto.SHORT_BYTES), access(auto.SHORT_BYTES - 1), access(8))
+    assert access(8, candidates("all_gather")) == Access.MESSAGES
     assert access(1 << 26, candidates("all_gather", access=Access.STAGED)) == Access.MESSAGES
     assert access(1 << 19, candidates("all_to_all", access=Access.DIRECT), TUNING) == Access.MESSAGES
+
+
+@pytest.mark.parametrize("size", [2, 4, 64])
+@pytest.mark.parametrize("memory", auto.MEMORIES)
+def test_speeds_measured_on_a_busy_machine_choose_nothing_that_is_far_from_the_best(size, memory):
+    """Whatever was measured, a choice costs at most ten times the least by default speeds."""
+    nodes, draws = nodes_of(size), random.Random(size)
+    for collective in COLLECTIVES:
+        rows = candidates(collective, size, access=Access.DIRECT)
+        for nbytes in (8, 1 << 12, 1 << 16, 1 << 24):
+            usual = dict(auto.ranking(nbytes, rows, nodes, DEFAULT._replace(cores=2), memory))
+            for _ in range(4):
+                busy = {
+                    name: getattr(DEFAULT, name) * 2 ** draws.uniform(0, 9) for name in ("meet_s", "copy_s_per_byte")
+                }
+                links = {name: Link(*(x * 2 ** draws.uniform(0, 9) for x in getattr(DEFAULT, name))) for name in LINKS}
+                tuning = Tuning(DEFAULT._replace(**busy, **links, cores=2), measured="earlier")
+                choice = auto.choose(Question(collective, nbytes, rows, nodes, tuning, memory))
+                assert usual[choice] <= 10 * min(usual.values()), (collective, nbytes, choice)
+                if nbytes < auto.SHORT_BYTES and algorithms.find(collective, choice).access == Access.MESSAGES:
+                    assert usual[choice] == min(usual.values())
+
+
+def test_a_choice_that_rests_on_measured_speeds_is_explained():
+    rows = tuple(algorithms.find("all_gather", name) for name in ("staged", "direct"))
+    tuning = Tuning(DEFAULT._replace(staged_s_per_byte=1e-15), measured="on 2026-11-26 07:15 UTC")
+    question = Question("all_gather", 1 << 20, rows, nodes_of(2), tuning)
+    assert auto.explain(question).splitlines()[1] == (
+        "not measured (COLLECTIVES_TUNING names no file); by the cost model, with the speeds measured on these hosts "
+        "on 2026-11-26 07:15 UTC, where default speeds choose direct (see python -m collectives.bench --links):"
+    )
+    same = question._replace(tuning=Tuning(DEFAULT, measured="on a day"))
+    assert auto.explain(same).splitlines()[1].endswith("the speeds measured on these hosts on a day:")
 
 
 def test_what_is_in_reach_is_usable():

@@ -27,6 +27,7 @@ from collectives.schedule.cost import NETWORK, Link, Network, Nodes, predict
 
 VERSION = 1
 SHORT_BYTES = 16 << 10  # a vector below which latency decides
+MOST_TIMES = 10  # what an algorithm may cost by default speeds, as a multiple of the least, to be chosen by others
 MEMORIES = ("symmetric", "ordinary")  # arrays from `comm.empty`, and all others
 
 
@@ -50,7 +51,8 @@ class Tuning:
     source: str = ""  # the file's path
     fastest: Mapping[Case, Limits] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)  # of the measurement
-    measured: bool = False  # whether the network's speeds were measured, without a file
+    measured: str = ""  # when the network's speeds were measured, if they were, without a file
+    defaults: Network = NETWORK  # the speeds by which `network`, where it differs, must be plausible
 
     def find(self, case: Case, nbytes: int) -> str | None:
         """Return the algorithm that was the fastest there, if that was measured."""
@@ -86,7 +88,9 @@ class Question(NamedTuple):
         return self.tuning.find(self.case, self.nbytes)
 
     def ranking(self) -> list[tuple[str, float]]:
-        return ranking(self.nbytes, self.candidates, self.nodes, self.tuning.network, self.memory)
+        network = self.tuning.network
+        defaults = self.tuning.defaults._replace(cores=network.cores)
+        return ranking(self.nbytes, self.candidates, self.nodes, network, self.memory, defaults)
 
 
 @lru_cache(maxsize=4096)
@@ -97,12 +101,21 @@ def choose(question: Question) -> str:
 
 
 def ranking(
-    nbytes: int, candidates: Candidates, nodes: Nodes, network: Network = NETWORK, memory: str = "symmetric"
+    nbytes: int,
+    candidates: Candidates,
+    nodes: Nodes,
+    network: Network = NETWORK,
+    memory: str = "symmetric",
+    defaults: Network | None = None,
 ) -> list[tuple[str, float]]:
     """Return the candidates' names and predicted seconds, best first; of equal ones, the registry's first.
 
-    For all but short vectors, messages come last where ranks can read each other's arrays: the speeds of long vectors
-    price them too low for those that caches hold, where they take 2 to 6 times as long (benchmarks/results/README.md).
+    Last come those of which the measured speeds are not to be believed:
+
+    - messages for all but short vectors, where ranks can read each other's arrays: the speeds of long vectors price
+      them too low for those that caches hold, where they take 2 to 6 times as long (benchmarks/results/README.md);
+    - by the speeds `defaults`, what costs more than `MOST_TIMES` the least, and for short vectors in a node messages,
+      unless they cost the least: speeds that were measured on a busy machine are wrong by a factor of 50.
 
     >>> from collectives.algorithms import find
     >>> rows = find("all_reduce", "ring"), find("all_reduce", "recursive_doubling")
@@ -112,19 +125,27 @@ def ranking(
     ['ring', 'recursive_doubling']
     """
     size = sum(map(len, nodes))
-
-    def seconds_of(row: Algorithm) -> float:
-        speeds = speeds_of(row, network, memory)
-        seconds = predict(row, nbytes, size, nodes, network=speeds)
-        if row.access < Access.STAGED:  # it may copy to a working vector before the rounds
-            share = {"all_gather": 1 / size, "reduce_scatter": 1.0}.get(row.collective, 0.0)
-            seconds += nbytes * share * network.copy_s_per_byte
-        return seconds
-
+    usual = {row: predicted_s(row, nbytes, nodes, defaults, memory) for row in candidates} if defaults else {}
+    least = min(usual.values(), default=0.0)
     reads_arrays = size > 1 and nbytes >= SHORT_BYTES and any(row.access == Access.DIRECT for row in candidates)
-    last = Access.STAGED if reads_arrays else Access.MESSAGES
-    predicted = [(row.access < last, round(seconds_of(row), 12), row.name) for row in candidates]
+    is_short_in_node = len(nodes) == 1 and nbytes < SHORT_BYTES and any(row.access for row in candidates)
+
+    def is_last(row: Algorithm) -> bool:
+        most_times = 1 if is_short_in_node and row.access == Access.MESSAGES else MOST_TIMES
+        return (reads_arrays and row.access < Access.STAGED) or usual.get(row, 0.0) > most_times * least
+
+    predicted = [(is_last(row), predicted_s(row, nbytes, nodes, network, memory), row.name) for row in candidates]
     return [(name, seconds) for _, seconds, name in sorted(predicted, key=lambda row: row[:2])]
+
+
+def predicted_s(row: Algorithm, nbytes: int, nodes: Nodes, network: Network, memory: str) -> float:
+    """Predict an algorithm's seconds, with the copy to a working vector that may come before the rounds."""
+    size = sum(map(len, nodes))
+    seconds = predict(row, nbytes, size, nodes, network=speeds_of(row, network, memory))
+    if row.access < Access.STAGED:
+        share = {"all_gather": 1 / size, "reduce_scatter": 1.0}.get(row.collective, 0.0)
+        seconds += nbytes * share * network.copy_s_per_byte
+    return round(seconds, 12)
 
 
 def speeds_of(row: Algorithm, network: Network, memory: str) -> Network:
@@ -153,7 +174,10 @@ def reason(question: Question, choice: str) -> str:
         return f"measured to be the fastest ({tuning.source}); the cost model, with the speeds measured, says:"
     if tuning.source:
         return f"not measured ({tuning.source}); by the cost model, with the speeds measured:"
-    speeds = "the speeds measured on these hosts" if tuning.measured else "default speeds"
+    speeds = f"the speeds measured on these hosts {tuning.measured}" if tuning.measured else "default speeds"
+    usual = choose(question._replace(tuning=Tuning(tuning.defaults._replace(cores=tuning.network.cores))))
+    if usual != choice:
+        speeds += f", where default speeds choose {usual} (see python -m collectives.bench --links)"
     return f"not measured (COLLECTIVES_TUNING names no file); by the cost model, with {speeds}:"
 
 
