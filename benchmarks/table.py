@@ -2,12 +2,11 @@
 
     python benchmarks/table.py benchmarks/results/peers-*.json
 
-The best peer at a size is the fastest in all files with as many ranks: each MPI library's own collective, and gloo's.
+The best peer at a size is the faster one of the same run: the MPI library's own collective, or gloo's.
 """
 
 import json
 import sys
-from collections.abc import Iterable
 from math import exp, log
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,21 +24,10 @@ class Ratios(NamedTuple):
     at: int  # bytes at which it is least
 
 
-def best_peers(runs: Iterable[dict]) -> dict[tuple[int, str, int], float]:
-    """Return the fastest peer's seconds by ranks, collective and bytes."""
-    best: dict[tuple[int, str, int], float] = {}
-    for run in runs:
-        for result in run["results"]:
-            case = run["ranks"], result["collective"], result["bytes"]
-            times = [seconds for name, seconds in result["seconds"].items() if name in PEERS]
-            best[case] = min([*times, best.get(case, float("inf"))])
-    return best
-
-
-def ratios(run: dict, best: dict, collective: str, name: str, sizes: range) -> Ratios:
+def ratios(run: dict, collective: str, name: str, sizes: range) -> Ratios:
     """Return the speedups of `name` over the best peer."""
     speedups = {
-        r["bytes"]: best[run["ranks"], collective, r["bytes"]] / r["seconds"][name]
+        r["bytes"]: min(r["seconds"][peer] for peer in PEERS if peer in r["seconds"]) / r["seconds"][name]
         for r in run["results"]
         if r["collective"] == collective and r["bytes"] in sizes
     }
@@ -74,7 +62,6 @@ def row(*cells: Any) -> str:
 
 
 def table(runs: list[dict]) -> list[str]:
-    best = best_peers(runs)
     lines = [
         row("MPI", "ranks", "collective", "64 KiB to 64 MiB", "ordinary, from 1 MiB", "to 16 KiB", "of a copy"),
         "|---" * 7 + "|",
@@ -86,7 +73,7 @@ def table(runs: list[dict]) -> list[str]:
                 ("auto ordinary", range(ORDINARY, 1 << 40)),
                 ("auto symmetric", range(SMALL + 1)),
             )
-            cases = [ratios(run, best, collective, name, sizes) for name, sizes in spans]
+            cases = [ratios(run, collective, name, sizes) for name, sizes in spans]
             cells = [f"{r.mean:.2f} (least {r.least:.2f} at {show(r.at)})" for r in cases]
             lines.append(row(run["mpi"], run["ranks"], collective, *cells, f"{of_copy(run, collective):.0%}"))
     return lines

@@ -1,40 +1,54 @@
 """Where the results say that this library is slower than its peers, as tables of markdown."""
 
 import json
+import re
 import runpy
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 RESULTS = BENCHMARKS / "results"
-TABLES = runpy.run_path(str(BENCHMARKS / "table.py"), run_name="table")
 RIG = runpy.run_path(str(BENCHMARKS / "rig.py"), run_name="rig")
-SPANS = (
-    ("from `comm.empty`", "64 KiB to 64 MiB", "auto symmetric", range(TABLES["LARGE"], 1 << 40)),
-    ("ordinary", "1 MiB to 64 MiB", "auto ordinary", range(TABLES["ORDINARY"], 1 << 40)),
-    ("from `comm.empty`", "to 16 KiB", "auto symmetric", range(TABLES["SMALL"] + 1)),
-)
+ARRAYS = {"call": "ordinary", "symmetric": "from `comm.empty`"}  # by column
+SHORT_BYTES = 16 << 10
 
 
 def losses() -> Iterator[str]:
-    """Write a row for each combination in which the mean ratio is below 1, the worst first."""
-    yield "| MPI | ranks | collective | arrays | sizes | times as fast | least |\n|---|---:|---|---|---|---:|---|"
-    for ratio, run, collective, arrays, sizes in sorted(slower(), key=lambda row: row[0].mean):
-        least = f"{ratio.least:.2f} at {TABLES['show'](ratio.at)}"
-        mean = f"{ratio.mean:.2f}"
-        yield f"| {run['mpi']} | {run['ranks']} | {collective} | {arrays} | {sizes} | {mean} | {least} |"
+    """Write a row for each combination in which the mean ratio is below 1, the worst first.
+
+    A call is compared with the MPI library's own collective in the same runs, which are those of README's table.
+    """
+    yield "| beside | collective | arrays | sizes | times as fast | least |\n|---|---|---|---|---:|---:|"
+    rows = [row for path in sorted(RESULTS.glob("calls-*.md")) for row in ratios(path.read_text())]
+    for mean, least, *where in sorted(rows):
+        if mean < 1:
+            yield f"| {' | '.join(where)} | {mean:.2f} | {least:.2f} |"
 
 
-def slower() -> Iterator[tuple[Any, ...]]:
-    runs = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("peers-*.json"))]
-    best = TABLES["best_peers"](runs)
-    for run in runs:
-        for collective in TABLES["COLLECTIVES"]:
-            for arrays, sizes, name, span in SPANS:
-                ratio = TABLES["ratios"](run, best, collective, name, span)
-                if ratio.mean < 1:
-                    yield ratio, run, collective, arrays, sizes
+def ratios(text: str) -> Iterator[tuple[Any, ...]]:
+    """Read the mean and least ratio of each collective, kind of arrays and span of sizes from a document of calls.py.
+
+    Those of long vectors are in its summary.
+    """
+    beside = re.match(r"Calls, plans and (.*)'s own collectives on (\d ranks)", text)
+    assert beside
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+    times, summary = (
+        [dict(zip(head, row, strict=True)) for row in rows if len(row) == len(head) and row[1][0].isdecimal()]
+        for head in (row for row in rows if row[0] == "collective")
+    )
+    for long, (column, arrays) in product(summary, ARRAYS.items()):
+        collective = long["collective"]
+        yield *map(float, long[column].split(", ")), ", ".join(beside.groups()), collective, arrays, "64 KiB to 64 MiB"
+        short = [
+            float(row["MPI"]) / float(row[column])
+            for row in times
+            if row["collective"] == collective and int(row["bytes"]) <= SHORT_BYTES
+        ]
+        yield geometric_mean(short), min(short), ", ".join(beside.groups()), collective, arrays, "to 16 KiB"
 
 
 def between_hosts() -> Iterator[str]:
