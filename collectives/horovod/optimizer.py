@@ -328,7 +328,7 @@ def fill_state(optimizer: Optimizer) -> None:
     for param in trained:
         zeros = torch.zeros_like(param)
         param.grad = zeros.to_sparse() if isinstance(optimizer, torch.optim.SparseAdam) else zeros
-    mixin = next((each for each in (ReducingOptimizer, AdasumOptimizer) if isinstance(optimizer, each)), None)
+    mixin: Any = next((each for each in (ReducingOptimizer, AdasumOptimizer) if isinstance(optimizer, each)), None)
     step = super(mixin, optimizer).step if mixin else optimizer.step  # of this rank alone
     step()
     for param, value, gradient in before:
