@@ -25,9 +25,9 @@ def test_what_is_kept_is_found_by_hosts_slots_and_mpi(folder):
     assert not links.any_cached()
     assert links.save(CachedLinks(PLACE, NETWORK_HERE)) == f"kept in {PLACE.file}"
     assert links.any_cached()
-    found = links.parse(links.read(PLACE.file))
-    assert found[:2] == (PLACE, NETWORK_HERE)
-    assert re.fullmatch(r"on \d{4}-\d\d-\d\d \d\d:\d\d UTC", found.measured)
+    cached = links.parse(links.read(PLACE.file))
+    assert cached[:2] == (PLACE, NETWORK_HERE)
+    assert re.fullmatch(r"on \d{4}-\d\d-\d\d \d\d:\d\d UTC", cached.measured)
     for hosts, mpi in ((PLACE.hosts[::-1], PLACE.mpi), ((("a", 2), ("b", 2)), PLACE.mpi), (PLACE.hosts, "Open MPI")):
         assert links.read(LinkKey(hosts, mpi).file) == ""
     newer = CachedLinks(PLACE, NETWORK_HERE._replace(nic=None))
