@@ -5,17 +5,18 @@
 #     COMMAND="python -m collectives.bench" bsub < hostfiles/lsf.sh
 #
 # Two minutes before the time limit the training writes a checkpoint and ends; the job goes back into the queue and resumes.
+# In COMMAND, %a is the number of an array's task (bsub -J "train[1-4]"), and nothing in other jobs.
 #BSUB -J train
 #BSUB -n 64
 #BSUB -R "span[ptile=8]"
 #BSUB -W 60
-#BSUB -o train-%J.out
-#BSUB -e train-%J.err
+#BSUB -o train-%J-%I.out
+#BSUB -e train-%J-%I.err
 #BSUB -r
 #BSUB -wt 2 -wa USR1
 # With GPUs, a rank each (remove a #, and add --device cuda to COMMAND):
 ##BSUB -gpu "num=8"
-COMMAND=${COMMAND:-python -m training --checkpoint_dir saved --resume auto}
+COMMAND=${COMMAND:-python -m training --checkpoint_dir saved%a --out_dir out%a --resume auto}
 
 set -euo pipefail
 cd "$LS_SUBCWD"
@@ -35,5 +36,7 @@ export PRTE_MCA_hwloc_default_binding_policy=${PRTE_MCA_hwloc_default_binding_po
 export OMPI_MCA_hwloc_base_binding_policy=${OMPI_MCA_hwloc_base_binding_policy:-core}       # Open MPI 4
 
 ranks=$(wc -l <"$LSB_DJOB_HOSTFILE") # the file has a line a rank
-read -ra command <<<"$COMMAND"
-run_and_requeue "brequeue $LSB_JOBID" mpirun --hostfile "$LSB_DJOB_HOSTFILE" -np "$ranks" "${command[@]}"
+task=${LSB_JOBINDEX:-0}
+task=${task#0} # LSF's number for a job that is not of an array
+read -ra command <<<"${COMMAND//%a/$task}"
+run_and_requeue "brequeue $LSB_JOBID${task:+[$task]}" mpirun --hostfile "$LSB_DJOB_HOSTFILE" -np "$ranks" "${command[@]}"

@@ -5,15 +5,17 @@
 #     qsub -v COMMAND="python -m collectives.bench" hostfiles/pbs.sh
 #
 # Two minutes before the time limit the training writes a checkpoint and ends; the job submits itself again and resumes.
+# In COMMAND, %a is the number of an array's task (qsub -J 1-4), and nothing in other jobs.
 #PBS -N train
 #PBS -l select=8:ncpus=8:mpiprocs=8
 #PBS -l walltime=01:00:00
 #PBS -j oe
 # With GPUs, a rank each: -l select=8:ncpus=8:mpiprocs=8:ngpus=8, and add --device cuda to COMMAND.
-COMMAND=${COMMAND:-python -m training --checkpoint_dir saved --resume auto}
+COMMAND=${COMMAND:-python -m training --checkpoint_dir saved%a --out_dir out%a --resume auto}
 SIGNAL_AFTER_S=${SIGNAL_AFTER_S:-3480} # the walltime less two minutes, since PBS sends no signal ahead of it
 
 set -euo pipefail
+COMMAND=${COMMAND//%a/${PBS_ARRAY_INDEX:-}} # filled in before it is submitted again, by a task for itself alone
 export COMMAND SIGNAL_AFTER_S
 cd "$PBS_O_WORKDIR"
 # Modules: the MPI that mpi4py was installed with, and CUDA, if the site has them so.

@@ -6,7 +6,8 @@
 # The batch system sends SIGUSR1 to the script ahead of the time limit.  The command gets it, too; srun and mpirun pass it on
 # to the ranks, and the training ends with a checkpoint and status 0.  Then the job is requeued.  A command that fails ends the job.
 run_and_requeue() {
-    local requeue=$1 child status signals=0 seen=-1
+    local requeue child status signals=0 seen=-1
+    read -ra requeue <<<"$1"
     shift
     "$@" &
     child=$!
@@ -18,7 +19,7 @@ run_and_requeue() {
     trap - USR1
     if [ "$signals" -gt 0 ] && [ "$status" -eq 0 ]; then
         echo "The time limit is near: requeueing the job, which resumes from its checkpoint."
-        $requeue
+        "${requeue[@]}"
     fi
     return "$status"
 }

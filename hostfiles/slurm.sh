@@ -3,8 +3,10 @@
 #
 #     sbatch hostfiles/slurm.sh
 #     COMMAND="python -m collectives.bench" sbatch --nodes=2 --time=10 hostfiles/slurm.sh
+#     COMMAND="python -m training --seed %a --checkpoint_dir saved%a --out_dir out%a --resume auto" sbatch --array=0-3 hostfiles/slurm.sh
 #
 # Two minutes before the time limit the training writes a checkpoint and ends; the job goes back into the queue and resumes.
+# In COMMAND, %a is the number of an array's task, and nothing in other jobs.
 #SBATCH --job-name=train
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=8
@@ -17,7 +19,7 @@
 #SBATCH --signal=B:USR1@120
 # With GPUs, a rank each (remove a #, and add --device cuda to COMMAND):
 ##SBATCH --gpus-per-node=8
-COMMAND=${COMMAND:-python -m training --checkpoint_dir saved --resume auto}
+COMMAND=${COMMAND:-python -m training --checkpoint_dir saved%a --out_dir out%a --resume auto}
 
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
@@ -44,6 +46,8 @@ if grep -qw "$interface" <<<"$(srun --mpi=list 2>&1)"; then
 else
     launcher=mpirun
 fi
-read -ra command <<<"$COMMAND"
+read -ra command <<<"${COMMAND//%a/${SLURM_ARRAY_TASK_ID:-}}"
 read -ra launcher <<<"${LAUNCHER:-$launcher}"
-run_and_requeue "scontrol requeue $SLURM_JOB_ID" "${launcher[@]}" "${command[@]}"
+# The job id of one of the tasks is that of the whole array, too.
+job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+run_and_requeue "scontrol requeue ${job:-$SLURM_JOB_ID}" "${launcher[@]}" "${command[@]}"

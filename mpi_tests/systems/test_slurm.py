@@ -58,6 +58,8 @@ class TestBatchScript:
         assert submitted == {
             "sbatch hostfiles/slurm.sh",
             'COMMAND="python -m collectives.bench" sbatch hostfiles/slurm.sh',
+            'COMMAND="python -m training --seed 7%a --checkpoint_dir saved%a --out_dir out%a --resume auto" '
+            "sbatch --array=0-3 hostfiles/slurm.sh",
         }
 
     def test_it_trains_on_four_nodes(self, slurm, tmp_path):
@@ -75,6 +77,12 @@ class TestBatchScript:
         )
         assert state == "COMPLETED", output
         assert output.count("((0, 1), (2, 3), (4, 5), (6, 7))") == 8
+
+    def test_the_tasks_of_an_array_have_their_own_words(self, slurm, tmp_path):
+        env = {"COMMAND": f"touch {tmp_path}/task%a"}
+        state, output = slurm.batch("--nodes=1", "--ntasks-per-node=1", "--array=0-1", SCRIPT, env=env)
+        assert state == "COMPLETED", output
+        assert {path.name for path in tmp_path.iterdir()} == {"task0", "task1"}
 
     @pytest.mark.skipif(is_hydra(), reason="MPICH's ranks start without PMIx")
     def test_no_rank_passes_a_fence_before_all_have_come(self, slurm, tmp_path):

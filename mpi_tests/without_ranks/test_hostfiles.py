@@ -21,7 +21,7 @@ def test_batch_scripts_begin_with_what_is_to_be_edited(script, mark):
     """Batch systems stop reading directives at the first command, the one that all ranks run."""
     lines = (FOLDER / script).read_text().splitlines()
     first = next(number for number, line in enumerate(lines) if not line.startswith("#"))
-    assert lines[first] == "COMMAND=${COMMAND:-python -m training --checkpoint_dir saved --resume auto}"
+    assert lines[first] == "COMMAND=${COMMAND:-python -m training --checkpoint_dir saved%a --out_dir out%a --resume auto}"
     assert len([line for line in lines[:first] if line.startswith(mark)]) >= 4
     assert not [line for line in lines[first:] if line.startswith(mark)]
     subprocess.run(["bash", "-n", FOLDER / script], check=True)
@@ -58,6 +58,61 @@ def test_a_job_is_requeued_if_it_saved_ahead_of_its_time_limit(command, num_sign
     arguments = ["bash", "-c", script, "bash", FOLDER / "run_and_requeue.sh", str(num_signals), command]
     result = subprocess.run(arguments, text=True, capture_output=True, timeout=60)
     assert (result.returncode, result.stdout.splitlines()) == (status, words), result.stderr
+
+
+# A launcher that prints the program's words, and has the batch system announce the time limit.
+LAUNCHER = """#!/bin/bash
+case "$*" in --version) echo Open MPI; exit ;; --mpi=list) echo pmix; exit ;; esac
+trap "" USR1
+words=$*
+echo "runs: ${words#*python }"
+sleep 0.3
+kill -USR1 $PPID
+sleep 0.3
+"""
+REQUEUE = '#!/bin/bash\n[ "$1" = show ] || echo "${0##*/} $*: $COMMAND"\n'
+SUBMITTED = "qsub -v COMMAND,SIGNAL_AFTER_S hostfiles/pbs.sh"
+DEFAULT = "-m training --checkpoint_dir saved{} --out_dir out{} --resume auto"
+
+
+@pytest.mark.parametrize(
+    ("script", "job", "task", "requeue"),
+    [
+        ("slurm.sh", {"SLURM_JOB_ID": "12"}, "", "scontrol requeue 12"),
+        (
+            "slurm.sh",
+            {"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "0"},
+            "0",
+            "scontrol requeue 12_0",
+        ),
+        ("pbs.sh", {"PBS_JOBID": "12.host"}, "", SUBMITTED),
+        ("pbs.sh", {"PBS_JOBID": "12[3].host", "PBS_ARRAY_INDEX": "3"}, "3", SUBMITTED),
+        ("lsf.sh", {"LSB_JOBID": "12", "LSB_JOBINDEX": "0"}, "", "brequeue 12"),
+        ("lsf.sh", {"LSB_JOBID": "12", "LSB_JOBINDEX": "10"}, "10", "brequeue 12[10]"),
+    ],
+)
+def test_a_task_of_an_array_requeues_itself_alone_and_has_its_own_folders(tmp_path, script, job, task, requeue):
+    for name in ("srun", "mpirun"):
+        (tmp_path / name).write_text(LAUNCHER)
+    for name in ("scontrol", "qsub", "brequeue"):
+        (tmp_path / name).write_text(REQUEUE)
+    for path in tmp_path.iterdir():
+        path.chmod(0o755)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
+    (tmp_path / "hostfiles").symlink_to(FOLDER)
+    (tmp_path / "hosts").write_text("localhost\n")
+    folders = dict.fromkeys(("SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "LS_SUBCWD"), str(tmp_path))
+    files = dict.fromkeys(("PBS_NODEFILE", "LSB_DJOB_HOSTFILE"), str(tmp_path / "hosts"))
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", **folders, **files, **job}
+    result = subprocess.run(["bash", FOLDER / script], env=env, text=True, capture_output=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    runs, _, requeued = result.stdout.splitlines()
+    assert runs == f"runs: {DEFAULT.format(task, task)}"
+    command, _, submitted = requeued.partition(": ")
+    assert command == requeue
+    if script == "pbs.sh":  # the job that it submits is not of the array
+        assert submitted == f"python {DEFAULT.format(task, task)}"
 
 
 @pytest.mark.parametrize(
