@@ -63,7 +63,7 @@ def main() -> None:
 @contextmanager
 def neighbours(number: int) -> Iterator[None]:
     """Run processes that compute continuously."""
-    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(number)]
+    busy = [subprocess.Popen([sys.executable, "-P", "-c", BUSY]) for _ in range(number)]
     try:
         yield
     finally:

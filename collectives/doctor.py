@@ -221,7 +221,7 @@ def run_child(program: str, limit_s: float, launcher: Sequence[str] = ()) -> End
 
     Its output goes to files: a pipe that a surviving grandchild holds open would keep us waiting.
     """
-    words = [*launcher, sys.executable, "-c", program]
+    words = [*launcher, *system.python(program)]
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         try:
             process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=errors)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from collectives.job.system import python
 
 WAITING = """
 import signal, sys
@@ -25,8 +25,7 @@ def drawn_if_killed(out_dir: str | None, vocab_size: int) -> Iterator[None]:
         yield
         return
     waiting = subprocess.Popen(
-        [sys.executable, "-c", WAITING, str(Path(out_dir).absolute()), str(vocab_size)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        python(WAITING, str(Path(out_dir).absolute()), str(vocab_size)),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

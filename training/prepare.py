@@ -6,6 +6,7 @@ python -m training --data tokens
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from argparse import Namespace
@@ -73,6 +74,7 @@ def prepare(args: Namespace) -> str:
         raise ValueError(f"out={args.out}: {error.strerror}; name a new folder") from None
     try:
         counts = {}
+        os.environ["PYTHONSAFEPATH"] = "1"  # as in `system.python`, for the processes of the pool
         with ProcessPoolExecutor(args.workers, get_context("spawn"), start, (args.tokenizer,)) as pool:
             for kind, files in kinds.items():
                 chunks = encoded(pool, files, args.text_field, 2 * args.workers)

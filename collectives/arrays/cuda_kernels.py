@@ -8,10 +8,9 @@ dtype, op and number of sources on first use, once per node, and keeps it on dis
 """
 
 import fcntl
-import os
-import tempfile
+import platform
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -184,8 +183,12 @@ def once_per_node(name: str) -> Iterator[None]:
     """Let one process of the user compile an instance: the others then find it in CuPy's cache.
 
     All instances share one file, of which each locks a byte of its own: a lock file that is removed while another
-    process waits for it would exclude nobody.
+    process waits for it would exclude nobody.  Where the user's cache cannot be written or locked, each compiles.
     """
-    with open(f"{tempfile.gettempdir()}/collectives-{os.getuid()}.lock", "w") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX, 1, crc32(name.encode()))
+    path = environment.cache_folder() / f"{platform.node()}.lock"
+    with ExitStack() as opened:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = opened.enter_context(path.open("a"))
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, crc32(name.encode()))
         yield

@@ -147,14 +147,18 @@ def tuning_file() -> Path | None:
     return Path(path) if path else None
 
 
+def cache_folder() -> Path:
+    """Return our folder in the user's cache, in which no other user can write."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "handwritten-collectives")
+
+
 def links_folder() -> Path | None:
     """Read COLLECTIVES_LINKS=folder: where measured links are kept, by default in the user's cache; 0: nowhere.
 
     `no_file` refuses a path that is not a folder.
     """
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    text = os.environ.get("COLLECTIVES_LINKS") or os.path.join(cache, "handwritten-collectives")
-    return None if text == "0" else Path(text)
+    text = os.environ.get("COLLECTIVES_LINKS")
+    return None if text == "0" else Path(text or cache_folder())
 
 
 def kept_file(kind: str, subject: Any) -> Path | None:

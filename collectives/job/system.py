@@ -49,6 +49,14 @@ def function(name: str) -> Any:
     return getattr(ctypes.CDLL(None), name, None)
 
 
+def python(program: str, *arguments: str) -> list[str]:
+    """Return the command of a child that imports from where this process does, and from no other folder.
+
+    Without -P, Python runs files of the working directory that are named like modules that the child imports.
+    """
+    return [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {[*map(str, sys.path)]!r}\n{program}", *arguments]
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the same folder, which replaces `path` on success, so that it is never incomplete."""

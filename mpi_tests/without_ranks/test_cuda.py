@@ -1,6 +1,5 @@
 """The order of Cuda's calls to CUDA, as visible in the contents of arrays."""
 
-import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -102,22 +101,32 @@ def test_a_handle_is_of_a_whole_allocation(device):
 
 
 def test_ranks_compile_an_instance_one_after_the_other_and_leave_one_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     try_lock = """if True:
         import fcntl, sys
         from unittest import mock
         from collectives.arrays import cuda_kernels
-        at_once = mock.patch("fcntl.LOCK_EX", fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with at_once, cuda_kernels.once_per_node(sys.argv[1]):
+        lock = fcntl.lockf
+        def lock_or_say(file, how, *bytes):
+            try:
+                lock(file, how | fcntl.LOCK_NB, *bytes)
+            except BlockingIOError:
+                print("waits")
+        with mock.patch("fcntl.lockf", lock_or_say), cuda_kernels.once_per_node(sys.argv[1]):
             pass
     """
     with cuda_kernels.once_per_node("a"):
         tried = {
-            name: subprocess.run(
-                [sys.executable, "-c", try_lock, name], env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True
-            )
+            name: subprocess.run([sys.executable, "-c", try_lock, name], capture_output=True, check=True).stdout
             for name in "ab"
         }
-    assert b"BlockingIOError" in tried["a"].stderr
-    assert tried["b"].returncode == 0, tried["b"].stderr
-    assert len([*tmp_path.iterdir()]) == 1
+    assert tried == {"a": b"waits\n", "b": b""}
+    (folder,) = tmp_path.iterdir()  # one that no other user can write
+    assert len([*folder.iterdir()]) == 1
+
+
+def test_an_instance_is_compiled_where_there_is_no_folder_for_the_lock(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with cuda_kernels.once_per_node("a"):
+        pass

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,49 @@ def test_every_setting_is_known():
     ]
     text = "".join(path.read_text() for path in files)
     assert set(re.findall(r"COLLECTIVES_[A-Z]\w*", text)) == set(environment.SETTINGS)
+
+
+STARTED = {
+    "doctor": """
+from collectives.doctor import run_child
+print(run_child("import json, collectives, numpy", 20))
+""",
+    "drawing": """
+import os, sys
+from models.killed import drawn_if_killed
+from models.report import TrainingReport
+os.mkdir(sys.argv[1])
+with TrainingReport(sys.argv[1], 9, 64, False) as report, drawn_if_killed(sys.argv[1], 64):
+    report.validation(1, 3.5)
+    os._exit(0)
+""",
+    "pool": """
+import sys
+from training import prepare
+if __name__ == "__main__":
+    sys.argv[1:] = ["text", "--out", sys.argv[1], "--workers", "1"]
+    prepare.main()
+""",
+}
+RESULTS = {"drawing": "loss.png", "pool": "train_000000.bin"}
+
+
+@pytest.mark.parametrize("child", STARTED)
+def test_children_run_no_files_of_the_working_directory(tmp_path, child):
+    """The parent runs none either, as its program is in another folder."""
+    folder, out = tmp_path / "working directory", tmp_path / "out"
+    folder.mkdir()
+    for name in ("collectives", "json", "models", "multiprocessing", "numpy", "signal"):
+        (folder / f"{name}.py").write_text("open('it runs', 'w'); raise KeyError('it runs')")
+    (folder / "text").write_text("To be, or not to be.")
+    program = tmp_path / "program.py"
+    program.write_text(f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{STARTED[child]}")
+    command = [sys.executable, program, out]
+    result = subprocess.run(command, cwd=folder, env=surroundings(), capture_output=True, text=True, timeout=60)
+    assert "it runs" not in result.stdout + result.stderr
+    if child in RESULTS:
+        deadline = time.monotonic() + 30
+        while not (out / RESULTS[child]).exists() and time.monotonic() < deadline:
+            time.sleep(0.05)  # the picture is drawn after the parent has ended
+        assert (out / RESULTS[child]).exists(), result.stderr
+    assert not (folder / "it runs").exists()

@@ -9,6 +9,8 @@ import pytest
 from mpi_tests.helpers.hostfiles import FOLDER, entries
 from mpi_tests.helpers.launch import ROOT
 
+DEFAULT = "-m training --checkpoint_dir saved{} --out_dir out{} --resume auto"
+
 
 @pytest.mark.parametrize("name", ["rig", "8x8"])
 def test_both_forms_say_the_same(name):
@@ -21,7 +23,7 @@ def test_batch_scripts_begin_with_what_is_to_be_edited(script, mark):
     """Batch systems stop reading directives at the first command, the one that all ranks run."""
     lines = (FOLDER / script).read_text().splitlines()
     first = next(number for number, line in enumerate(lines) if not line.startswith("#"))
-    assert lines[first] == "COMMAND=${COMMAND:-python -m training --checkpoint_dir saved%a --out_dir out%a --resume auto}"
+    assert lines[first] == f"COMMAND=${{COMMAND:-python {DEFAULT.format('%a', '%a')}}}"
     assert len([line for line in lines[:first] if line.startswith(mark)]) >= 4
     assert not [line for line in lines[first:] if line.startswith(mark)]
     subprocess.run(["bash", "-n", FOLDER / script], check=True)
@@ -72,7 +74,6 @@ sleep 0.3
 """
 REQUEUE = '#!/bin/bash\n[ "$1" = show ] || echo "${0##*/} $*: $COMMAND"\n'
 SUBMITTED = "qsub -v COMMAND,SIGNAL_AFTER_S hostfiles/pbs.sh"
-DEFAULT = "-m training --checkpoint_dir saved{} --out_dir out{} --resume auto"
 
 
 @pytest.mark.parametrize(
