@@ -45,7 +45,8 @@ import cupy
 for index in range(cupy.cuda.runtime.getDeviceCount()):
     with cupy.cuda.Device(index):
         name = cupy.cuda.runtime.getDeviceProperties(index)["name"].decode()
-        assert int(cupy.arange(5).sum()) == 10, f"wrong sums on device {index}: {name}"
+        if int(cupy.arange(5).sum()) != 10:
+            raise ArithmeticError(f"wrong sums on device {index}: {name}")
         print(f"device {index}: {name}", flush=True)
 """
 
@@ -58,7 +59,8 @@ comm = collectives.world()
 cupy.cuda.Device(comm.rank % cupy.cuda.runtime.getDeviceCount()).use()
 for length in (1, 1000, 1 << 20):
     x = cupy.full(length, comm.rank + 1, "float32")
-    assert (comm.all_reduce(x, algorithm="ring") == 3).all(), f"wrong numbers in {length} of float32"
+    if not (comm.all_reduce(x, algorithm="ring") == 3).all():
+        raise ArithmeticError(f"wrong numbers in {length} of float32")
 print("size", comm.size, flush=True)
 """
 
@@ -266,7 +268,7 @@ class RankReport(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     if environment.launched_rank():
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # rank 0 speaks for all
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # rank 0 speaks for all
     try:
         Parser("python -m collectives.doctor", description=__doc__).parse_args(arguments)
     except ValueError as error:
@@ -334,7 +336,7 @@ def single_copy(reads: bool) -> Finding:
         words = "the system lets a rank read it (process_vm_readv), so ordinary arrays are copied once"
         return Finding("ok", words, topic=topic)
     remedy = "in a container, start it with --cap-add=SYS_PTRACE; otherwise run all ranks as one user"
-    if PTRACE_SCOPE.exists() and PTRACE_SCOPE.read_text().strip() != "0":
+    if PTRACE_SCOPE.exists() and PTRACE_SCOPE.read_text(encoding="utf-8").strip() != "0":
         remedy = "sysctl kernel.yama.ptrace_scope=0 as root"
     words = "the system lets no rank read it (process_vm_readv), so ordinary arrays are copied twice"
     return Finding("note", words, remedy, topic)

@@ -116,7 +116,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         if path.exists() and not path.is_file():
             raise ValueError(f"{path}: no such settings file; check the path")
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: can't be read ({error.strerror}); check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

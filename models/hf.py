@@ -132,7 +132,7 @@ def existing(path: Path) -> Path:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error}); get the file again") from None
     if not isinstance(values, dict):

@@ -158,7 +158,7 @@ class TrainingReport:
 def draw_recorded(out_dir: str, vocab_size: int) -> None:
     """Draw loss.png from metrics.jsonl, whose last line may be incomplete."""
     records = []
-    for line in Path(out_dir, "metrics.jsonl").read_text().splitlines():
+    for line in Path(out_dir, "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         with suppress(json.JSONDecodeError):
             records.append(json.loads(line))
     with replacing(Path(out_dir, "loss.png")) as temporary:

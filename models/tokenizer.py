@@ -133,7 +133,7 @@ def tiktoken(path: str) -> Tokenizer:
     if name not in encodings:
         raise ValueError(f"tokenizer={path}: no encoding of tiktoken is called {name}; name it {', '.join(encodings)}")
     try:
-        rows = map(str.split, Path(path).read_text().splitlines())
+        rows = map(str.split, Path(path).read_text(encoding="utf-8").splitlines())
         ranks = {base64.b64decode(token): int(rank) for token, rank in rows}
         with mock.patch.object(public, "load_tiktoken_bpe", return_value=ranks):  # would access the network
             encoding = library.Encoding(**public.ENCODING_CONSTRUCTORS[name]())

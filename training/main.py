@@ -45,7 +45,7 @@ class Trained(NamedTuple):
 def main() -> None:
     comm = collectives.world()
     if comm.rank:
-        sys.stdout = open(os.devnull, "w")  # other ranks are silent  # noqa: SIM115
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # other ranks are silent  # noqa: SIM115
     torch.set_num_threads(environment.threads_per_rank())
     with comm.agreed():
         config = parse(Config, __doc__)

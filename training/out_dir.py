@@ -39,7 +39,7 @@ def take_out_dir(settings: Config, before: str = "") -> str | None:
     if not writes(settings):
         return None
     folder = own_out_dir(settings.out_dir, before)
-    Path(folder, SETTINGS).write_text(to_toml(settings))
+    Path(folder, SETTINGS).write_text(to_toml(settings), encoding="utf-8")
     return folder
 
 

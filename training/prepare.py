@@ -30,7 +30,7 @@ tokenizer_of_process: Tokenizer
 
 
 def main() -> int:
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(description=__doc__, allow_abbrev=False)
     parser.add_argument("text", nargs="+", help="files of text, JSON lines or Parquet, or folders of these")
     parser.add_argument("--val", nargs="+", default=[], help="validation data, likewise")
     parser.add_argument("--out", type=Path, required=True, help="new output folder")

@@ -71,7 +71,7 @@ def read(run: Path) -> list[Record]:
 
 
 def settings_of(number: int, run: Path) -> Section:
-    lines = (line.partition(" = ") for line in (run / SETTINGS).read_text().splitlines())
+    lines = (line.partition(" = ") for line in (run / SETTINGS).read_text(encoding="utf-8").splitlines())
     entries = {name: value for name, mark, value in lines if mark}
     return Section(f"Settings of {run}", tables=[pairs(f"settings{number}", f"{SETTINGS} of {run}", entries)])
 

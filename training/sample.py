@@ -30,7 +30,7 @@ SAMPLES = Range(1, 1000)
 def main() -> None:
     comm = collectives.world()
     if comm.rank:
-        sys.stdout = open(os.devnull, "w")  # other ranks are silent  # noqa: SIM115
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # other ranks are silent  # noqa: SIM115
     torch.set_num_threads(environment.threads_per_rank())
     with comm.agreed():
         args = parse()
@@ -52,7 +52,7 @@ def parse() -> Namespace:
 
     Raises: ValueError for invalid flags.
     """
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser = Parser(description=__doc__, allow_abbrev=False)
     add: Any = parser.add_argument
     add("--from", dest="directory", default="out", help="a run's out_dir, or a folder of Hugging Face's (out)")
     add("--prompt", default="\n", help="text to go on from (a new line)")

@@ -172,7 +172,7 @@ def kernel(name: str, device: int, *more: Path) -> Any:
     """Return an instance of the template `reduce`, or of one in another source, for the device, which is current."""
     import cupy
 
-    code = "".join(source.read_text() for source in (SOURCE, *more))
+    code = "".join(source.read_text(encoding="utf-8") for source in (SOURCE, *more))
     module = cupy.RawModule(code=code, options=OPTIONS, name_expressions=(name,))
     with once_per_node(name):
         return module.get_function(name)

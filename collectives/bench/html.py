@@ -92,7 +92,7 @@ def read(path: Path) -> Document:
     Raises: ValueError with the remedy.
     """
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(encoding="utf-8"))
         has_all = data.keys() >= PARTS and all(row.keys() >= FIELDS for row in data["results"])
         if has_all and data["schema"] == SCHEMA:
             return data

@@ -53,7 +53,7 @@ class Section(NamedTuple):
 
 
 def page(title: str, sections: Sequence[Section]) -> str:
-    style, script = ((HERE / name).read_text() for name in ("page.css", "page.js"))
+    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     links = "".join(f'<li><a href="#s{i}">{escape(each.heading)}</a>' for i, each in enumerate(sections))
     return "\n".join(
         [

@@ -56,7 +56,7 @@ def run(comm: Communicator, flags: Namespace) -> int:
     """Measure, print and write as the flags demand; return the exit status.  Collective."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
     if comm.rank:
-        sys.stdout = open(os.devnull, "w")  # other ranks are silent  # noqa: SIM115
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # other ranks are silent  # noqa: SIM115
     refuse_too_large(comm, flags)
     peers.take_device(comm, flags.device)
     network = constants.measure(comm, min(flags.iters, LINK_REPEATS), min(flags.warmup_iters, 2))

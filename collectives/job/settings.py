@@ -5,6 +5,7 @@ A setting is a field of a dataclass: its type gives the kind of value, its metad
 
 import argparse
 import dataclasses
+import io
 import re
 import sys
 from collections.abc import Mapping
@@ -76,6 +77,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog or program(), description=description, allow_abbrev=allow_abbrev, formatter_class=form)
         version = f"handwritten-collectives {__version__}"
         self.add_argument("--version", action="version", version=version, help="print the version and exit")
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a path must not end a program that prints it
 
     def parse_known_args(self, args=None, namespace=None):
         """Parse flags with dashes and with underscores within them alike, and `--version`."""

@@ -34,7 +34,7 @@ def total_memory_bytes() -> int:
 def available_memory_bytes() -> int:
     """Return the available memory, or all memory where the system does not tell."""
     try:
-        return int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0]) << 10
+        return int(Path("/proc/meminfo").read_text(encoding="utf-8").partition("MemAvailable:")[2].split()[0]) << 10
     except (OSError, IndexError):
         return total_memory_bytes()
 

@@ -54,7 +54,7 @@ def work_on(exercise: Exercise, file: Path | None, stub: bool) -> int:
         if path.exists():
             raise ValueError(f"{path} exists: name another file, which --stub writes")
         try:
-            path.write_text(exercise.stub())
+            path.write_text(exercise.stub(), encoding="utf-8")
         except OSError as error:
             raise ValueError(f"{path}: {error.strerror}") from error
         print(f"{path} is written; edit it, then run {COMMAND} {exercise.name} {path}")

@@ -19,6 +19,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         flags = parser().parse_args(arguments)
         refuse(flags.out, "--out ")
+        if sys.flags.optimize > 1:
+            raise ValueError("the page shows docstrings, which python -OO removes: run it without -OO")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

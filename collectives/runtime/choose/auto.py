@@ -210,7 +210,7 @@ def read_tuning(path: Path) -> str:
     Raises: ValueError with the remedy.
     """
     try:
-        return path.read_text(errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ValueError(
             f"COLLECTIVES_TUNING={path}: can't be read ({error.strerror}): check the path, or unset it"

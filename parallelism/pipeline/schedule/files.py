@@ -60,4 +60,4 @@ def write(schedule: Schedule, path: str | PathLike[str]) -> None:
     """Write a schedule, as CSV if the suffix is .csv, else as text."""
     is_csv = Path(path).suffix == ".csv"
     lines = [("," if is_csv else " ").join(map(str, order)) for order in schedule.orders]
-    Path(path).write_text("".join(f"{line}\n" for line in lines))
+    Path(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
