@@ -138,7 +138,7 @@ try:
     time.sleep(60)
 finally:
     if comm.rank == 0:
-        time.sleep(1)
+        time.sleep(3)  # longer than rank 1 takes to tell that it was interrupted
         open({str(file)!r}, "w")
 """)
     result = launch(2, "python", script)
@@ -147,3 +147,32 @@ finally:
     assert [line for line in result.stderr.splitlines() if line == "interrupted" or "Traceback" in line] == [
         "interrupted"
     ]
+
+
+@pytest.mark.parametrize("place", ["comm.all_reduce(x)", "time.sleep(60)", "comm.mpi.Barrier()"])
+def test_an_interrupt_of_one_rank_is_one_of_rank_0(tmp_path, place):
+    """Rank 0 writes its files, unless it is in a call of MPI's own that does not return."""
+    script, file = tmp_path / "script.py", tmp_path / "written"
+    script.write_text(f"""
+import os, signal, time
+import numpy as np
+import collectives
+comm = collectives.world()
+x = np.ones(10)
+comm.all_reduce(x)
+try:
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGINT)
+    while True:
+        {place}
+finally:
+    if comm.rank == 0:
+        open({str(file)!r}, "w")
+""")
+    result = launch(3, "python", script, env={"COLLECTIVES_CALLS": "0"}, timeout=60)
+    assert result.returncode != 0
+    assert "Traceback" not in result.stderr
+    assert "rank 1 was interrupted: rank 0 ends the job\n" in result.stderr
+    assert file.exists() == ("Barrier" not in place)
+    last = "interrupted" if file.exists() else "rank 1 was interrupted, and rank 0 does not end; this ends the job"
+    assert last in result.stderr.splitlines()

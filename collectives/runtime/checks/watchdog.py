@@ -5,10 +5,12 @@ rank that has waited too long asks all others, prints their answers, and aborts.
 own, independently of their ranks, which may be blocked in MPI or in the caller's code; a rank that is stopped, or whose
 code keeps Python's lock, does not answer.  When a rank has ended its program, its thread still answers until all ranks
 have ended, as MPI would wait for them anyway; and a rank that waits for one whose program has ended ends the job.
+When Ctrl-C has ended one rank's program, its thread has that of rank 0 interrupt its rank, too, which ends the job.
 """
 
 import math
 import os
+import signal
 import sys
 import threading
 import time
@@ -77,7 +79,11 @@ class ProgramEnd(NamedTuple):
     failed: bool
 
 
-Message = Report | WriteCalls | Written | DeviceFailure | ProgramEnd | None
+class Interrupt(NamedTuple):
+    """A message to rank 0: Ctrl-C has ended the sender's program."""
+
+
+Message = Interrupt | Report | WriteCalls | Written | DeviceFailure | ProgramEnd | None
 
 
 class Watchdog:
@@ -96,6 +102,7 @@ class Watchdog:
         self.device_since: dict[tuple[int, int], float] = {}  # the same for the latest run of each plan on a device
         self.failed_s = math.inf  # the time of another rank's report that its device failed
         self.ended: dict[int, ProgramEnd] = {}  # other ranks that have
+        self.interrupt_s, self.interrupted = math.inf, -1  # when this rank's program was, and on rank 0 which other's
         self.state: Any = None
         self.changed_s = 0.0  # the time at which the state was last seen to change
         self.patient_until_s = 0.0
@@ -131,6 +138,7 @@ class Watchdog:
         self.tell_time()
         for source, message in self.incoming():
             self.take(source, message)
+        self.look_for_interrupts()
         if self.clock_s > self.failed_s + ANSWER_S and (self.waits or self.on_device(self.failed_s)):
             self.last_words(f"rank {self.rank} cannot continue, as {self.progress.failure}; this ends the job")
         # Lower ranks first, so that not all of them ask: each alarm reaches the others within a poll.
@@ -145,6 +153,29 @@ class Watchdog:
             self.sound(overdue, f"rank {self.rank} has waited for {limit}{unasked}")
         elif hopeless := self.hopeless():
             self.sound(hopeless, f"rank {self.rank} waits for a rank that has ended its program")
+
+    def look_for_interrupts(self) -> None:
+        """Tell rank 0 if Ctrl-C has ended this rank's program; on rank 0, end the job if it cannot be interrupted.
+
+        Where mpirun interrupts all ranks, rank 0 gets the time for its own interrupt to arrive.
+        """
+        if self.rank and isinstance(last_error(), KeyboardInterrupt) and not self.alone:
+            self.interrupt_s = min(self.interrupt_s, self.clock_s)
+            if self.interrupted < 0 and self.clock_s > self.interrupt_s + 2 * POLL_S:
+                self.interrupted = self.rank
+                self.send(Interrupt(), 0)
+        elif self.clock_s > self.interrupt_s + ANSWER_S and not is_interrupted():
+            self.last_words(f"rank {self.interrupted} was interrupted, and rank 0 does not end; this ends the job")
+
+    def interrupt(self, rank: int) -> None:
+        """Interrupt rank 0, as another rank was, unless it is already: it may be writing its files."""
+        main = threading.main_thread()
+        if not main.is_alive():
+            self.last_words(f"rank {rank} was interrupted; this ends the job")
+        elif self.interrupted < 0 and not is_interrupted():
+            self.interrupted, self.interrupt_s = rank, self.clock_s
+            print(f"rank {rank} was interrupted: rank 0 ends the job", file=sys.__stderr__, flush=True)
+            signal.pthread_kill(main.ident or 0, signal.SIGINT)
 
     def hopeless(self) -> set[Any]:
         """Return the longest wait, if nothing will end it: a rank has ended its program without making that call.
@@ -199,6 +230,8 @@ class Watchdog:
             self.progress.failure, self.failed_s = f"rank {source} has failed in {message.words}", self.clock_s
         elif isinstance(message, ProgramEnd):
             self.ended[source] = message
+        elif isinstance(message, Interrupt):
+            self.interrupt(source)
 
     def tell(self, words: str) -> None:
         """Tell all other ranks, from any thread, that this rank's device has failed."""
@@ -352,6 +385,16 @@ def how_ended() -> str:
     outermost = error.__traceback__
     place = f" at {outermost.tb_frame.f_code.co_filename}:{outermost.tb_lineno}" if outermost else ""
     return f"has ended its program by {type(error).__name__}{place} ({error})"
+
+
+def is_interrupted() -> bool:
+    """Return whether this rank handles an interrupt, as while it leaves its blocks, or was ended by one."""
+    main = threading.main_thread().ident
+    active: Any = sys._current_exceptions().get(main or 0)
+    error = active[1] if isinstance(active, tuple) else active  # until Python 3.11, its type, itself and its traceback
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return isinstance(error or last_error(), KeyboardInterrupt)
 
 
 def last_error() -> BaseException | None:
