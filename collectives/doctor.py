@@ -39,7 +39,14 @@ RANK_MIB = 8
 ROOT = Path("/")
 TERMINATION_S = 5.0  # for mpirun to end its ranks
 # Programs of children.
-BARRIER = "import collectives; comm = collectives.world(); comm.barrier(); print('size', comm.size, flush=True)"
+# What ranks answer is one write each: two writes of one rank can have another's between them.
+BARRIER = """
+import os
+import collectives
+comm = collectives.world()
+comm.barrier()
+os.write(1, f"size {comm.size}\\n".encode())
+"""
 SUM_ON_GPUS = """
 import cupy
 for index in range(cupy.cuda.runtime.getDeviceCount()):
@@ -61,7 +68,7 @@ for length in (1, 1000, 1 << 20):
     x = cupy.full(length, comm.rank + 1, "float32")
     if not (comm.all_reduce(x, algorithm="ring") == 3).all():
         raise ArithmeticError(f"wrong numbers in {length} of float32")
-print("size", comm.size, flush=True)
+os.write(1, f"size {comm.size}\\n".encode())
 """
 
 UNDER_MPIRUN = "To examine ranks and hosts: mpirun -n 4 python -m collectives.doctor, with --hostfile for several hosts"
@@ -109,6 +116,13 @@ def versions(limit_s: float) -> Iterator[Finding]:
             yield Finding("problem", f"{name} is not installed", "pip install . in the project's folder")
 
 
+def settings(limit_s: float) -> Iterator[Finding]:
+    """Read the environment variables, of which an invalid one ends every program."""
+    if why := environment.refusal():
+        words, _, remedy = why.rpartition(": ")
+        yield Finding("problem", words, remedy)
+
+
 def is_launched() -> bool:
     """Return whether a launcher has started this process: true for a job of one rank, false in a Slurm shell."""
     names = [name for name in environment.LAUNCHED_SIZE if not name.startswith("SLURM")]
@@ -116,8 +130,8 @@ def is_launched() -> bool:
 
 
 def launching(limit_s: float) -> Iterator[Finding]:
-    """Start a job of two ranks for a trial, unless this process is a rank."""
-    if is_launched():
+    """Start a job of two ranks for a trial, unless this process is a rank, or its settings would end the job."""
+    if is_launched() or environment.refusal():
         return
     path = shutil.which("mpirun") or shutil.which("mpiexec")
     if path is None:
@@ -251,7 +265,7 @@ def wait_for(process: subprocess.Popen, limit_s: float) -> str:
     return f"ended with status {status}" if status else ""
 
 
-OF_HOST: tuple[Check, ...] = (versions, launching, shared_memory, cuda, device_memory_by_mpi)
+OF_HOST: tuple[Check, ...] = (versions, settings, launching, shared_memory, cuda, device_memory_by_mpi)
 
 
 class RankReport(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from collectives.job.settings import Parser, refusal, value_type
+from collectives.job.settings import Parser, nearest, refusal, value_type
 
 C = TypeVar("C")
 CONFIGS = Path(__file__).parent / "configs"  # of the repository and the wheel
@@ -91,7 +91,7 @@ def from_toml(path: Path, kind: type, strict: bool = True) -> dict[str, Any]:
         if key not in fields:
             if not strict:
                 continue
-            raise ValueError(f"{path}: {key} is not a setting; there are {', '.join(fields)}")
+            raise ValueError(f"{path}: {key} is not a setting{nearest(key, fields)}; there are {', '.join(fields)}")
         if why := refusal(key, value, hints[key], fields[key].metadata):
             raise ValueError(f"{path}: {why}")
     return values

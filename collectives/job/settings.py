@@ -5,10 +5,11 @@ A setting is a field of a dataclass: its type gives the kind of value, its metad
 
 import argparse
 import dataclasses
+import difflib
 import io
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -80,6 +81,18 @@ class Parser(argparse.ArgumentParser):
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a path must not end a program that prints it
 
+    def parse_args(self, args=None, namespace=None):
+        """Parse flags, and say which known ones are nearest to unknown ones."""
+        namespace, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            acts = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+            parsers = [self, *(parser for action in acts for parser in action.choices.values())]
+            known = [flag for parser in parsers for flag in parser._option_string_actions]
+            flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
+            hints = "".join(nearest(flag, known) for flag in flags)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hints}")
+        return namespace
+
     def parse_known_args(self, args=None, namespace=None):
         """Parse flags with dashes and with underscores within them alike, and `--version`."""
         words = sys.argv[1:] if args is None else list(args)
@@ -98,6 +111,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str):
         raise ValueError(f"{' '.join(message.split())}; see --help")
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return words for the name that a mistyped one resembles, if there is one.
+
+    >>> nearest("--micro_batchsize", ["--micro_batch_size", "--lr"]), nearest("--learning_rate", ["--lr"])
+    (' (nearest: --micro_batch_size)', '')
+    """
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f" (nearest: {close[0]})" if close else ""
 
 
 def value_type(hint: Any) -> Any:

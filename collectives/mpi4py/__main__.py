@@ -25,9 +25,9 @@ def main() -> None:
     if words[0] == "--version":
         print(f"handwritten-collectives {__version__}")
         sys.exit(0)
-    if words[0] not in ("-m", "-c") and not Path(words[0]).exists():
+    if words[0] not in ("-m", "-c") and (why := refusal(Path(words[0]))):
         if environment.launched_rank() == 0:
-            print(f"error: {words[0]}: no such program; {USAGE}", file=sys.stderr)
+            print(f"error: {words[0]}: {why}; {USAGE}", file=sys.stderr)
         sys.exit(2)
     sys.excepthook = end_job
     mpi = start_mpi()
@@ -42,6 +42,14 @@ def main() -> None:
     if refusals := [*filter(None, mpi.COMM_WORLD.allgather(environment.refusal()))]:
         raise InputError(refusals[0])
     run_command_line(words)
+
+
+def refusal(program: Path) -> str:
+    """Return why Python cannot run a file, or a folder or archive with a program in it."""
+    if not program.exists():
+        return "no such program"
+    is_program = program.is_file() or (program / "__main__.py").is_file()
+    return "" if is_program else "a folder without a __main__.py"
 
 
 main()

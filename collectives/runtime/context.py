@@ -24,6 +24,7 @@ from collectives.arrays.memory import SymmetricMemory, Windows, array
 from collectives.arrays.views import pointer
 from collectives.job import environment
 from collectives.job.launch import library_name
+from collectives.job.settings import is_a
 from collectives.runtime.binding import bookkeeping
 from collectives.runtime.checks.agreement import Agreement
 from collectives.runtime.checks.call_log import Call, Calls, Record
@@ -68,8 +69,8 @@ class Context:
         self.windows: Windows = parent.windows if parent else Windows()
         self.agreement = Agreement(self.rank, self.size, partial(bookkeeping, self))
         if parent is None:
-            is_valid = 1 <= segment_bytes <= LARGEST_MESSAGE_BYTES
-            failure = f"segment_bytes={segment_bytes} must be from 1 to {LARGEST_MESSAGE_BYTES}" * (not is_valid)
+            is_valid = is_a(segment_bytes, int) and 1 <= segment_bytes <= LARGEST_MESSAGE_BYTES
+            failure = f"segment_bytes={segment_bytes!r} must be from 1 to {LARGEST_MESSAGE_BYTES}" * (not is_valid)
             self.agreement.check(f"Communicator(segment_bytes={segment_bytes})", failure)
             self.check, self.timeout_s = settings(self.agreement, check, timeout_s)
             self.node = node_number(self, shared)  # the same on all its ranks
@@ -187,8 +188,8 @@ def settings(agreement: Agreement, check: bool | None, timeout_s: float | None) 
         environment.writable_calls_folder()
         if check not in (True, False):
             raise ValueError(f"check={check!r} must be True or False")
-        if not timeout_s >= 0:
-            raise ValueError(f"timeout_s={timeout_s} must be seconds, or 0 for no limit")
+        if not (is_a(timeout_s, float) and timeout_s >= 0):
+            raise ValueError(f"timeout_s={timeout_s!r} must be seconds, or 0 for no limit")
     except ValueError as error:
         failure = str(error)
     agreement.check(f"Communicator(check={check!r})", failure)

@@ -20,6 +20,7 @@ from collectives.schedule.events import simulate
 from collectives.schedule.fabrics import FABRICS, RANKS, add_network_flags, topology, with_flags
 from collectives.schedule.spec import COLLECTIVES
 
+MOST_EXACT_RANKS = 4096  # a ring of these takes 33 million moves a size
 EXACT_RANKS = 128  # up to which every rank is simulated, unless flags say otherwise
 FACTOR = Range(2, 2**30)
 
@@ -79,6 +80,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     flags.ranks = sum(map(len, flags.nodes))
     if not 0 <= flags.root < flags.ranks:
         raise ValueError(f"--root {flags.root}: there are ranks 0 to {flags.ranks - 1}")
+    if flags.exact and flags.ranks > MOST_EXACT_RANKS:
+        raise ValueError(f"--exact simulates every one of {flags.ranks} ranks, at most {MOST_EXACT_RANKS}: omit it")
     flags.exact = flags.exact or (flags.ranks <= EXACT_RANKS and not flags.by_round)
     flags.rows = choose_algorithms(flags.collective, flags.algorithms, flags.nodes)
     flags.sizes = ladder(flags.begin, flags.end, flags.factor) if COLLECTIVES[flags.collective].takes else (0,)

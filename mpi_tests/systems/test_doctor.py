@@ -58,6 +58,12 @@ def test_alone():
     assert result.stdout.splitlines()[-1].startswith("To examine ranks and hosts: mpirun -n 4 python -m")
 
 
+def test_alone_with_a_setting_that_ends_every_program():
+    topics = examined(alone(COLLECTIVES_TIMEOUT_S="abc"))
+    assert topics["settings"].startswith("problem  settings: COLLECTIVES_TIMEOUT_S='abc' -> write seconds, as in 600")
+    assert "launching" not in topics
+
+
 def test_alone_with_nothing_installed(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path], check=True)
     topics = examined(alone(python=tmp_path / "bin" / "python", PATH="/no/such/folder", PYTHONPATH=""))

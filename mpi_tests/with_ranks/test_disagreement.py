@@ -1,3 +1,4 @@
+import math
 import re
 
 import numpy as np
@@ -535,8 +536,8 @@ def test_without_the_check_a_rank_fails_alone(mpi_comm):
 def test_segments_that_differ_or_cannot_be(mpi_comm):
     from collectives import Communicator
 
-    for wrong in (0, 1 << 31):
-        with pytest.raises(InputError, match=f"segment_bytes={wrong} must be from 1 to 1073741824"):
+    for wrong in (0, 1 << 31, "x", 1.5):
+        with pytest.raises(InputError, match=f"segment_bytes={wrong!r} must be from 1 to 1073741824"):
             Communicator(mpi_comm, segment_bytes=wrong)
     if mpi_comm.size > 1:
         with pytest.raises(InputError, match=r"rank 0 calls Communicator\(segment_bytes=64\), rank 1 calls .*=65\)"):
@@ -549,6 +550,8 @@ def test_checks_and_time_limits_that_cannot_be(mpi_comm, monkeypatch):
     for arguments, words in (
         ({"check": "often"}, "check='often' must be True or False"),
         ({"timeout_s": -1}, "timeout_s=-1 must be seconds, or 0 for no limit"),
+        ({"timeout_s": "x"}, "timeout_s='x' must be seconds, or 0 for no limit"),
+        ({"timeout_s": math.nan}, "timeout_s=nan must be seconds, or 0 for no limit"),
     ):
         with pytest.raises(InputError, match=words):
             Communicator(mpi_comm, **arguments)

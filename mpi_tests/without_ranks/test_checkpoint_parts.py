@@ -459,6 +459,7 @@ FORGERIES = [
     *(forged(*PIECE, place, value=value) for place in range(7) for value in (None, -1, "x", [], [-1], 1 << 70)),
     *(forged(*PIECE, 3, place, value=value) for place in (0, 1, 2, 3) for value in (-1, "x", [-1], 1 << 70)),
     *(forged(*PIECE, 3, place, value=[]) for place in (0, 1, 2)),
+    forged(*PIECE, 3, 0, value=[1 << 60] * 10**6),
     forged(*PIECE, 6, value=[]),
     forged(*PIECE, 6, value=["a"]),
     forged(*PIECE, 2, value="nn"),

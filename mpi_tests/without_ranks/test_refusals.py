@@ -92,6 +92,8 @@ def test_what_fits_is_made_on_every_rank(folder):
 COMMAND_LINES = [
     (["--lr", "fast"], "argument --lr: invalid float value: 'fast'; see --help"),
     (["--learning_rate", 1], "unrecognized arguments: --learning_rate 1; see --help"),
+    (["--micro-batchsize", 4], "unrecognized arguments: --micro-batchsize 4 (nearest: --micro_batch_size); see --help"),
+    (["--eps", 0], "eps=0.0 must be above 0 and below 1"),
     (["--sp_mode", "rings"], "argument --sp_mode: invalid choice: 'rings'"),
     (["--config", "{tmp}/bad.toml"], "bad.toml: learning_rate is not a setting; there are data, "),
     (["--config", "{tmp}/type.toml"], "type.toml: n_layer='two' must be of type int"),

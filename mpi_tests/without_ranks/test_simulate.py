@@ -298,6 +298,7 @@ def test_by_round_beyond_a_hundred_ranks(capsys):
         (["--between", "nan", "1"], "--between nan 1: nan must be from 0 to 1000000000 us"),
         (["-b", "x"], "argument -b/--begin: 'x' is not a size: write one like 8, 64K, 1M or 1G"),
         (["--within", "a", "3"], "argument --within: invalid float value: 'a'; see --help"),
+        (["--exact", "--ranks", "65536"], "--exact simulates every one of 65536 ranks, at most 4096: omit it"),
         (["--exact", "--by-round"], "argument --by-round: not allowed with argument --exact"),
     ],
 )

@@ -24,6 +24,7 @@ from parallelism.checkpoint.extent import Extent, LocalShard
 from parallelism.checkpoint.part import TensorShard
 from parallelism.placement import Shard
 
+MOST_DIMS = 64  # of a tensor in torch
 BLOCK_BYTES = 4 << 20  # smallest unit that is read, as a checksum covers all of it
 
 
@@ -54,6 +55,8 @@ class Piece(NamedTuple):
         if not isinstance(getattr(torch, piece.dtype, None), torch.dtype):
             raise ValueError(f"{piece.name}: {piece.dtype!r} is not a dtype")
         shape, begin, length, shards = piece.extent
+        if len(shape) > MOST_DIMS:
+            raise ValueError(f"{piece.name}: {len(shape)} dims")
         local = tuple(LocalShard(Shard(*shard), rank, size) for shard, rank, size in shards)
         piece = piece._replace(extent=Extent(tuple(shape), begin, length, local))
         if not piece.block_length > 0 or len(piece.checksums) != max(1, -(-piece.length // piece.block_length)):
