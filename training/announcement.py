@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from training.config import AUTO
+
 if TYPE_CHECKING:
     from training.run import TrainingRun
 
@@ -21,6 +23,8 @@ def announcement(run: TrainingRun) -> str:
         lines.append(f"depth {config.depth}: {follow}, batch {run.sampler.batch_size}")
     if run.source:
         lines.append(f"weights of {run.source}" + (f", after step {run.first - 1}" if run.first > 1 else ""))
+    if config.resume == AUTO and run.first == 1 and not config.eval_only:
+        lines.append(f"resume {AUTO}: no complete checkpoint in {config.checkpoint_dir}, so the run begins with step 1")
     if run.out_dir and run.out_dir != config.out_dir:
         lines.append(f"out_dir {run.out_dir}, as {config.out_dir} has another run's results")
     layers = [f"layers over tp {mesh.tp.size}"] * (mesh.tp.size > 1)
@@ -29,4 +33,6 @@ def announcement(run: TrainingRun) -> str:
         lines.append(", ".join(layers + sequences))
     if mesh.pp.size > 1:
         lines.append(f"{schedule.num_stages} stages over pp {mesh.pp.size} by {schedule.name}")
+    if config.compile:
+        lines.append("torch.compile works in the first step, which can take minutes")
     return "\n".join(lines)

@@ -18,6 +18,7 @@ def test_models_may_be_compiled(tmp_path, monkeypatch, layout):
     words = flags(config(2 // layout.get("tp", 1), out_dir=str(tmp_path / "out"), compile=True, **layout))
     result = launch(2, "python", "train.py", *words, timeout=500)
     assert result.returncode == 0, result.stdout + result.stderr
+    assert "torch.compile works in the first step, which can take minutes" in result.stdout
     np.testing.assert_allclose(left_in(tmp_path / "out").losses, plain_training().losses, rtol=1e-5)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, launch, ranks_with
+from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, launch, ranks_with, watched
 from mpi_tests.helpers.trained import SMALL, VALIDATED, check_same, config, flags, left_in, plain_training
 
 LAST = SMALL.max_iters
@@ -79,19 +79,38 @@ def on_a_terminal(ranks, *program):
 def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path):
     """One rank receives the signal at the first step; another layout resumes the run."""
     saving = {"checkpoint_dir": str(tmp_path / "checkpoints")}
-    endless = flags(config(2, **saving, max_iters=10**6, eval_interval=10**6))
+    endless = flags(config(2, **saving, max_iters=10**6, eval_interval=10**6, resume="auto"))
     command = ["timeout", "100", find_mpirun(), "-n", "2", sys.executable, "train.py", *endless]
     ends = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, **ends) as run:
+        start = ""
         for line in run.stdout:
             if line.startswith("iter 1/"):
                 os.kill(ranks_with(endless)[-1], signal.SIGUSR1)
                 break
+            start += line
         output = run.stdout.read()
     assert run.returncode == 0, output
+    assert f"no complete checkpoint in {tmp_path}/checkpoints, so the run begins with step 1\n" in start
     step = int(re.search(r"SIGUSR1: the run ends with a checkpoint of step (\d+)", output)[1])
     layout = {"pp": 2, "num_micro_batches": 2, "zero_stage": 3}
     words = flags(config(1, **saving, **layout, max_iters=step + 1, resume="auto"))
     result = launch(2, "python", "-X", "importtime", "train.py", *words, timeout=300)
     assert f"iter {step + 1}/{step + 1} " in result.stdout, result.stderr
+    assert "so the run begins" not in result.stdout
     assert not [name for name in SLOW_IMPORTS if name in result.stderr]
+
+
+def test_the_planners_command_runs_as_it_stands(tmp_path):
+    model = "n_layer = 1\nn_head = 1\nn_embd = 8\nblock_size = 8\n"
+    (tmp_path / "run.toml").write_text(f"{model}max_iters = 1\nsample_tokens = 1\nval_fraction = 0.1\nout_dir = ''")
+    (tmp_path / "hosts").write_text("localhost\nlocalhost\n")
+    (tmp_path / "a text").write_text("To be, or not to be. " * 100)
+    machine = "--fabric 100gbe --gpus 2 --tflops 0.1 --memory 1 --hostfile"
+    files = f"--config {tmp_path}/run.toml --data '{tmp_path}/a text'"
+    path = {"PATH": f"{Path(find_mpirun()).parent}:{Path(sys.executable).parent}:{environment()['PATH']}"}
+    command = f"python -m parallelism.planner {machine} {tmp_path}/hosts {files} | tail -n 1 | bash -x"
+    result = watched(["bash", "-c", command], environment() | path, 120)
+    assert result.returncode == 0, result.stderr
+    assert "a text: 2,100 tokens" in result.stdout
+    assert "iter 1/1 | val loss" in result.stdout, result.stderr

@@ -677,7 +677,8 @@ def test_without_mpi_and_torch():
     assert "8 x 8 ranks: InfiniBand NDR" in run.stdout
     assert "max_iters, eval_interval, lr do not affect the plan" in run.stdout
     assert re.search(r"\n +\d.* dp \d+", run.stdout)
-    assert "\nmpirun -n 64 python -m training --config configs/small.toml --dp" in run.stdout
+    assert "\nmpirun -n 64 python -m training --config configs/small.toml --device cuda --dp" in run.stdout
+    assert "the command below names no hosts: pass --hostfile" in run.stdout
 
 
 @pytest.mark.parametrize(
@@ -775,6 +776,26 @@ def test_the_command_at_the_end_can_be_pasted(capsys, tmp_path):
     )
     inputs = check(config, Topology.from_ids([0, 0]))
     assert inputs.batch_size == 24
+
+
+@pytest.mark.parametrize(
+    ("flags", "hosts", "expected"),
+    [
+        ("--model gpt2", [], {"device": "cuda", "vocab_size": 50257, "data": []}),
+        ("--model gpt2 --data 'my text' b", [], {"device": "cuda", "vocab_size": None, "data": ["my text", "b"]}),
+        ("--vocab_size 300 --device cuda:1", [], {"device": "cuda:1", "vocab_size": 300}),
+        ("--fabric 100gbe --tflops 1 --memory 9 --gpus 8", [], {"device": "cpu", "vocab_size": None}),
+        ("--hostfile 'my hosts'", ["--hostfile", "my hosts"], {"tokenizer": "bytes"}),
+        ("--tokenizer t.json --val_data v", [], {"tokenizer": "t.json", "val_data": ["v"], "vocab_size": None}),
+    ],
+)
+def test_the_command_has_what_it_was_planned_for(capsys, flags, hosts, expected):
+    assert main(shlex.split(flags)) == 0
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    program = ["mpirun", *hosts, "-n", "8", "python", "-m", "training"]
+    assert words[: len(program)] == program
+    config = parse(Config, "", words[len(program) :])
+    assert {name: getattr(config, name) for name in expected} == expected
 
 
 def test_what_does_not_fit_is_said(capsys):

@@ -2,7 +2,7 @@
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from typing import Any, NamedTuple, get_type_hints
@@ -138,10 +138,24 @@ def parse_request(arguments: Sequence[str] | None, description: str | None) -> P
     words = [f"{len(nodes)} x {len(nodes[0])} ranks: {links}", ranks]
     if others := [name for name in file if name not in hints]:
         words.append(f"{flags.config}: {', '.join(others)} do not affect the plan")
+    if len(nodes) > 1 and not flags.hostfile:
+        words.append("the command below names no hosts: pass --hostfile, or submit it as COMMAND of a batch script")
     rest = {"config": flags.config} if flags.config else {}
-    rest |= {name: value for name, value in own.items() if name not in (*LAYOUT, "vocab_size")}
-    train = ["mpirun", "-n", str(machine.world_size), "python -m training", *(as_flag(*each) for each in rest.items())]
+    rest |= {name: value for name, value in own.items() if name not in LAYOUT} | passed_on(flags, settings, file)
+    start = "mpirun " + (as_flag("hostfile", flags.hostfile) + " ") * bool(flags.hostfile)
+    train = [f"{start}-n {machine.world_size} python -m training", *(as_flag(*each) for each in rest.items())]
     return PlanRequest(job, machine, fixed, flags.number, words, " ".join(train), [*file])
+
+
+def passed_on(flags: argparse.Namespace, settings: Settings, file: Container[str]) -> dict[str, Any]:
+    """Return the settings of train.py that the plan stands for, unless the file has them: data, vocabulary, device."""
+    rest = {name: getattr(flags, name) for name in ("data", "val_data", "tokenizer", "device") if getattr(flags, name)}
+    if "device" not in file and flags.fabric in DEVICES and not flags.measure:
+        rest.setdefault("device", "cuda")
+    has_vocabulary = any(name in rest or name in file for name in ("data", "tokenizer", "vocab_size"))
+    if not has_vocabulary and settings.vocab_size != presets.PRESETS[presets.DEFAULT].vocab_size:
+        rest["vocab_size"] = settings.vocab_size
+    return rest
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -162,6 +176,12 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         ("spare", SPARES.number, SPARE, f"fraction of memory to spare for what is not counted (default: {SPARE})"),
     ):
         command.add_argument(f"--{name}", type=kind, default=default, help=text)
+    command.add_argument("--data", nargs="+", help="training data of the printed command")
+    command.add_argument("--val_data", nargs="+", help="validation data of the printed command")
+    command.add_argument("--tokenizer", help="tokenizer of the printed command")
+    text = "device of the printed command (default: cuda if the plan is for the fabric's devices)"
+    command.add_argument("--device", help=text)
+    command.add_argument("--hostfile", help="hostfile of the printed command")
     command.add_argument("--measure", action="store_true", help="measure this machine's products and free memory")
     fabrics.add_network_flags(command)
     hints = get_type_hints(Settings)
@@ -208,4 +228,5 @@ def as_flag(name: str, value: Any) -> str:
     """
     if isinstance(value, bool):
         return f"--{'' if value else 'no-'}{name}"
-    return f"--{name} {shlex.quote(str(value))}"
+    values = value if isinstance(value, list) else [value]
+    return f"--{name} {shlex.join(map(str, values))}"
