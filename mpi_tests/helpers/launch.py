@@ -9,6 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from collectives.job.environment import cache_folder
+
 ROOT = Path(__file__).resolve().parents[2]
 SET_BY_MPIRUN = ("OMPI_", "OPAL_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "MPI_LOCAL")
 SET_BY_USER = (
@@ -100,7 +102,8 @@ def environment() -> dict[str, str]:
     lines = [line for file in files for line in file.read_text().splitlines()]
     defaults = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     names = [k for k in os.environ if k.startswith(SET_BY_USER) or not k.startswith(SET_BY_MPIRUN)]
-    defaults["COLLECTIVES_CALLS"] = os.path.join(tempfile.gettempdir(), "collectives-calls")  # of hangs
+    names = [name for name in names if name != "PYTHONUNBUFFERED"]  # which writes a line of a rank in several pieces
+    defaults["COLLECTIVES_CALLS"] = str(cache_folder() / "calls")  # of hangs; in /tmp it could be another user's
     return defaults | {name: os.environ[name] for name in names}
 
 
