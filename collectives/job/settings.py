@@ -87,9 +87,9 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             acts = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
             parsers = [self, *(parser for action in acts for parser in action.choices.values())]
-            known = [flag for parser in parsers for flag in parser._option_string_actions]
+            options = [flag for parser in parsers for flag in parser._option_string_actions]
             flags = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-            hints = "".join(nearest(flag, known) for flag in flags)
+            hints = "".join(nearest(flag, options) for flag in flags)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hints}")
         return namespace
 
