@@ -10,7 +10,11 @@ import os
 import tempfile
 import weakref
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,16 +71,18 @@ class Lease:
         return self.block.window.bases[world_rank] + self.block.offset
 
 
+Places = tuple[list[int], list[int], list[int]]  # first addresses of windows in their order, ends, and keys
+
+
 @dataclass
 class Windows:
-    """All windows of this process, of all communicators."""
+    """All windows of this process, of all communicators, which several threads may use."""
 
     by_key: dict[int, Window] = field(default_factory=dict)
-    num_made: int = 0
-    begins: list[int] = field(default_factory=list)  # addresses, in their order
-    ends: list[int] = field(default_factory=list)
-    keys: list[int] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=partial(count, 1))
+    places: Places = ([], [], [])  # replaced as a whole, for threads that read it meanwhile
     span: tuple[int, int] = (0, 0)  # from the first window's beginning to the last one's end
+    changing: Lock = field(default_factory=Lock)
 
     def window_of(self, view: Any) -> Window | None:
         """Return the window in which a flat array lies, if it lies in one."""
@@ -88,25 +94,26 @@ class Windows:
 
     def key_at(self, address: int) -> int:
         """Return the key of the window in which an address is, or 0."""
-        nth = bisect_right(self.begins, address) - 1
-        return self.keys[nth] if nth >= 0 and address < self.ends[nth] else 0
+        begins, ends, keys = self.places
+        nth = bisect_right(begins, address) - 1
+        return keys[nth] if nth >= 0 and address < ends[nth] else 0
 
     def add(self, window: Window) -> None:
-        self.by_key[window.key] = window
-        self.num_made += 1
-        self.sort()
+        with self.changing:
+            self.by_key[window.key] = window
+            self.sort()
 
     def remove(self, key: int) -> Window:
-        window = self.by_key.pop(key)
-        self.sort()
+        with self.changing:
+            window = self.by_key.pop(key)
+            self.sort()
         return window
 
     def sort(self) -> None:
         windows = sorted(self.by_key.values(), key=lambda window: window.address)
-        self.begins = [window.address for window in windows]
-        self.ends = [window.address + window.nbytes for window in windows]
-        self.keys = [window.key for window in windows]
-        self.span = (self.begins[0], self.ends[-1]) if windows else (0, 0)
+        begins, ends = [each.address for each in windows], [each.address + each.nbytes for each in windows]
+        self.places = begins, ends, [each.key for each in windows]
+        self.span = (begins[0], ends[-1]) if windows else (0, 0)
 
 
 class SymmetricMemory:
@@ -137,7 +144,7 @@ class SymmetricMemory:
         Raises: InputError on every rank where a node has not enough shared memory.
         """
         in_use = [not block.free for block in self.blocks]
-        next_key = (self.world_ranks[0] << 32 | self.windows.num_made) + 1 if self.comm.rank == 0 else 0
+        next_key = self.world_ranks[0] << 32 | next(self.windows.numbers) if self.comm.rank == 0 else 0
         need, key, *in_use = self.agree_max([nbytes, next_key, *in_use])
         need = size_class(need, self.slab_bytes // 16)
         unused = [block for block, is_used in zip(self.blocks, in_use, strict=True) if not is_used]

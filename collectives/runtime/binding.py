@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from collectives.runtime import phases
 from collectives.runtime.arguments import Arguments
 from collectives.runtime.choose import auto
 from collectives.runtime.choose.auto import Tuning
+from collectives.runtime.lazy import Lazy
 from collectives.runtime.messages import SEGMENT_BYTES, RequestBinder, StagingBuffers, Vector
 from collectives.runtime.operands import CallFacts, Operands, Workspace, bind, operands_of
 from collectives.runtime.phases import ARRAY, OUT, SCRATCH, Chunk
@@ -111,9 +112,9 @@ class Binder:
             return Access.DIRECT if has_programs else Access.MESSAGES
         return Access.INTRA_NODE if has_programs and self.topology.has_groups_in_nodes else Access.MESSAGES
 
-    @cached_property
+    @Lazy
     def reads_processes(self) -> bool:
-        """Whether every rank may read and write the others' memory through the system.  Collective."""
+        """Find out whether every rank may read and write the others' memory through the system.  Collective."""
         rows = self.agreement.gather_rows(probe_address())
         return not any(self.agreement.highest([not reads_processes(rows.tolist())]))
 
@@ -176,7 +177,7 @@ class Binder:
         programs = self.programs(shared, meanwhile=probe)
         return programs.bind(parts, memory, chunks, reduction, segmentation)
 
-    @cached_property
+    @Lazy
     def world_ranks(self) -> list[int]:
         group, ranks = self.context.mpi.Get_group(), range(self.size)
         return list(MPI.Group.Translate_ranks(group, ranks, MPI.COMM_WORLD.Get_group()))

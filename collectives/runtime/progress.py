@@ -136,16 +136,23 @@ class Background:
         self.plans = plans
         self.allowed = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.thread: threading.Thread | None = None
+        self.starting = threading.Lock()
         self.work = threading.Event()
         self.ended = False
 
     def attend(self) -> None:
         """Wake the thread: there is work to do."""
         if self.allowed and self.thread is None:
-            self.thread = threading.Thread(target=self._run, name="collectives", daemon=True)
-            self.thread.start()
-            at_exit(self.end)  # before mpi4py ends MPI
+            self.begin()
         self.work.set()
+
+    def begin(self) -> None:
+        """Start the thread, unless another one of the program's has just done so."""
+        with self.starting:
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._run, name="collectives", daemon=True)
+                self.thread.start()
+                at_exit(self.end)  # before mpi4py ends MPI
 
     def end(self) -> None:
         self.ended = True

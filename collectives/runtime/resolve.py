@@ -13,7 +13,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cached_property, partial
+from functools import partial
 from operator import mul
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
@@ -28,6 +28,7 @@ from collectives.runtime.arguments import REFUSALS, Arguments
 from collectives.runtime.binding import Binder, BufferedPlan, Choice, DeviceBuffers, KeyComparison, MessageBinder
 from collectives.runtime.checks.agreement import NUM_FACTS
 from collectives.runtime.checks.call_log import Call, Place, caller
+from collectives.runtime.lazy import Lazy
 from collectives.runtime.messages import StagingBuffers
 from collectives.runtime.native_mpi import check_native, native_plan
 from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
@@ -589,16 +590,16 @@ class Resolver:
                 self.compare(0, 0, run)
         return self.kernels.settle() if self.kernels else None
 
-    @cached_property
+    @Lazy
     def headers(self) -> Headers:
-        """The headers by which ranks of several nodes compare calls.  Made collectively."""
+        """Make the headers by which ranks of several nodes compare calls.  Collective."""
         from collectives.runtime.compared import Headers  # it imports the compiler
 
         return Headers(self.context, self.binder)
 
-    @cached_property
+    @Lazy
     def comparison(self) -> ProgramComparison | KeyComparison:
-        """A plan that only compares calls.  Made collectively."""
+        """Make a plan that only compares calls.  Collective."""
         if not self.context.has_numba:
             return KeyComparison(self.context)
         from collectives.runtime.compared import ProgramComparison  # it imports the compiler
@@ -606,9 +607,9 @@ class Resolver:
         program = self.headers.comparison() if self.by_messages else self.binder.programs(None).gate(self.channel)
         return ProgramComparison(program, self.progress)
 
-    @cached_property
+    @Lazy
     def channel(self) -> Channel:
-        """The channel of all calls, which run one after the other.  Made collectively."""
+        """Make the channel of all calls, which run one after the other.  Collective."""
         from collectives.runtime.channel import Channel
 
         context = self.context

@@ -77,11 +77,11 @@ def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
         if not flags & C_CONTIGUOUS:
             raise Unsigned
         address = get_address(x) if size else 0
-        windows = memory.windows
-        nth = bisect_right(windows.begins, address) - 1
-        if nth < 0 or address >= windows.ends[nth]:
+        begins, ends, keys = memory.windows.places
+        nth = bisect_right(begins, address) - 1
+        if nth < 0 or address >= ends[nth]:
             return (x.dtype, size, flags), address, 0
-        key = windows.keys[nth]
+        key = keys[nth]
         return (x.dtype, size, flags, memory.kinds[key] if key in memory.kinds else memory.kind(key)), address, key
     if x is None:
         return (None,), 0, 0

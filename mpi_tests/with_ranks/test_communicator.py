@@ -556,3 +556,50 @@ def test_a_thread_that_still_knows_a_plan_from_its_last_run(comm):
             plan()
         result.set()
         moving.result()
+
+
+@pytest.mark.sizes(1, 2)
+def test_threads_that_allocate_memory_at_once(comm, monkeypatch):
+    parts = [comm.split(0) for _ in range(2)]
+    side_by_side = threading.Barrier(len(parts), timeout=20)
+    for part in parts:
+        memory = part._context.memory.of_host
+
+        def agree_side_by_side(values, agree=memory.agree_max):
+            side_by_side.wait()
+            return agree(values)
+
+        monkeypatch.setattr(memory, "agree_max", agree_side_by_side)
+    with ThreadPoolExecutor(len(parts)) as pool:
+        arrays = list(pool.map(lambda part: part.empty(1 << 19), parts))
+    for number, (part, x) in enumerate(zip(parts, arrays, strict=True)):
+        x[:] = 10 * number + comm.rank
+        part.barrier()
+        assert [peer[-1] for peer in part.peers(x)] == [10 * number + rank for rank in range(comm.size)]
+    monkeypatch.undo()
+    for part in parts:
+        part.free()
+
+
+@pytest.mark.sizes(3)
+def test_threads_with_a_communicator_each(comm):
+    """Each thread makes calls of its own, of kinds that are new again and again, at its own pace."""
+    parts = [comm.split(0) for _ in range(3)]
+    begin = threading.Barrier(len(parts))
+
+    def work(number):
+        part, rng = parts[number], np.random.default_rng(number)
+        begin.wait()
+        for turn in range(40):
+            collective, count = str(rng.choice(COLLECTIVES)), 3 * int(rng.integers(1, 400))
+            xs = inputs(comm.size, count)
+            x = part.empty(count) if turn % 3 == 0 else np.empty(count, np.float32)
+            x[:] = xs[comm.rank]
+            actual = getattr(part, collective)(x, blocking=bool(turn % 2))
+            want = expected(collective, xs, comm.rank)
+            same(actual if turn % 2 else actual.wait(), want, (number, turn, collective))
+
+    with ThreadPoolExecutor(len(parts)) as pool:
+        list(pool.map(work, range(len(parts))))
+    for part in parts:
+        part.free()

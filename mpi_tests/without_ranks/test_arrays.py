@@ -1,11 +1,14 @@
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from collectives.arrays import views
+from collectives.arrays.memory import Window, Windows
 from collectives.arrays.ops import Op
 from collectives.runtime import kernels
 from collectives.schedule.spec import OPS
@@ -163,3 +166,30 @@ def test_cupy_and_torch_are_imported_only_when_asked_for():
 def test_a_function_is_no_op_until_it_is_wrapped():
     with pytest.raises(ValueError, match=r"op hypot is a function: wrap it, as collectives.Op\(hypot\)"):
         views.check_op(np.hypot, np.dtype("float32"))
+
+
+def test_windows_that_threads_add_and_remove():
+    """One thread looks up a window that stays, while two others add and remove theirs below it."""
+    interval_s, windows, is_over = sys.getswitchinterval(), Windows(), threading.Event()
+    windows.add(Window(9, 9 << 20, 100, {}, None))
+
+    def change(key):
+        for _ in range(2000):
+            windows.add(Window(key, key << 20, 100, {}, None))
+            assert windows.key_at((key << 20) + 99) == key
+            windows.remove(key)
+
+    def look():
+        while not is_over.is_set():
+            assert windows.key_at((9 << 20) + 50) == 9
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            looking = pool.submit(look)
+            changing = [pool.submit(change, key) for key in (1, 2)]
+            errors = [future.exception() for future in changing]
+            is_over.set()
+            assert [*errors, looking.exception()] == [None] * 3
+    finally:
+        sys.setswitchinterval(interval_s)
