@@ -116,7 +116,27 @@ print("ended")
     result = run(tmp_path, body)
     assert "ended" not in result.stdout
     waits = rf"waits {TIME} in all_reduce ring #4 \(40 bytes of float64, {line_of(tmp_path, '# call')}\), round \d: .*"
-    matches(report(result), *(rf"rank {rank} of 3 {waits}" for rank in range(3)))
+    *ranks, last = report(result)
+    matches(ranks, *(rf"rank {rank} of 3 {waits}" for rank in range(3)))
+    call = "all_reduce(5 elements, float64, op=sum, algorithm=ring)"
+    assert last == f"ranks disagree: call #4 is {call} by plan #2 on ranks 0,2, {call} by plan #3 on rank 1"
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "one_shot"])
+def test_a_plan_that_a_rank_runs_where_others_make_the_call(tmp_path, algorithm):
+    body = f"""
+plan = comm.plan("all_reduce", x, algorithm="{algorithm}")
+for _ in range(2):
+    comm.all_reduce(x, algorithm="{algorithm}")
+if late:
+    plan()
+else:
+    comm.all_reduce(x, algorithm="{algorithm}")
+"""
+    *ranks, last = report(run(tmp_path, body))
+    matches(ranks, *(rf"rank {rank} of 3 waits {TIME} in all_reduce {algorithm} #5 .*" for rank in range(3)))
+    call = f"all_reduce(8 elements, float32, op=sum, algorithm={algorithm})"
+    assert last == f"ranks disagree: call #5 is {call} on ranks 0,2, {call} by plan #2 on rank 1"
 
 
 def test_a_direct_algorithm(tmp_path):

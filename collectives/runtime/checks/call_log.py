@@ -191,8 +191,11 @@ class Call:
         return Entry(self, self.number, SourceLine.of(self.place))
 
     def of_plan(self, name: str) -> "Call":
-        """Return the runs of a plan that this call has bound."""
-        runs = Call(self.calls, name, self.description.removeprefix("plan "))
+        """Return the runs of a plan that this call has bound; those of the caller's plan are not like plain calls."""
+        description = self.description
+        if description.startswith("plan "):
+            description = f"{description.removeprefix('plan ')} by plan #{self.number}"
+        runs = Call(self.calls, name, description)
         runs.nbytes, runs.dtype, runs.lengths, runs.place = self.nbytes, self.dtype, self.lengths, self.place
         return runs
 
