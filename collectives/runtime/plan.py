@@ -135,6 +135,8 @@ class Plan:
 
     def start(self) -> "Plan":
         """Start a run, which advances while this process computes; it ends with `wait()`, or when `done()` is true."""
+        if self._progress.queued:
+            self._progress.release_queued()
         self.begin()
         if self._steps is not None:
             self.in_background = True
@@ -260,6 +262,8 @@ class Plan:
     def _end(self) -> None:
         self._steps = None
         self.in_background = False
+        if self._last is not None and self.device.is_async:
+            self._progress.queued.add(self)
         self._progress.started.remove(self)
         if self.call:
             self.call.under_way = False
@@ -286,6 +290,7 @@ class Plan:
         last, self._last = self._last, None
         if last is None:
             return
+        self._progress.queued.discard(self)
         try:
             self.device.end(last)
         except DEVICE_ERRORS as error:

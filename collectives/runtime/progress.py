@@ -62,6 +62,7 @@ class Progress:
         self.background = Background(self.started)
         self.waits: dict[int, tuple[int, Plan | None, str]] = {}  # current ones, each by its own number
         self.on_devices: WeakValueDictionary[int, Plan] = WeakValueDictionary()  # plans whose work devices do
+        self.queued: set[Plan] = set()  # plans that nobody has waited for, whose arrays a device may still use
         self.tell: Callable[[str], None] = lambda words: None  # tells other ranks that this one's device has failed
         self.failure = ""  # of another rank's device
         self._num_waits = count()
@@ -93,6 +94,13 @@ class Progress:
                 self.relax(now_s - since_s)
         finally:
             del self.waits[number]
+
+    def release_queued(self) -> None:
+        """Drop the references to plans whose work a device has done meanwhile."""
+        for plan in [*self.queued]:
+            event = plan.device_run[1]
+            if event is None or plan.device.is_done(event):
+                self.queued.discard(plan)
 
     @contextmanager
     def inside(self, waiting: "Plan") -> Iterator[None]:

@@ -4,6 +4,8 @@ Streams lag unless a caller waits for them, and ranks read their results one aft
 """
 
 import gc
+import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -111,6 +113,31 @@ def test_plans_that_are_left_to_a_thread(new_comm, cuda):
         for x in arrays:
             actual = in_turn(new_comm, lambda x=x: cuda.get(x))
             same(actual, 2 ** (run - 1) * reduced(xs, "sum"))
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("algorithm", ["two_shot", "ring"])
+@pytest.mark.parametrize("make", ["call", "plan"])
+def test_memory_of_a_run_that_nobody_waits_for_is_not_given_out_again(new_comm, cuda, algorithm, make):
+    """Without a reference to the dropped array its memory would be that of the next one."""
+    put = cuda.put if algorithm == "ring" else partial(cuda.symmetric, new_comm)
+    progress = new_comm._context.progress
+    cuda.lag(LATE_US)
+    for run in range(3):
+        x = put(np.ones(1 << 12, np.float32))
+        address = x.data.ptr
+        if make == "call":
+            work = new_comm.all_reduce(x, algorithm=algorithm, blocking=False)
+        else:
+            work = new_comm.plan("all_reduce", x, algorithm=algorithm).start()
+        del x, work
+        while progress.started:
+            time.sleep(1e-4)
+        gc.collect()
+        assert put(np.ones(1 << 12, np.float32)).data.ptr != address, run
+        cuda.device.synchronize()
+        progress.release_queued()
+        assert not progress.queued
 
 
 @pytest.mark.sizes(2)
