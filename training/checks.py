@@ -56,6 +56,7 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
     check_logs(config, rank)
     check_saving(config)
     check_optimizer(config)
+    check_skips(config)
     check_trace(config, rank)
     precision = Precision(config.dtype, config.master_weights, config.grad_dtype)
     check_mixture(config, len(topology.node_of))
@@ -119,6 +120,12 @@ def check_saving(config: Config) -> None:
         return
     if config.resume or config.checkpoint_interval:
         raise ValueError("resume and checkpoint_interval need checkpoints: set checkpoint_dir")
+
+
+def check_skips(config: Config) -> None:
+    if config.non_finite != "skip" and config.max_skips != Config.max_skips:
+        applies = f"applies to non_finite=skip, not to {config.non_finite}"
+        raise ValueError(f"max_skips={config.max_skips} {applies}: omit it, or set non_finite")
 
 
 def check_trace(config: Config, rank: int) -> None:

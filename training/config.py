@@ -175,6 +175,9 @@ class Config:
     master_weights: bool = flag(False, "store parameters in 16 bits, and float32 master weights for the optimizer")
     grad_dtype: str | None = flag(None, "dtype in which gradients are reduced: float32 (the default) or 16 bits")
     non_finite: str = flag("stop", "action on a step whose loss or gradients are not finite", choices=POLICIES)
+    max_skips: int = flag(
+        10, "number of steps that non_finite=skip skips in a row before the run ends", range=ranges.COUNT
+    )
     init_from: str = flag("", "folder of a Hugging Face GPT-2 or Llama with the initial weights")
     device: str = flag("cpu", "device: cpu, cuda (ranks take the node's GPUs in turn), or cuda:<index>")
     compile: bool = flag(

@@ -25,6 +25,7 @@ from models.killed import drawn_if_killed
 from models.model import Model
 from models.report import TrainingReport
 from models.tokenizer import save_tokenizer
+from parallelism.numerics.non_finite import first_not_finite
 from training.announcement import announcement
 from training.config import Config
 from training.layout import laid_out
@@ -113,8 +114,14 @@ def iterate(run: TrainingRun) -> list[dict[str, Any]]:
 
 
 def leave(run: TrainingRun, gpt: Model) -> None:
-    """Print a sample, and save the weights and the tokenizer in the run's folder.  Collective."""
+    """Print a sample, and save the weights and the tokenizer in the run's folder.  Collective.
+
+    Raises: InputError for weights that are not finite.
+    """
     comm = run.mesh.comm
+    with comm.agreed("weights"):
+        if name := first_not_finite(dict(gpt.named_parameters())):
+            raise ValueError(f"{name} is not finite: no weights are written; lower the learning rate")
     if comm.rank == 0:
         print(sample(gpt, run.val_ids[:16], run.config, run.tokens.tokenizer))
     with comm.agreed("weights"):

@@ -91,7 +91,15 @@ class TrainingRun:
         monitor = GradientMonitor(self.replica.own.names) if config.non_finite != "ignore" else None
         if monitor:
             self.model.listeners.insert(0, monitor)
-        self.guard = StepGuard(comm, config.non_finite, self.scale, monitor, device=config.device)
+        self.guard = StepGuard(
+            comm,
+            config.non_finite,
+            self.scale,
+            monitor,
+            device=config.device,
+            max_skips=config.max_skips,
+            weights=lambda: self.masters.pieces,
+        )
         limit = config.grad_clip or math.inf
         self.clip = GradientClip(limit, self.gpt, self.masters, self.mesh, tied, self.replica.shard, config.device)
         self.sums = torch.zeros(2, dtype=torch.float64, device=config.device)  # loss, samples

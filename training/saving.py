@@ -97,8 +97,8 @@ class Saving:
 
     def close(self) -> None:
         """Wait for the pending checkpoint; then release the folder and the signals."""
-        self.checkpoints.wait()
-        self.taken.close()
+        with self.taken:
+            self.checkpoints.wait()
 
 
 def load_weights(run: TrainingRun, parts: Mapping[str, TensorShard]) -> tuple[str, int]:

@@ -1,6 +1,7 @@
 """Checkpoints of several ranks: a GPT saved in one layout and loaded in another; failures to write or read."""
 
 import json
+import math
 import os
 import signal
 import threading
@@ -185,6 +186,25 @@ def test_a_shard_that_cannot_be_written_is_named_by_all(comm, checkpoints, folde
     checkpoints.save(3, [ramp(comm)], {})
     checkpoints.wait()
     assert checkpoints.newest().name == "00003-step-3"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.sizes(1, 2, 4)
+def test_no_checkpoint_has_values_that_are_not_finite(comm, checkpoints, folder, value):
+    """Neither weights nor states; the previous checkpoint remains the newest."""
+    weight, last = ramp(comm), comm.size - 1
+    state = weight._replace(kind="exp_avg", tensor=weight.tensor.clone())
+    count = TensorShard("x", "step", Extent((), 0, 1), torch.tensor(3))  # an integer
+    checkpoints.save(1, [weight, state, count], {})
+    for part in (weight, state):
+        kept = part.tensor.clone()
+        part.tensor[2] = value if comm.rank == last else 0.0
+        checkpoints.save(2, [weight, state, count], {})
+        line = f"{part.kind} of x is not finite, and no checkpoint was written: resume from an earlier one"
+        assert refusal(checkpoints.wait) == (f"rank {last}: {line}" if last else line)
+        part.tensor.copy_(kept)
+        comm.barrier()  # the first rank has removed the folder
+        assert checkpoints.newest() == folder / "00001-step-1"
 
 
 @pytest.mark.sizes(2)

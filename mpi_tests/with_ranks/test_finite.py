@@ -134,6 +134,39 @@ def test_losses_come_before_gradients_and_those_before_their_norm(comm):
     ]
 
 
+@pytest.mark.sizes(2, 3)
+def test_skips_in_a_row_are_an_error_that_names_a_weight(comm):
+    """A finite step begins the count anew."""
+    weights, last = {"a": torch.zeros(3), "b": torch.zeros(2, 2)}, comm.size - 1
+    guard = StepGuard(comm, "skip", say=lambda line: None, max_skips=3, weights=lambda: weights)
+
+    def skip(step):
+        passes(guard, step, math.nan if comm.rank == 0 else 1.0, 1.0)
+
+    for losses in "fff", "ff":
+        for step in range(len(losses) - 1):
+            skip(step)
+        assert passes(guard, 4, 1.0, 1.0)
+    skip(5)
+    skip(6)
+    line = "step 7: rank 0 has a loss of nan; losses or gradients of max_skips=3 steps in a row are not finite"
+    with pytest.raises(InputError, match=f"^{line}, but all weights are: lower the learning rate, or raise max_skips"):
+        skip(7)
+    if comm.rank == last:
+        weights["b"][1, 0] = math.inf
+    with pytest.raises(InputError, match=f"max_skips=3 steps in a row .* nor is b of rank {last}: resume from"):
+        skip(8)
+
+
+@pytest.mark.sizes(2)
+def test_skips_that_a_loss_scale_needs_do_not_count(comm):
+    guard = StepGuard(comm, "skip", LossScale(4.0), say=lambda line: None, max_skips=1)
+    for step in (1, 2):
+        assert not passes(guard, step, 1.0, math.inf)
+    with pytest.raises(InputError, match=r"^step 3: .* of max_skips=1 steps in a row are not finite, but"):
+        passes(guard, 3, 1.0, math.inf)
+
+
 @pytest.mark.sizes(2)
 def test_a_loss_scale_is_blamed_while_it_can_fall(comm):
     warnings, scale, monitor = [], LossScale(4.0), Monitor()

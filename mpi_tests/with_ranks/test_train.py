@@ -6,6 +6,7 @@ systems/test_end_to_end.py starts train.py as a user does.
 import errno
 import gc
 import json
+import math
 import os
 import re
 import shutil
@@ -38,6 +39,7 @@ from mpi_tests.helpers.trained import (
 from parallelism.checkpoint.reading import sealed
 from parallelism.checkpoint.stop import SIGNALS
 from parallelism.pipeline.schedule.search import search
+from training import run as training_run
 from training.config import Config
 from training.fused import FusedGate, FusedGELU, FusedRotaryHeads
 from training.main import train
@@ -381,6 +383,53 @@ def test_a_loss_that_is_not_finite_stops_the_run(comm, monkeypatch):
     with pytest.raises(InputError, match=words):
         on(comm)
     assert process_state(comm) == before
+
+
+SPOILT = {
+    "dp": {},
+    "dp, 16 bits": {"dtype": "bfloat16", "master_weights": True},
+    "tp": {"tp": 2},
+    "pp": {"pp": 2, "num_micro_batches": 2},
+    "ZeRO 1": {"zero_stage": 1},
+    "ZeRO 2": {"zero_stage": 2},
+    "ZeRO 3": {"zero_stage": 3},
+}
+
+
+@pytest.mark.parametrize("layout", SPOILT.values(), ids=SPOILT)
+@pytest.mark.sizes(2)
+def test_a_run_with_weights_that_are_not_finite_ends_on_all_ranks(comm, folder, monkeypatch, layout):
+    """The update of step 3 spoils the weights, and later steps are skipped; the checkpoint before is resumed from."""
+    rate, settings = training_run.learning_rate_of, {"max_iters": 8, "non_finite": "skip", **layout}
+    saving = {"checkpoint_dir": str(folder), "checkpoint_interval": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run, "learning_rate_of", lambda config, i: math.inf if i == 3 else rate(config, i))
+        words = [refusal(comm, **settings, max_skips=2), refusal(comm, **settings, **saving)]
+    assert re.match(r"step 5: .* of max_skips=2 steps .* not finite, nor is transformer\.\S* of rank 0: ", words[0])
+    assert re.match(r"(rank \d: )?parameter of transformer\.\S* is not finite, and no checkpoint was", words[1])
+    assert sorted(path.name for path in folder.iterdir()) == ["00001-step-2", "lock"]
+    assert (folder / "lock").read_text() == ""
+    comm.barrier()
+    resumed = on(comm, **settings, **saving, resume="auto")
+    assert [record["iter"] for record in resumed.records if "loss" in record] == [*range(3, 9)]
+    assert np.isfinite(resumed.losses).all()
+
+
+def refusal(comm, **settings):
+    """Return the reason for which a run ends, which is the same on all ranks."""
+    with pytest.raises(InputError) as raised:
+        on(comm, **settings)
+    assert len(set(comm.all_gather_object(str(raised.value)))) == 1
+    return str(raised.value)
+
+
+@pytest.mark.sizes(2)
+def test_no_weights_that_are_not_finite_are_written(comm, folder, monkeypatch):
+    monkeypatch.setattr(training_run, "learning_rate_of", lambda *arguments: math.inf)
+    words = refusal(comm, max_iters=1, out_dir=str(folder / "out"))
+    assert re.search(r"transformer\.\S* is not finite: no weights are written; lower the learning rate", words)
+    comm.barrier()
+    assert not [*folder.rglob("*.safetensors")]
 
 
 # --- other settings of train.py ---

@@ -161,6 +161,8 @@ SETTINGS = [
     (["--momentum", 0.9], "momentum=0.9 applies to sgd and muon, not to adamw: omit it, or set optimizer"),
     (["--muon_lr", 0.5], "muon_lr=0.5 applies to muon, not to adamw: omit it, or set optimizer"),
     (["--optimizer", "sgd", "--beta2", 0.5], "beta2=0.5 applies to adamw and muon, not to sgd: omit it, or set"),
+    (["--max_skips", 5], "max_skips=5 applies to non_finite=skip, not to stop: omit it, or set non_finite"),
+    (["--max_skips", 0, "--non_finite", "skip"], "max_skips=0 must be from 1 to 1000000000"),
     (["--tensorboard", "/dev/null/x"], "tensorboard=/dev/null/x: Not a directory: use another folder"),
     (
         ["--eval_only", "--resume", "auto", "--init_from", "out", "--checkpoint_dir", "out"],

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 import collectives
 from collectives.job.errors import InputError
@@ -85,7 +86,7 @@ class Checkpoints(CheckpointLoader):
             if self.comm.rank == 0:
                 folder.mkdir()
         copies = [(part, part.compact()) for part in shared_out(self.comm, parts)]
-        written = self._thread.submit(write_shard, folder / f"rank-{self.comm.rank}.safetensors", copies)
+        written = self._thread.submit(write_finite, folder / f"rank-{self.comm.rank}.safetensors", copies)
         self._pending = written, folder, Index(step, metadata, [])
 
     def poll(self) -> bool:
@@ -100,7 +101,8 @@ class Checkpoints(CheckpointLoader):
     def wait(self) -> None:
         """Wait until all ranks have written their shards of the pending checkpoint, and commit it.
 
-        Raises: InputError with the file that could not be written; the previous checkpoint then remains the newest.
+        Raises: InputError with the file that could not be written, or the tensor that is not finite; the previous
+        checkpoint then remains the newest.
         """
         if self._pending is None:
             return
@@ -129,6 +131,14 @@ class Checkpoints(CheckpointLoader):
         self._thread.shutdown()
         if self._lock:
             self._lock.release()
+
+
+def write_finite(path: Path, copies: Sequence[tuple[TensorShard, Tensor]]) -> ShardEntry:
+    """Write parts as `write_shard` does; raise ValueError for one that is not finite, before anything is written."""
+    for part, flat in copies:
+        if not flat.isfinite().all():
+            raise ValueError(f"{part} is not finite, and no checkpoint was written: resume from an earlier one")
+    return write_shard(path, copies)
 
 
 def shared_out(comm: collectives.Communicator, parts: Iterable[TensorShard]) -> list[TensorShard]:

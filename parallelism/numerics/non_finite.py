@@ -105,7 +105,8 @@ class StepGuard(ExposedTime):
 
     After a non-finite loss or gradient, `policy` decides: "stop" raises an error, "skip" skips the step and passes a
     line with the first rank and parameter to `say`, "ignore" updates the weights anyway.  If the loss scale may be the
-    cause, and can be reduced, the step is skipped.
+    cause, and can be reduced, the step is skipped.  `max_skips` other skips in a row are an error, which says whether
+    all ranks' weights are finite: `weights()` returns this rank's by name.
 
     Raises: ValueError for an unknown policy.
     """
@@ -118,10 +119,13 @@ class StepGuard(ExposedTime):
         monitor: GradientMonitor | None = None,
         say: Callable[[str], None] = print,
         device: str = "cpu",
+        max_skips: float = math.inf,
+        weights: Callable[[], Mapping[str, Tensor]] = dict,
     ):
         if policy not in POLICIES:
             raise ValueError(f"non-finite policy {policy!r} is unknown: use {', '.join(POLICIES)}")
         self.comm, self.policy, self.say = comm, policy, say
+        self.max_skips, self.weights, self.num_skips = max_skips, weights, 0
         self.scale, self.monitor = scale or LossScale(1.0, None, device=device), monitor
         self._first = torch.zeros(1, dtype=torch.int64, device=device)
         self._agree = comm.plan("all_reduce", self._first, op="min")
@@ -148,12 +152,16 @@ class StepGuard(ExposedTime):
         return Verdict(skipped.float(), torch.cat([numbers, finite]), names)
 
     def tell(self, step: int, names: list[str], numbers: Sequence[float], loss: float, norm: float) -> None:
-        """Report a skipped step by its verdict's numbers; raise InputError on every rank if the policy is to stop."""
+        """Report a skipped step by its verdict's numbers; raise InputError on every rank if the run must not continue.
+
+        Collective.
+        """
         if not numbers:
             return
         first, by_scale, scale, *finite = numbers
         kind, rank = divmod(int(first), self.comm.size)
         if kind == NOTHING or (self.policy == "ignore" and not by_scale):
+            self.num_skips = 0
             return
         name = next((name for name, is_finite in zip(names, finite, strict=True) if not is_finite), "")
         words = (
@@ -164,4 +172,21 @@ class StepGuard(ExposedTime):
         line = f"step {step}: {self.comm.broadcast_object(words[kind], rank)}"
         if self.policy == "stop" and not by_scale:
             raise collectives.InputError(f"{line}: lower the learning rate, or let such steps be skipped")
+        self.num_skips += not by_scale
+        if self.num_skips >= self.max_skips:
+            steps = f"losses or gradients of max_skips={self.max_skips} steps in a row are not finite"
+            raise collectives.InputError(f"{line}; {steps}, {self.state()}")
         self.say(f"{line}; skipped" + (f", the loss scale is {scale:g} now" if by_scale else ""))
+
+    def state(self) -> str:
+        """Say which weights are not finite, and what to do.  Collective."""
+        names = self.comm.all_gather_object(first_not_finite(self.weights()))
+        rank = next((rank for rank, name in enumerate(names) if name), None)
+        if rank is None:
+            return "but all weights are: lower the learning rate, or raise max_skips"
+        return f"nor is {names[rank]} of rank {rank}: resume from a checkpoint, or lower the learning rate"
+
+
+def first_not_finite(tensors: Mapping[str, Tensor]) -> str:
+    """Return the name of the first tensor with an element that is not finite, or nothing."""
+    return next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), "")
