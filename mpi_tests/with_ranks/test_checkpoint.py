@@ -7,6 +7,7 @@ import signal
 import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from zlib import crc32
 
 import pytest
 import torch
@@ -197,14 +198,51 @@ def test_no_checkpoint_has_values_that_are_not_finite(comm, checkpoints, folder,
     count = TensorShard("x", "step", Extent((), 0, 1), torch.tensor(3))  # an integer
     checkpoints.save(1, [weight, state, count], {})
     for part in (weight, state):
-        kept = part.tensor.clone()
+        before = part.tensor.clone()
         part.tensor[2] = value if comm.rank == last else 0.0
         checkpoints.save(2, [weight, state, count], {})
         line = f"{part.kind} of x is not finite, and no checkpoint was written: resume from an earlier one"
         assert refusal(checkpoints.wait) == (f"rank {last}: {line}" if last else line)
-        part.tensor.copy_(kept)
+        part.tensor.copy_(before)
         comm.barrier()  # the first rank has removed the folder
         assert checkpoints.newest() == folder / "00001-step-1"
+
+
+@pytest.mark.sizes(2, 4)
+def test_replicas_that_differ_are_not_saved(comm, checkpoints, folder):
+    """One flipped bit is found, also beyond a part's first block; the odd rank is told from the others."""
+    extent, last = Extent((8,), 0, 8), comm.size - 1
+    weight = TensorShard("x", "parameter", extent, torch.arange(8.0))
+    state = weight._replace(kind="exp_avg", tensor=torch.arange(8.0, dtype=torch.bfloat16))
+    long = TensorShard("y", "parameter", Extent((3 << 20,), 0, 3 << 20), torch.ones(3 << 20))
+    own = ramp(comm, name="z")  # another part on each rank
+    checkpoints.save(1, [weight, state, long, own], {})
+    checkpoints.wait()
+    for part, name, block in (
+        (weight, "parameter of x", slice(0, 8)),
+        (state, "exp_avg of x", slice(0, 8)),
+        (long, "parameter of y", slice(2 << 20, 3 << 20)),
+    ):
+        bits = part.tensor.view(torch.int16)
+        right = crc_of(part.tensor[block])
+        if comm.rank == last:
+            bits[-3] ^= 1 << 9
+        wrong = comm.all_gather_object(crc_of(part.tensor[block]))[last]
+        others = ", ".join(map(str, range(last)))
+        words = f"{name} should be the same on all ranks that hold it, but its CRC-32 is {right} on rank {others} and "
+        words += f"{wrong} on rank {last}: no checkpoint was written; resume from an earlier one"
+        assert refusal(checkpoints.save, 2, [weight, state, long, own], {}) == words
+        if comm.rank == last:
+            bits[-3] ^= 1 << 9
+    weight.tensor[0], state.tensor[0] = comm.rank, comm.rank
+    message = refusal(checkpoints.save, 2, [weight, state, long, own], {})
+    assert message.startswith("parameter of x should be")
+    assert " (2 tensors differ): no checkpoint" in message
+    assert checkpoints.newest() == folder / "00001-step-1"
+
+
+def crc_of(x):
+    return f"{crc32(x.view(torch.int16).numpy().tobytes()):08x}"
 
 
 @pytest.mark.sizes(2)

@@ -40,7 +40,7 @@ from parallelism.checkpoint.reading import sealed
 from parallelism.checkpoint.stop import SIGNALS
 from parallelism.pipeline.schedule.search import search
 from training import run as training_run
-from training.config import Config
+from training.config import Config, learning_rate_of
 from training.fused import FusedGate, FusedGELU, FusedRotaryHeads
 from training.main import train
 from training.run import TrainingRun
@@ -334,6 +334,40 @@ def test_a_full_disk_of_out_dir_stops_no_checkpoint(comm, folder, monkeypatch, c
         on(comm, checkpoint_dir=str(finished.parent), out_dir=str(folder / "out"), max_iters=1)
     assert whole == [True, True] * (comm.rank == 0)
     assert ("loss.png can't be written (No space left on device)" in capsys.readouterr().out) == (comm.rank == 0)
+
+
+FLIPS = {
+    "dp, a weight": ({}, "parameter", "transformer.h.0.attn.c_attn.weight"),
+    "dp, a state": ({}, "exp_avg", "transformer.h.1.ln_2.weight"),
+    "dp, a master weight": ({"dtype": "bfloat16", "master_weights": True}, "parameter", "transformer.wpe.weight"),
+    "tp, a replicated weight": ({"tp": 2}, "parameter", "transformer.h.0.ln_1.weight"),
+    "sp": ({"sp": 2}, "parameter", "transformer.h.1.mlp.c_fc.weight"),
+    "pp, a tied weight": ({"pp": 2, "num_micro_batches": 2}, "parameter", "transformer.wte.weight"),
+}
+
+
+@pytest.mark.parametrize(("layout", "kind", "name"), FLIPS.values(), ids=FLIPS)
+@pytest.mark.sizes(2)
+def test_replicas_that_differ_end_the_run(comm, folder, monkeypatch, layout, kind, name):
+    """A bit of rank 1's flips after step 4; the previous checkpoint remains the newest."""
+    update = TrainingRun.update
+
+    def update_and_flip(run, lr, loss):
+        result = update(run, lr, loss)
+        if run.optimizer.param_groups[0]["lr"] == learning_rate_of(run.config, 4) and comm.rank == 1:
+            own = run.saving.parts
+            (piece,) = (piece for local, piece in run.masters.pieces.items() if own[local].name == name)
+            tensor = piece if kind == "parameter" else run.optimizer.state[piece][kind]
+            tensor.data.view(-1)[3:4].view(torch.int32).bitwise_xor_(1 << 9)
+        return result
+
+    monkeypatch.setattr(TrainingRun, "update", update_and_flip)
+    words = refusal(comm, **layout, checkpoint_dir=str(folder), checkpoint_interval=2)
+    pattern = (
+        rf"{kind} of {name} should be the same .* its CRC-32 is [0-9a-f]{{8}} on rank 0 and [0-9a-f]{{8}} on rank 1: "
+    )
+    assert re.match(pattern, words)
+    assert sorted(path.name for path in folder.iterdir()) == ["00001-step-2", "lock"]
 
 
 # --- precision ---

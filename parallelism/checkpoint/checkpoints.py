@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from collectives.job.errors import InputError
 from parallelism.checkpoint.folders import UNFINISHED, Lock, complete_checkpoints, next_number, remove_unfinished
 from parallelism.checkpoint.part import TensorShard
 from parallelism.checkpoint.reading import INDEX, Checkpoint, CheckpointLoader, Index, check_complete, sealed
-from parallelism.checkpoint.shards import ShardEntry, naming, sync, write_shard
+from parallelism.checkpoint.shards import ShardEntry, checksums, naming, sync, write_shard
 
 
 class Checkpoints(CheckpointLoader):
@@ -67,10 +68,11 @@ class Checkpoints(CheckpointLoader):
     def save(self, step: int, parts: Iterable[TensorShard], whole: Mapping[str, Any]) -> None:
         """Start writing a checkpoint; the tensors may change once this has returned.
 
-        Each rank passes its own parts; a part that several ranks hold is written once.  `whole` is used on rank 0 only:
-        small values that JSON can represent.
+        Each rank passes its own parts; a part that several ranks hold must be the same on all, and is written once.
+        `whole` is used on rank 0 only: small values that JSON can represent.
 
-        Raises: InputError as `wait` does, for the previous checkpoint; for invalid parts, or values that are not JSON.
+        Raises: InputError as `wait` does, for the previous checkpoint; for invalid parts, parts that differ between
+        ranks, or values that are not JSON.
         """
         self.wait()
         folder = self.directory / f"{self._number:05}-step-{step}{UNFINISHED}"
@@ -83,9 +85,14 @@ class Checkpoints(CheckpointLoader):
                 metadata = json.loads(json.dumps(whole))
             except TypeError as error:
                 raise ValueError(f"a checkpoint's metadata must be JSON-serializable: {error}") from None
+        offers = {identity(part): part for part in parts}
+        sizes = {key: part.extent.length * part.tensor.element_size() for key, part in offers.items()}
+        of_ranks = self.comm.all_gather_object(sizes)
+        check_replicas(self.comm, offers, of_ranks)
+        with self.comm.agreed("save"):
             if self.comm.rank == 0:
                 folder.mkdir()
-        copies = [(part, part.compact()) for part in shared_out(self.comm, parts)]
+        copies = [(offers[key], offers[key].compact()) for key in writers(of_ranks)[self.comm.rank]]
         written = self._thread.submit(write_finite, folder / f"rank-{self.comm.rank}.safetensors", copies)
         self._pending = written, folder, Index(step, metadata, [])
 
@@ -141,11 +148,33 @@ def write_finite(path: Path, copies: Sequence[tuple[TensorShard, Tensor]]) -> Sh
     return write_shard(path, copies)
 
 
-def shared_out(comm: collectives.Communicator, parts: Iterable[TensorShard]) -> list[TensorShard]:
-    """Return the parts that this rank writes; of several holders of a part, one is chosen.  Collective."""
-    offers = {identity(part): part for part in parts}
-    sizes = {key: part.extent.length * part.tensor.element_size() for key, part in offers.items()}
-    return [offers[key] for key in writers(comm.all_gather_object(sizes))[comm.rank]]
+def check_replicas(
+    comm: collectives.Communicator, offers: Mapping[int, TensorShard], of_ranks: Sequence[Iterable[int]]
+) -> None:
+    """Compare the checksums of each part that several ranks hold; `of_ranks` are the identities of each rank's parts.
+
+    Raises: InputError on every rank, with the first part that differs, and each checksum's ranks.  Collective.
+    """
+    counts = Counter(chain(*of_ranks))
+    if max(counts.values(), default=1) == 1:
+        return
+    own = {key: tuple(checksums(part.compact())) for key, part in offers.items() if counts[key] > 1}
+    ranks: dict[int, dict[tuple[int, ...], list[int]]] = defaultdict(lambda: defaultdict(list))  # by part and checksums
+    for rank, sums in enumerate(comm.all_gather_object(own)):
+        for key in sums:
+            ranks[key][sums[key]].append(rank)
+    different = {key: holders for key, holders in ranks.items() if len(holders) > 1}
+    if not different:
+        return
+    key, holders = next(iter(different.items()))
+    name = comm.broadcast_object(str(offers.get(key)), min(chain(*holders.values())))
+    block = next(index for index, values in enumerate(zip(*holders, strict=True)) if len(set(values)) > 1)
+    words = [f"{sums[block]:08x} on rank {', '.join(map(str, its))}" for sums, its in holders.items()]
+    more = f" ({len(different)} tensors differ)" if len(different) > 1 else ""
+    raise InputError(
+        f"{name} should be the same on all ranks that hold it, but its CRC-32 is {' and '.join(words)}{more}: no "
+        "checkpoint was written; resume from an earlier one"
+    )
 
 
 def identity(part: TensorShard) -> int:

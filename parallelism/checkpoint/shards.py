@@ -43,7 +43,7 @@ class Piece(NamedTuple):
     def of(cls, part: TensorShard, flat: Tensor) -> Piece:
         dtype = str(flat.dtype).removeprefix("torch.")
         piece = cls(part.name, part.kind, dtype, part.extent, len(flat), BLOCK_BYTES)
-        return piece._replace(checksums=piece.blocks(flat))
+        return piece._replace(checksums=checksums(flat))
 
     @classmethod
     def from_json(cls, values: list[Any]) -> Piece:
@@ -89,7 +89,13 @@ class Piece(NamedTuple):
 
     def blocks(self, flat: Tensor) -> list[int]:
         """Return the checksums of a tensor's blocks."""
-        return [crc32(memoryview(block.view(torch.uint8).numpy())) for block in flat.split(self.block_length)]
+        return checksums(flat, self.block_length)
+
+
+def checksums(flat: Tensor, block_length: int = 0) -> list[int]:
+    """Return the CRC-32 of each block of a tensor on the host, by default of `BLOCK_BYTES`."""
+    blocks = flat.split(block_length or BLOCK_BYTES // flat.element_size())
+    return [crc32(memoryview(block.view(torch.uint8).numpy())) for block in blocks]
 
 
 class ShardEntry(NamedTuple):
