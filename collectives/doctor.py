@@ -193,6 +193,8 @@ def device_memory_by_mpi(limit_s: float) -> Iterator[Finding]:
     if find_spec("cupy") is None:
         return
     name = cuda_aware.library()
+    if "MPICH" in name:  # it ends a process that asks before MPI has started
+        launch.start_mpi()
     supported = cuda_aware.supports_cuda(cuda_aware.loaded_library())
     path = shutil.which("mpirun") or shutil.which("mpiexec")
     if not supported or is_launched() or path is None:

@@ -192,6 +192,17 @@ def test_the_doctor_tries_nothing_that_a_library_denies(answers, doctor):
     assert doctor.started == []
 
 
+def test_mpich_is_asked_once_it_has_started(answers, doctor, monkeypatch):
+    """It ends a process that asks before."""
+    asked = []
+    answers(MPICH.format(0, 0))
+    monkeypatch.setattr(cuda_aware, "library", lambda: "MPICH 5.0.2")
+    monkeypatch.setattr(checks.launch, "start_mpi", lambda: asked.append("start"))
+    monkeypatch.setattr(cuda_aware, "supports_cuda", lambda path: asked.append("support"))
+    assert verdicts(examine(checks.device_memory_by_mpi)) == ["ok"]
+    assert asked == ["start", "support"]
+
+
 def test_a_rank_starts_no_job(answers, doctor, monkeypatch):
     answers(OPEN_MPI.format(1))
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")

@@ -1,6 +1,7 @@
 """The doctor's checks on systems with missing or broken parts."""
 
 import os
+import subprocess
 import sys
 import time
 
@@ -9,6 +10,7 @@ import pytest
 from collectives import doctor
 from collectives.doctor import Ended, Finding, RankReport, cores, fail, of_job, show, single_copy
 from mpi_tests.helpers.doctor import examine, verdicts
+from mpi_tests.helpers.launch import ROOT, environment
 
 # --- checks are isolated ---
 
@@ -82,6 +84,17 @@ def test_a_grandchild_that_stays_keeps_nobody_waiting():
 def test_a_child_that_cannot_be_started():
     result = doctor.run_child("", 1, launcher=["/no/such/program"])
     assert result.how == "could not be started: [Errno 2] No such file or directory: '/no/such/program'"
+
+
+@pytest.mark.skipif(not hasattr(os, "pipe2"), reason="needs pipes that keep writes apart")
+def test_what_a_rank_answers_is_one_write():
+    """Python writes pieces where PYTHONUNBUFFERED is set, and mpirun may put another rank's between them."""
+    reader, writer = os.pipe2(os.O_DIRECT)
+    env = environment() | {"PYTHONUNBUFFERED": "1"}
+    subprocess.run([sys.executable, "-c", doctor.BARRIER], stdout=writer, env=env, cwd=ROOT, timeout=60, check=True)
+    assert os.read(reader, 100) == b"size 1\n"
+    os.close(reader)
+    os.close(writer)
 
 
 # --- a host ---
