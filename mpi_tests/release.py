@@ -70,8 +70,9 @@ class Row(NamedTuple):
 
 def interpreter(version: str) -> str:
     """Return a Python of this version: pyenv's, whose shim on the PATH may be inactive, or that on the PATH."""
-    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    paths = sorted(root.glob(f"versions/{version}.*/bin/python{version}"))
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
+    readable = os.access(root, os.R_OK | os.X_OK)  # it may be the folder of another user
+    paths = sorted(root.glob(f"{version}.*/bin/python{version}")) if readable else []
     return str(paths[-1]) if paths else f"python{version}"
 
 

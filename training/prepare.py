@@ -74,7 +74,7 @@ def prepare(args: Namespace) -> str:
         raise ValueError(f"out={args.out}: {error.strerror}; name a new folder") from None
     try:
         counts = {}
-        os.environ["PYTHONSAFEPATH"] = "1"  # as in `system.python`, for the processes of the pool
+        os.environ.setdefault("PYTHONSAFEPATH", "1")  # as in `system.python`, for the processes of the pool
         with ProcessPoolExecutor(args.workers, get_context("spawn"), start, (args.tokenizer,)) as pool:
             for kind, files in kinds.items():
                 chunks = encoded(pool, files, args.text_field, 2 * args.workers)
