@@ -25,7 +25,8 @@ COLORS = dict(zip(KINDS, (0, 1, 3, 8, 2, 9, 5, 6, 4, 7, 10), strict=True))
 ACTION_COLORS = {**{LABELS[kind]: color for kind, color in zip("FBIW", (0, 2, 2, 4), strict=True)}, WAIT: 10}
 MOST_SPANS = 1000  # drawn in a timeline
 MEANING = (
-    ", by the host's clock. A wait for other ranks counts for their axis: communication that shows, or a slower rank. "
+    ", by the host's clock. A wait for other ranks counts for their axis: communication that shows, or a slower rank; "
+    "comm is the sum of all waits. "
     "tp, sp and ep split layers, sequences and experts; dp reduces gradients and gathers parameters; pp sums up tied "
     "gradients; all ranks agree on the norm, the loss and the step. What is left is other."
 )
@@ -47,8 +48,15 @@ def times_section(steps: Sequence[ProfiledStep]) -> Section:
     for rank in sorted({step.rank for step in steps}):
         own = [step for step in steps if step.rank == rank]
         times = [1e3 * fmean(step.seconds[kind] for step in own) for kind in kinds]
-        rows.append((rank, 1e3 * fmean(step.step_s for step in own), *times, max(step.memory_mib for step in own)))
-    columns = [Column("rank"), Column("step, ms"), *(Column(NAMES[kind]) for kind in kinds), Column("memory, MiB")]
+        whole = (1e3 * fmean(step.step_s for step in own), 1e3 * fmean(step.comm_s for step in own))
+        rows.append((rank, *whole, *times, max(step.memory_mib for step in own)))
+    columns = [
+        Column("rank"),
+        Column("step, ms"),
+        Column("comm, ms"),
+        *(Column(NAMES[kind]) for kind in kinds),
+        Column("memory, MiB"),
+    ]
     axis = {"unit": "ms", "label": "time of a step"}
     common = {"kind": "bars", "table": "times", "row": "rank", "name": "rank"}
     parts = [{"column": NAMES[kind], "color": COLORS[kind]} for kind in kinds]
@@ -61,7 +69,9 @@ def times_section(steps: Sequence[ProfiledStep]) -> Section:
             "parts": [{"column": "memory, MiB", "color": 0}],
         },
     ]
-    each = [(s.iteration, s.rank, 1e3 * s.step_s, *(1e3 * s.seconds[kind] for kind in kinds)) for s in steps]
+    each = [
+        (s.iteration, s.rank, 1e3 * s.step_s, 1e3 * s.comm_s, *(1e3 * s.seconds[kind] for kind in kinds)) for s in steps
+    ]
     every = Table("steps", "Each step and rank, ms", [Column("step"), *columns[:-1]], each)
     return Section("Where the time goes", [text], charts, [Table("times", "Means by rank, ms", columns, rows), every])
 

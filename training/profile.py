@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 NUMBER = 5  # of profiled steps, after the traced one
 AXES = ("tp", "sp", "ep", "dp", "pp")
 COMPUTING, ALL_RANKS, BUBBLE, OPTIMIZER, INPUT, OTHER = "computing", "all", "bubble", "optimizer", "input", "other"
-KINDS = (COMPUTING, *AXES, ALL_RANKS, BUBBLE, OPTIMIZER, INPUT, OTHER)
+WAITS = (*AXES, ALL_RANKS, BUBBLE)
+KINDS = (COMPUTING, *WAITS, OPTIMIZER, INPUT, OTHER)
 
 
 class ProfiledStep(NamedTuple):
@@ -32,6 +33,11 @@ class ProfiledStep(NamedTuple):
     step_s: float
     seconds: dict[str, float]
     memory_mib: float
+
+    @property
+    def comm_s(self) -> float:
+        """Seconds of all waits for other ranks."""
+        return sum(self.seconds[kind] for kind in WAITS)
 
 
 class StepProfiler(Listener):
@@ -74,7 +80,8 @@ class StepProfiler(Listener):
             return
         before, self.seconds, self.is_on = self.exposed(), dict.fromkeys(KINDS, 0.0), True
         begin_s = now(self.run.config.device)
-        with self.run.model.notifying(self):
+        model = self.run.model
+        with model.notifying(self, model.listeners.index(model.times) + 1):  # so that actions begin and end within its
             yield
         step_s, self.is_on = self.input_s + now(self.run.config.device) - begin_s, False
         self.seconds |= {axis: after - before[axis] for axis, after in self.exposed().items()}
@@ -92,30 +99,28 @@ class StepProfiler(Listener):
         if begin:
             self.seconds[kind] += self.since(begin)
 
-    def before_passes(self) -> None:
-        self._passes, self._computed_s = self.mark(), self.seconds[COMPUTING]
-
     def before(self, action: Action, following: Action | None) -> None:
         self._action = self.mark()
 
     def after(self, action: Action) -> None:
         self.seconds[COMPUTING] += self.since(self._action)
 
-    def after_passes(self) -> None:
-        if self.run.mesh.pp.size > 1:
-            self.seconds[BUBBLE] += self.since(self._passes) - (self.seconds[COMPUTING] - self._computed_s)
-
     def mark(self) -> tuple[float, float]:
         """Return the current time, and the total time spent waiting for other ranks, in seconds."""
-        return now(self.run.config.device), sum(self.exposed().values())
+        return now(self.run.config.device), self.waited_s
 
     def since(self, mark: tuple[float, float]) -> float:
         """Return the seconds since a mark, without waits for other ranks."""
-        now_s, exposed_s = self.mark()
-        return now_s - mark[0] - (exposed_s - mark[1])
+        now_s, waited_s = self.mark()
+        return now_s - mark[0] - (waited_s - mark[1])
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has waited for other ranks since the run began, of whatever kind."""
+        return sum(self.exposed().values())
 
     def exposed(self) -> dict[str, float]:
-        """Return the seconds that this rank has waited for other ranks since the run began, by axis."""
+        """Return the seconds that this rank has waited for other ranks since the run began, by kind."""
         run = self.run
         own = run.replica.own
         axes: dict[str, Any] = {
@@ -126,7 +131,9 @@ class StepProfiler(Listener):
             "pp": own.tied,
         }
         of_all = run.clip.exposed_s + run.guard.exposed_s + run.sum_time.exposed_s
-        return {axis: each.exposed_s if each else 0.0 for axis, each in axes.items()} | {ALL_RANKS: of_all}
+        bubble_s = run.model.times.exposed_s if run.mesh.pp.size > 1 else 0.0
+        by_axis = {axis: each.exposed_s if each else 0.0 for axis, each in axes.items()}
+        return {**by_axis, ALL_RANKS: of_all, BUBBLE: bubble_s}
 
     def keep(self, planned: Timeline, happened: list[Span]) -> None:
         self.planned, self.happened = planned, happened

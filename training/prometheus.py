@@ -33,8 +33,8 @@ SERIES = {
     "tokens_per_s": Series("training_tokens_per_second", "gauge", "Tokens of the step by its time, of all ranks."),
     "flops_per_s": Series("training_flops_per_second", "gauge", "The model's operations by the step's time."),
     "mfu": Series("training_model_flops_utilization_ratio", "gauge", "Share of the devices' peak, from 0 to 1."),
-    "compute_ms": Series("training_compute_seconds", "gauge", "Time of the step without exposed communication.", 1e-3),
-    "comm_ms": Series("training_exposed_communication_seconds", "gauge", "Time in which rank 0 waited.", 1e-3),
+    "compute_ms": Series("training_compute_seconds", "gauge", "Time of the step other than comm.", 1e-3),
+    "comm_ms": Series("training_comm_seconds", "gauge", "Time in which rank 0 waited for other ranks.", 1e-3),
     "memory_mib": Series("training_peak_memory_bytes", "gauge", "Most memory that rank 0 has had.", 2**20),
     "bubble": Series("training_pipeline_bubble_ratio", "gauge", "Share of the step in which pp ranks wait, 0 to 1."),
 }

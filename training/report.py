@@ -26,7 +26,7 @@ SECOND = 3  # index of the second run's first color
 FIELDS = {
     "step": "iter", "loss": "loss", "loss, smoothed": "smoothed", "validation loss": "val_loss",
     "gradient norm": "grad_norm", "learning rate": "lr", "tokens/s": "tokens_per_s", "compute, ms": "compute_ms",
-    "exposed communication, ms": "comm_ms", "bubble": "bubble", "memory, MiB": "memory_mib",
+    "comm, ms": "comm_ms", "bubble": "bubble", "memory, MiB": "memory_mib",
 }  # fmt: skip
 
 
@@ -83,7 +83,10 @@ def report(runs: Mapping[str, Sequence[Record]], more: Sequence[Section] = ()) -
 
 def records_section(runs: Mapping[str, Sequence[Record]]) -> Section:
     """Draw and list the runs' records."""
-    texts = ["Times and memory are of rank 0, by the host's clock; memory is the most that it has had so far."]
+    texts = [
+        "Times and memory are of rank 0, by the host's clock; comm is its wait for other ranks, compute the rest of a "
+        "step, and memory the most that it has had so far."
+    ]
     rows: list[tuple] = []
     are_smoothed = any(sum("loss" in record for record in records) >= SMOOTHED_FROM for records in runs.values())
     if are_smoothed:
@@ -127,7 +130,7 @@ def charts_of(runs: Sequence[str], are_smoothed: bool, has_bubble: bool) -> list
     training = [("training", "loss, smoothed", 0)] if are_smoothed else [("training", "loss", 0)]
     if are_smoothed and len(runs) == 1:
         training.insert(0, ("training, each step", "loss", 6))
-    times = ("compute", "compute, ms", 0), ("waiting", "exposed communication, ms", 1)
+    times = ("compute", "compute, ms", 0), ("comm", "comm, ms", 1)
     linear: dict[str, Any] = {"unit": "", "zero": True}
     charts = [
         chart(runs, "Loss, nats a token", {"unit": ""}, *training, ("validation", "validation loss", 1)),

@@ -160,7 +160,7 @@ class TrainingRun:
 
     def begun(self, iteration: int, inputs: list[Batch]) -> PendingStep:
         config, timing = self.config, self.profiler.timing
-        begin_s, waited_s = time.perf_counter(), self.model.exposed_s
+        begin_s, waited_s = time.perf_counter(), self.profiler.waited_s
         lr = learning_rate_of(config, iteration)
         with timing(INPUT):
             batches = [batch.to(config.device) for batch in inputs]
@@ -169,12 +169,12 @@ class TrainingRun:
         loss = self.model.step(batches, [weight] * len(batches)) / self.scale.value
         with timing(OPTIMIZER):
             norm, verdict = self.update(lr, loss)
-        computed_s = time.perf_counter()
         mean_loss = self.add(loss / self.mesh.dp.size)[0]
         numbers = torch.cat([torch.stack([mean_loss, loss, norm]), verdict.numbers])
-        comm_s = self.model.exposed_s - waited_s + time.perf_counter() - computed_s
-        bubble, used_mib = self.model.times.bubble(self.mesh.pp), memory_mib(config.device)
-        metrics = {"iter": iteration, "lr": lr, "bubble": bubble, "memory_mib": used_mib}
+        with self.sum_time.waiting():
+            bubble = self.model.times.bubble(self.mesh.pp)
+        metrics = {"iter": iteration, "lr": lr, "bubble": bubble, "memory_mib": memory_mib(config.device)}
+        comm_s = self.profiler.waited_s - waited_s
         return PendingStep(self, verdict.names, Readback(numbers), begin_s, comm_s, metrics)
 
     def add(self, *numbers: Any) -> torch.Tensor:
@@ -184,6 +184,11 @@ class TrainingRun:
         with self.sum_time.waiting():
             self.add_up()
         return self.sums
+
+    def sum_loads(self, loads: torch.Tensor) -> None:
+        """Sum the loads of experts over all ranks in place.  Collective."""
+        with self.sum_time.waiting():
+            self.mesh.along("dp", "sp").all_reduce(loads)
 
     def update(self, lr: float, loss: torch.Tensor) -> tuple[torch.Tensor, Verdict]:
         """Clip the gradients, update the weights unless the step is to be skipped, and clear the gradients.
@@ -196,7 +201,7 @@ class TrainingRun:
             group["lr"] = lr * group.get("lr_factor", 1)
         verdict = self.guard.judge(loss, norm)
         self.optimizer.step(verdict.skipped)
-        balance(self.routers, self.mesh.along("dp", "sp").all_reduce)
+        balance(self.routers, self.sum_loads)
         self.replica.gather()
         self.model.zero_grad()
         return norm, verdict

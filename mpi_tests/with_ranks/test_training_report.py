@@ -1,13 +1,20 @@
 """Reports of runs: their points are the run's records, and the kinds of a step's time add up to the whole."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from collectives import Communicator
+from collectives.runtime.plan import Plan
+from collectives.runtime.started import StartedCall
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.pages import Page, check_charts
 from mpi_tests.helpers.trained import check_same, on
+from parallelism.buffers import tensor_collectives, transfer
 from parallelism.mesh import AXES
+from parallelism.pipeline import events, layer_times
+from training import profile, run
 from training.profile import KINDS
 from training.run import TrainingRun
 
@@ -64,9 +71,63 @@ def test_the_kinds_of_a_step_are_all_of_it(comm, folder, profilers, layout):
         assert all(step.seconds[axis] == 0 for axis in {"tp", "ep"} - axes)
         assert (step.seconds["bubble"] > 0) == ("pp" in layout)
     page = page_in(folder)
+    logged = {record["iter"]: record["comm_ms"] for record in outcome.records if "loss" in record}
+    listed = {row["step"]: row["comm, ms"] for row in page.tables["records"]}
+    for row in page.tables["steps"]:
+        waits = sum(value for name, value in row.items() if "exposed" in name or name == "pipeline bubble")
+        assert row["comm, ms"] == pytest.approx(waits, rel=1e-3)
+        if row["rank"] == 0:
+            assert row["comm, ms"] == pytest.approx(logged[row["step"]], rel=1e-3)
+            assert row["comm, ms"] == pytest.approx(listed[row["step"]], rel=1e-3)
     check_charts(page)
     assert [row["loss"] for row in page.tables["records"]] == pytest.approx(outcome.losses, rel=1e-5)
     assert ("pipeline" in page.tables) == ("pp" in layout)
+
+
+ALL_AXES = {
+    **LAYOUTS,
+    "dp, accumulated": {"num_micro_batches": 2},
+    "sequence-parallel": {"tp": 2, "sp": 2, "sequence_parallel": True, "sp_mode": "ulysses", "n_head": 4},
+    "pp 2, ZeRO 3": {"pp": 2, "zero_stage": 3, "num_micro_batches": 3},
+    "ZeRO 1 and 2 in groups": {"zero_stage": 2, "zero_group": "2", "grad_clip": 0.0},
+    "muon": {"optimizer": "muon", "tp": 2},
+    "16 bits": {"dtype": "float16", "master_weights": True, "zero_stage": 1},
+}
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """Let time pass only in waits for other ranks: a second in each."""
+    now = [0.0]
+
+    def waiting(cls, name):
+        method = getattr(cls, name)
+
+        def tick(*arguments, **more):
+            now[0] += 1
+            return method(*arguments, **more)
+
+        monkeypatch.setattr(cls, name, tick)
+
+    for cls in (Plan, StartedCall):
+        waiting(cls, "wait")
+    waiting(Plan, "__call__")
+    for name in ("all_reduce", "all_gather", "barrier", "broadcast", "broadcast_object", "all_gather_object"):
+        waiting(Communicator, name)
+    for module in (tensor_collectives, transfer, events, layer_times, profile, run):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    return now
+
+
+@pytest.mark.parametrize("layout", ALL_AXES.values(), ids=ALL_AXES)
+@pytest.mark.sizes(4)
+def test_every_wait_of_a_step_counts_once(comm, waits, layout):
+    """The first step also exchanges the shapes of activations."""
+    records = [record for record in on(comm, **layout).records if "loss" in record][1:]
+    assert len(records) == 3
+    for record in records:
+        assert record["compute_ms"] == 0
+        assert record["comm_ms"] > 0
 
 
 @pytest.mark.sizes(2)

@@ -66,7 +66,8 @@ class ExpertExchange(ExposedTime):
     def written(self, count: int, like: Tensor) -> list[Tensor]:
         """Return the host ranks' buffers of `count` rows, as many as the rank with the most writes to its own."""
         self.buffers.reverse()
-        return self.buffers[0].rows(count, like)
+        with self.waiting():
+            return self.buffers[0].rows(count, like)
 
     def synchronize(self, x: Tensor) -> None:
         """Wait until all ranks of the host have written their rows."""

@@ -65,9 +65,9 @@ class Pipeline:
             getattr(listener, event)(*arguments)
 
     @contextmanager
-    def notifying(self, listener: Listener) -> Iterator[None]:
-        """Notify another listener, ahead of the others, in this context."""
-        self.listeners.insert(0, listener)
+    def notifying(self, listener: Listener, place: int = 0) -> Iterator[None]:
+        """Notify another listener in this context, by default ahead of the others."""
+        self.listeners.insert(place, listener)
         yield
         self.listeners.remove(listener)
 

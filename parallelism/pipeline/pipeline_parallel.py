@@ -82,11 +82,6 @@ class PipelineParallel(Pipeline):
 
         return layer._replace(run=run)
 
-    @property
-    def exposed_s(self) -> float:
-        """Total time that steps have waited for other ranks, in seconds."""
-        return self.replica.exposed_s + self.times.exposed_s
-
     def zero_grad(self) -> None:
         """Clear the gradients in place."""
         self.replica.zero_grad()

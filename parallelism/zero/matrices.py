@@ -16,6 +16,7 @@ from torch import Tensor
 
 import collectives
 from parallelism.buffers.arena import allocate
+from parallelism.buffers.tensor_collectives import ExposedTime
 from parallelism.data.replica import Replica
 from parallelism.mesh import Mesh, replica_axes
 from parallelism.numerics.master_weights import MasterWeights
@@ -67,9 +68,19 @@ class ElementRoute(NamedTuple):
 
 
 class Exchange:
-    """Sends along all routes by one all-to-all, on preallocated memory.  Construction and calls are collective."""
+    """Sends along all routes by one all-to-all, on preallocated memory.  Construction and calls are collective.
 
-    def __init__(self, comm: collectives.Communicator, routes: Sequence[ElementRoute], dtype: torch.dtype, device: str):
+    `clock` counts the waits.
+    """
+
+    def __init__(
+        self,
+        comm: collectives.Communicator,
+        routes: Sequence[ElementRoute],
+        dtype: torch.dtype,
+        device: str,
+        clock: ExposedTime,
+    ):
         outgoing = sorted((route for route in routes if route.source == comm.rank), key=lambda route: route.dest)
         incoming = sorted((route for route in routes if route.dest == comm.rank), key=lambda route: route.source)
         array, self.sent = allocate(comm, sum(route.length for route in outgoing), dtype, device)
@@ -78,13 +89,14 @@ class Exchange:
         self.incoming = dict(zip(incoming, offsets(route.length for route in incoming), strict=True))
         send = tuple(sum(route.length for route in outgoing if route.dest == rank) for rank in range(comm.size))
         recv = tuple(sum(route.length for route in incoming if route.source == rank) for rank in range(comm.size))
-        self.plan = comm.plan("all_to_all", array, out=out, send_counts=send, recv_counts=recv)
+        self.clock, self.plan = clock, comm.plan("all_to_all", array, out=out, send_counts=send, recv_counts=recv)
 
     def __call__(self, tensors: Mapping[ElementRoute, Tensor]) -> dict[ElementRoute, Tensor]:
         """Send flat tensors; the received ones are valid until the next call."""
         for route, place in self.outgoing.items():
             self.sent[place].copy_(tensors[route])
-        self.plan()
+        with self.clock.waiting():
+            self.plan()
         return {route: self.received[place] for route, place in self.incoming.items()}
 
 
@@ -99,8 +111,8 @@ class MatrixOwners:
         params = {name: replica.params[name] for name in names}
         self.matrices = split_matrices(params, replica.masters, mesh, comm)
         dtype = torch.promote_types(next(iter(params.values())).dtype, torch.float32)
-        self.collecting = Exchange(comm, [*self._routes(to_owners=True)], dtype, device)
-        self.returning = Exchange(comm, [*self._routes(to_owners=False)], dtype, device)
+        self.collecting = Exchange(comm, [*self._routes(to_owners=True)], dtype, device, replica)
+        self.returning = Exchange(comm, [*self._routes(to_owners=False)], dtype, device, replica)
 
     def _routes(self, to_owners: bool) -> Iterable[ElementRoute]:
         for name, matrix in self.matrices.items():

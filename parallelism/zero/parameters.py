@@ -92,8 +92,9 @@ class ShardedParameters(ReducedGradients):
             self.layers[layer].gather()
 
     def _fetch(self, layers: Iterable[int]) -> None:
-        for layer in layers:
-            self.layers[layer].fetch()
+        with self.waiting():
+            for layer in layers:
+                self.layers[layer].fetch()
 
     def step_done(self) -> None:
         super().step_done()
@@ -106,8 +107,9 @@ class ShardedParameters(ReducedGradients):
 
     def _forget(self) -> None:
         """Release all gathered parameters."""
-        for layer in self.layers.values():
-            layer.release()
+        with self.waiting():
+            for layer in self.layers.values():
+                layer.release()
 
     @contextmanager
     def whole(self) -> Iterator[None]:
