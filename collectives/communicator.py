@@ -21,7 +21,7 @@ from collectives.runtime.context import Context
 from collectives.runtime.messages import SEGMENT_BYTES
 from collectives.runtime.native_mpi import op_name
 from collectives.runtime.packed import Fused
-from collectives.runtime.plan import Plan
+from collectives.runtime.plan import FREED, Plan
 from collectives.runtime.point_to_point import RecvMessage, SendMessage, probe, run_message
 from collectives.runtime.resolve import Resolver
 from collectives.schedule.cost import Network
@@ -37,7 +37,7 @@ class Freed:
     """Placeholder for the parts of a freed communicator, which refuses any use."""
 
     def __call__(self, *_: Any) -> Any:
-        raise RuntimeError("this communicator has been freed: make another one, or free it later")
+        raise RuntimeError(FREED)
 
     __getattr__ = __call__
 
@@ -137,10 +137,11 @@ class Communicator:
             self.free()
 
     def free(self) -> None:
-        """Give the communicator back to MPI, and refuse any use of it.  Collective; its plans cannot be run after.
+        """Give the communicator back to MPI, and refuse any use of it and of its plans.  Collective.
 
-        Memory from `empty` is released when no array uses it any more.  Other ranks lose access to device memory, also
-        in plans of communicators that `split` made from this one; the watchdog no longer watches those.
+        Started calls and plans are waited for.  Memory from `empty` is released when no array uses it any more.  Other
+        ranks lose access to device memory, also in plans of communicators that `split` made from this one; the watchdog
+        no longer watches those.
         """
         with Call(self._context.calls, "free"):
             self._resolver.free()

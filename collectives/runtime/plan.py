@@ -16,6 +16,7 @@ from collectives.runtime.progress import Progress, Waitable
 from collectives.schedule.moves import Round, show
 
 FAILURES = (MPI.Exception, CommunicationError)
+FREED = "this communicator has been freed: make another one, or free it later"
 
 
 def run_now(plan: "Plan") -> None:
@@ -92,7 +93,7 @@ class Plan:
         self._steps: Iterator[Waitable] | None = None
         self._waiting_for: Waitable | None = None
         self._round: Step | None = None
-        self._freed = False
+        self._refusal = ""  # of a run, once it is freed
         self._failure: CommunicationError | None = None
         self._last: Event | None = None  # of a run
         self._event: Event | None = None
@@ -105,7 +106,7 @@ class Plan:
         self._is_inside = False  # the thread that advances the run may block
 
     def __repr__(self) -> str:
-        state = ", freed" if self._freed else ", running" if self.is_under_way else ""
+        state = ", freed" if self._refusal else ", running" if self.is_under_way else ""
         return f"{type(self).__name__}({self.words or self.name}{state})"
 
     def enclose(self, before: Iterable[CopyPair], after: Iterable[CopyPair], result: Any) -> None:
@@ -145,8 +146,8 @@ class Plan:
 
     def begin(self) -> None:
         """Start a run for which this process waits next: no thread advances it."""
-        if self._freed:
-            raise RuntimeError(f"{self.name} has been freed: make a new plan")
+        if self._refusal:
+            raise RuntimeError(self._refusal)
         if self._steps is not None:
             raise RuntimeError(f"{self.name} is already running: wait() before the next start()")
         if self.call and not self.call.under_way:
@@ -219,11 +220,11 @@ class Plan:
         """The number of runs queued on the device, and the event after the latest."""
         return self.only.device_run if self.only else (self._num_runs, self._event)
 
-    def free(self) -> None:
-        """Free the persistent MPI requests.  The plan cannot be run after."""
+    def free(self, refusal: str = "") -> None:
+        """Free the persistent MPI requests.  The plan cannot be run after: `refusal` says why."""
         if self._steps is not None:
             raise RuntimeError(f"{self.name} is running: wait() before free()")
-        self._freed, self.only = True, None
+        self._refusal, self.only = refusal or f"{self.name} has been freed: make a new plan", None
         requests = [request for bound in self.rounds for request in bound.requests()]
         if requests and not self.device.mpi_reads:
             self.device.synchronize()  # copies out of host memory that is freed with the plan

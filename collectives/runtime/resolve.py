@@ -33,7 +33,7 @@ from collectives.runtime.messages import StagingBuffers
 from collectives.runtime.native_mpi import check_native, native_plan
 from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
 from collectives.runtime.packed import Fused, PackedCall, is_strided, pack_fused, pack_strided
-from collectives.runtime.plan import FAILURES, LateMismatchError, MismatchError, Plan, run_now
+from collectives.runtime.plan import FAILURES, FREED, LateMismatchError, MismatchError, Plan, run_now
 from collectives.runtime.signature import Signature, Signed, Unsigned, address_of_result, hashable, sign
 from collectives.runtime.started import NOWHERE, Predecessor, StartedCall
 from collectives.schedule.spec import COLLECTIVES, spec_of
@@ -132,6 +132,7 @@ class Resolver:
         self.staging: dict[str, StagingBuffers] = {}  # of calls, which run one after the other, by device
         self.kernels: KernelCalls | None = None  # once there are calls that devices compare
         self.latest: Callable[[], Plan | None] = lambda: None
+        self.plans: weakref.WeakSet[Plan] = weakref.WeakSet()  # of the caller
 
     # --- calls ---
 
@@ -345,12 +346,17 @@ class Resolver:
             with self.telling(call):
                 plan = self.bind_short(resolved) or self.bind(resolved)
         plan.call = call.of_plan(plan.name)
+        self.plans.add(plan)
         if plan.only:
             self.calls.record.expect_short_runs(plan.call)
         return plan
 
     def free(self) -> None:
-        """Free the bound calls and their memory.  Collective."""
+        """Free the bound calls, the plans and their memory, once started ones have ended.  Collective."""
+        self.drain()
+        for plan in list(self.plans):
+            plan.join()
+            plan.free(FREED)
         if self.kernels:
             self.agreement.check("free", "")  # after which none runs, and no mismatch is unreported
         self.bound.clear()

@@ -85,8 +85,10 @@ class Runner(Base):
     def shutdown(self) -> None:
         """End the group, and free its resources, unless a call has failed on any rank: it may not come here."""
         self.queue.end()
-        with suppress(TimeoutError):
+        try:
             self.comm._resolver.drain(partial(self.run_plan, None, time.monotonic()))
+        except TimeoutError:
+            self.fail("a call had not finished when the group was destroyed")
         if not self.failure and self.all_are_done():
             self.comm.free()
         self.failure = self.failure or "the group has been destroyed"

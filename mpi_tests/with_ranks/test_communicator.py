@@ -164,14 +164,29 @@ def test_only_the_callers_arrays_travel_in_the_segments_that_they_ask_for(mpi_co
 def test_a_freed_communicator_refuses_all_use(comm):
     part, x = comm.split(0), np.ones(3)
     part.all_reduce(x)
+    names = algorithms_of("all_reduce", comm.size)
+    plans = [part.plan("all_reduce", x, algorithm=name) for name in names] + [part.plan("barrier")]
     part.free()
     assert repr(part) == f"Communicator(rank {comm.rank} of {comm.size}, freed)"
     uses = [partial(part.all_reduce, x), partial(part.all_reduce, x, blocking=False), partial(part.send, x, 0)]
     uses += [partial(part.plan, "all_reduce", x), partial(part.split, 0), partial(part.empty, 3), part.free]
     uses += [part.barrier, part.probe, part.host_names, partial(part.broadcast_object, 1)]
+    uses += [use for plan in plans for use in (plan, plan.start)]
     for use in [*uses, partial(part.explain, "barrier")]:
         with pytest.raises(RuntimeError, match="this communicator has been freed: make another one, or free it later"):
             use()
+
+
+def test_started_calls_and_plans_end_before_their_communicator(comm):
+    for algorithm in ("ring", "auto"):
+        part, x, y, z = comm.split(0), np.ones(1 << 16), np.ones(1 << 16), np.ones(1 << 16)
+        part.all_reduce(z.copy(), algorithm=algorithm)
+        plan = part.plan("all_reduce", x, algorithm=algorithm).start()
+        part.plan("all_reduce", y, algorithm=algorithm).start()
+        work = part.all_reduce(z, algorithm=algorithm, blocking=False)
+        part.free()
+        for array in (plan.wait(), y, work.wait()):
+            same(array, np.full(1 << 16, float(comm.size)))
 
 
 def test_auto_says_what_it_chose(comm):
