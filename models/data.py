@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.text_files import find_files, read_documents
-from models.token_files import TokenFile, TokenSequence
-from models.tokenizer import BYTES, Tokenizer, load_tokenizer, saved_tokenizer, token_ids
+from models.ranges import TOKEN
+from models.text_files import find_files, has_rows, holds_tokens, read_documents
+from models.token_files import GPT2_VOCABULARY, TokenFile, TokenSequence
+from models.tokenizer import BYTES, Tokenizer, check_tokenizers, load_tokenizer, saved_dtype, saved_tokenizer, token_ids
 
-GPT2_VOCABULARY = 50257
-BLOCK_TOKENS, MOST_BLOCKS = 1 << 22, 64  # sample in which the largest token is searched
+BLOCK_TOKENS, MOST_BLOCKS = 1 << 22, 64  # sample in which the least and the largest token are searched
 
 
 class Tokens(NamedTuple):
@@ -43,27 +43,33 @@ def language_reference() -> bytes:
 def load_tokens(
     paths: list[str],
     val_paths: Sequence[str] = (),
-    tokenizer: str = BYTES,
+    tokenizer: str | None = BYTES,
     vocab_size: int | None = None,
     text_field: str = "text",
+    token_dtype: str | None = None,
 ) -> Tokens:
     """Read files, and the files in folders, in order; without any, the language reference.
 
-    .bin files hold tokens of uint16 or uint32, in nanoGPT's format or, with a header, llm.c's; they are read lazily, by
-    window.  A file that `python -m training.prepare` writes beside them names their tokenizer.  Other files hold text:
-    plain, JSON lines or Parquet.  In a folder, .bin files whose names begin with "val" are validation data.
-    `vocab_size` may exceed the tokenizer's.
+    .bin files hold tokens, with llm.c's header or without, as nanoGPT's; they are read lazily, by window.  A meta.json
+    of `python -m training.prepare`, or a meta.pkl of nanoGPT, beside them has their dtype and tokenizer; otherwise
+    `token_dtype` is the dtype of files without a header, and `vocab_size` the number of tokens.  Other files hold text:
+    plain, JSON or Parquet; it needs a `tokenizer`.  In a folder, .bin files whose names begin with "val" are validation
+    data.  `vocab_size` may exceed the tokenizer's.
 
     Raises: ValueError with the path and the remedy.
     """
+    options = tokenizer, vocab_size, text_field, token_dtype
+    files, val_files = find_files(paths), find_files(list(val_paths))
+    if token_dtype and not any(map(holds_tokens, files + val_files)):
+        raise ValueError(f"token_dtype={token_dtype} is that of .bin files, and there are none: omit it")
     if not paths:
-        of_text = load_tokenizer(tokenizer)
+        of_text = text_tokenizer(tokenizer)
         ids = TokenSequence([of_text.tokens(language_reference().decode(), document_end=False)])
         tokens = Tokens(ids, of_text.vocab_size, "Python language reference", of_text)
     else:
-        tokens = load_files(find_files(paths), " + ".join(Path(path).name for path in paths), tokenizer, text_field)
+        tokens = load_files(files, " + ".join(Path(path).name for path in paths), *options)
     if val_paths:
-        validation = load_files(find_files(list(val_paths)), "", tokenizer, text_field)
+        validation = load_files(val_files, " + ".join(Path(path).name for path in val_paths), *options)
         check_tokenizers([tokens.tokenizer, validation.tokenizer])
         vocabulary = max(tokens.vocab_size, validation.vocab_size)
         tokens = tokens._replace(val_ids=validation.ids, vocab_size=vocabulary)
@@ -76,45 +82,56 @@ def load_tokens(
     return tokens._replace(vocab_size=vocab_size)
 
 
-def load_files(files: list[str], name: str, tokenizer: str, text_field: str) -> Tokens:
-    binary = [path for path in files if path.endswith(".bin")]
-    text = [path for path in files if not path.endswith(".bin")]
+def load_files(
+    files: list[str], name: str, tokenizer: str | None, vocab_size: int | None, text_field: str, token_dtype: str | None
+) -> Tokens:
+    binary = [path for path in files if holds_tokens(path)]
+    text = [path for path in files if not holds_tokens(path)]
     if binary and text:
         raise ValueError(f"{binary[0]} holds tokens and {text[0]} text; pass files of one kind")
-    return load_bin(binary, name, tokenizer) if binary else load_text(text, name, load_tokenizer(tokenizer), text_field)
+    if binary:
+        return load_bin(binary, name, tokenizer, vocab_size, token_dtype)
+    return load_text(text, name, text_tokenizer(tokenizer), text_field)
 
 
-def load_bin(paths: list[str], name: str, tokenizer: str) -> Tokens:
+def text_tokenizer(name: str | None) -> Tokenizer:
+    if name is None:
+        raise ValueError("text needs the model's tokenizer, which its folder lacks: set tokenizer")
+    return load_tokenizer(name)
+
+
+def load_bin(
+    paths: list[str], name: str, tokenizer: str | None, vocab_size: int | None, token_dtype: str | None
+) -> Tokens:
     validating = [path for path in paths if Path(path).name.startswith("val")]
     if len(validating) == len(paths):
         validating = []
-    ids = TokenSequence([TokenFile(path) for path in paths if path not in validating])
-    val_ids = TokenSequence([TokenFile(path) for path in validating]) if validating else None
-    largest = max(largest_token(each) for each in (ids, val_ids) if each is not None)
-    of_bin = tokenizer_of(paths, tokenizer) or token_ids(bin_vocab_size(largest))
+    of_bin = tokenizer_of(paths, tokenizer)
+    vocabulary = of_bin.vocab_size if of_bin else vocab_size
+    files = {path: TokenFile(path, token_dtype or saved_dtype(Path(path).parent), vocabulary) for path in paths}
+    ids = TokenSequence([files[path] for path in paths if path not in validating])
+    val_ids = TokenSequence([files[path] for path in validating]) if validating else None
+    ends = [token_range(each) for each in (ids, val_ids) if each is not None]
+    least, largest = min(least for least, _ in ends), max(largest for _, largest in ends)
+    if least < 0 or largest > TOKEN.most:
+        token = least if least < 0 else largest
+        raise ValueError(f"{name} has token {token}, not {TOKEN}: set token_dtype, or write it again")
+    of_bin = of_bin or token_ids(max(vocab_size or bin_vocab_size(largest), largest + 1))
     if largest >= of_bin.vocab_size:
         raise ValueError(f"{name} has token {largest}, but {of_bin.name} only {of_bin.vocab_size}: pass its tokenizer")
     return Tokens(ids, of_bin.vocab_size, name, of_bin, val_ids)
 
 
-def tokenizer_of(paths: list[str], name: str) -> Tokenizer | None:
-    """Return the tokenizer of .bin files: the requested one, or else the one stored beside them."""
-    if name != BYTES:
-        return load_tokenizer(name)
+def tokenizer_of(paths: list[str], name: str | None) -> Tokenizer | None:
+    """Return the tokenizer of .bin files: the one stored beside them, or else the requested one.
+
+    Raises: ValueError if these differ.
+    """
     tokenizers = [saved_tokenizer(folder) for folder in sorted({Path(path).parent for path in paths})]
     check_tokenizers([each or token_ids(0) for each in tokenizers])
-    return tokenizers[0]
-
-
-def check_tokenizers(tokenizers: Sequence[Tokenizer]) -> None:
-    """Refuse data of different tokenizers.
-
-    Raises: ValueError with both tokenizers.
-    """
-    first = tokenizers[0]
-    for other in tokenizers[1:]:
-        if other.name != first.name:
-            raise ValueError(f"tokens of {first.name} and of {other.name}: pass data that has one tokenizer")
+    requested = None if name in (None, BYTES) else load_tokenizer(name)
+    check_tokenizers([each for each in (tokenizers[0], requested) if each])
+    return tokenizers[0] or requested
 
 
 def load_text(paths: list[str], name: str, tokenizer: Tokenizer, field: str) -> Tokens:
@@ -127,15 +144,17 @@ def load_text(paths: list[str], name: str, tokenizer: Tokenizer, field: str) -> 
 
 def tokenize(path: str, tokenizer: Tokenizer, field: str) -> Iterator[np.ndarray]:
     """Yield the tokens of a file's documents.  Plain files, as bytes, are joined without end tokens."""
-    ends = tokenizer.name != BYTES or path.endswith((".jsonl", ".parquet"))
+    ends = tokenizer.name != BYTES or has_rows(path)
     for text in read_documents(path, field):
         yield tokenizer.tokens(text, ends)
 
 
-def largest_token(ids: TokenSequence) -> int:
-    """Return the largest token, sampling blocks if there are many."""
+def token_range(ids: TokenSequence) -> tuple[int, int]:
+    """Return the least and the largest token, sampling blocks if there are many."""
     step = max(1, len(ids) // (BLOCK_TOKENS * MOST_BLOCKS)) * BLOCK_TOKENS
-    return max(int(np.asarray(ids[start : start + BLOCK_TOKENS]).max()) for start in range(0, len(ids), step))
+    blocks = (np.asarray(ids[start : start + BLOCK_TOKENS]) for start in range(0, len(ids), step))
+    ends = [(int(block.min()), int(block.max())) for block in blocks]
+    return min(least for least, _ in ends), max(largest for _, largest in ends)
 
 
 def bin_vocab_size(largest: int) -> int:

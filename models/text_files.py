@@ -1,17 +1,23 @@
-"""Text documents from plain text, JSON lines, Parquet, and folders of these."""
+"""Text documents from plain text, JSON, Parquet, and folders of these."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from models.token_files import reading
 
 PLAIN = (".txt", ".md", ".rst", ".tex", ".html", ".py", ".c", ".h", ".cpp", ".java", ".js", ".sh")
+JSON_ROWS = (".jsonl", ".ndjson", ".json")
+PARQUET_MAGIC, JSON_BEGINS = b"PAR1", re.compile(rb"\s*(\[\s*)?\{\s*\"")
 MOST_FILES = 100_000  # to search
-KINDS = (*PLAIN, ".jsonl", ".parquet", ".bin")  # files of a folder that are read
+# Files of a folder that are read; a .json may be of a program's settings, and is only read when named.
+KINDS = (*PLAIN, ".jsonl", ".ndjson", ".parquet", ".bin")
 
 
 def find_files(paths: list[str]) -> list[str]:
@@ -24,7 +30,7 @@ def find_files(paths: list[str]) -> list[str]:
         if not Path(path).is_dir():
             all_files.append(path)
             continue
-        files = sorted(file for file in files_beneath(path) if file.suffix in KINDS and file.is_file())
+        files = sorted(file for file in files_beneath(path) if suffix(file) in KINDS and file.is_file())
         if not files:
             raise ValueError(f"{path}: no file in this folder ends in any of {' '.join(KINDS)}; check the path")
         all_files += map(str, files)
@@ -45,17 +51,49 @@ def files_beneath(folder: str) -> Iterator[Path]:
         yield from (Path(path, name) for name in names if not name.startswith("."))
 
 
+def suffix(path: str | Path) -> str:
+    return Path(path).suffix.lower()
+
+
+def holds_tokens(path: str) -> bool:
+    return suffix(path) == ".bin"
+
+
+def has_rows(path: str) -> bool:
+    """Return whether each row of a file of text is a document."""
+    return kind_of(path) != "plain"
+
+
+def kind_of(path: str) -> str:
+    """Return "plain", "json" or "parquet", by the file's name, or else by how it begins."""
+    name = suffix(path)
+    if name in (*PLAIN, ".parquet", *JSON_ROWS):
+        return "plain" if name in PLAIN else "parquet" if name == ".parquet" else "json"
+    begin = beginning(path)
+    return "parquet" if begin.startswith(PARQUET_MAGIC) else "json" if JSON_BEGINS.match(begin) else "plain"
+
+
+def beginning(path: str) -> bytes:
+    with reading(path), open(path, "rb") as file:
+        return file.read(1 << 12).removeprefix(codecs.BOM_UTF8)
+
+
 def read_documents(path: str, field: str) -> Iterator[str]:
-    """Yield a file's documents: all of a plain file, or `field` of each row of JSON lines and Parquet.
+    """Yield a file's documents: all of a plain file, or `field` of each row of JSON and Parquet.
 
     Raises: ValueError with the path and the remedy.
     """
-    if path.endswith(".parquet"):
-        yield from read_parquet(path, field)
-    elif path.endswith(".jsonl"):
-        yield from read_json_lines(path, field)
-    else:
+    kind = kind_of(path)
+    if kind == "plain":
         yield read_plain(path)
+    elif kind == "parquet":
+        yield from read_parquet(path, field)
+    else:
+        for place, row in read_json(path):
+            if not isinstance(row, dict) or not isinstance(row.get(field), str):
+                there = f"its fields are {', '.join(row)}" if isinstance(row, dict) else "it is not an object"
+                raise ValueError(f"{path}: {place} has no text in {field!r}, {there}: set text_field")
+            yield row[field]
 
 
 def read_plain(path: str) -> str:
@@ -71,19 +109,23 @@ def read_plain(path: str) -> str:
         ) from None
 
 
-def read_json_lines(path: str, field: str) -> Iterator[str]:
-    with reading(path), open(path, "rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path}: line {number} is not JSON ({error}); write it again") from None
-            if not isinstance(row, dict) or not isinstance(row.get(field), str):
-                there = f"its fields are {', '.join(row)}" if isinstance(row, dict) else "it is not an object"
-                raise ValueError(f"{path}: line {number} has no text in {field!r}, {there}: set text_field")
-            yield row[field]
+def read_json(path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of an array, or of lines, each with its place."""
+    with reading(path), open(path, "rb") as file:
+        if beginning(path).lstrip().startswith(b"["):
+            rows = from_json(file.read(), f"{path}: not JSON")
+            yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
+            return
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield f"line {number}", from_json(line, f"{path}: line {number} is not JSON")
+
+
+def from_json(text: bytes, refusal: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{refusal} ({error}); pass lines that each have a row, or an array of rows") from None
 
 
 def read_parquet(path: str, field: str) -> Iterator[str]:

@@ -13,34 +13,43 @@ from pathlib import Path
 
 import numpy as np
 
+from models.ranges import VOCABULARY
+
 # llm.c's formats: magic number, version, and type of a token.
 LLMC_FORMATS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}
 LLMC_HEADER_BYTES = 256 * 4
-SAMPLE_TOKENS = 4096  # to distinguish uint32 tokens from uint16 ones
-LARGEST_UINT32_TOKEN = 2 * 2**16 + 2**16 - 1
+TOKEN_DTYPES = {"uint16": "<u2", "uint32": "<u4", "int32": "<i4", "int64": "<i8"}
+# Ways to read a file without a header.  Read as unsigned, a negative number exceeds every vocabulary.
+READINGS = {"uint16": "<u2", "uint32": "<u4", "int64": "<u8"}
+GPT2_VOCABULARY = 50257
+SAMPLE_BYTES, SAMPLES = 1 << 20, 16  # of a file, from which its dtype follows
 
 
 class TokenFile:
     """Tokens of a .bin file.  It is read, not mapped, because mapped pages would count as this process's memory.
 
+    Their dtype is that of the file's header, or else `token_dtype`, or else follows from the vocabulary's size.
+
     Raises: ValueError with the path and the remedy.
     """
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, token_dtype: str | None = None, vocab_size: int | None = None):
         with reading(path):
             num_bytes = os.path.getsize(path)
             header = np.fromfile(path, "<i4", LLMC_HEADER_BYTES // 4)
-            sample = np.fromfile(path, "<u2", 2 * SAMPLE_TOKENS)
         # GPT-2 tokens cannot begin like a magic number: its lower half, read as uint16, exceeds 50256.
         is_llmc = len(header) and int(header[0]) in LLMC_FORMATS
+        self.path, self.offset = path, LLMC_HEADER_BYTES if is_llmc else 0
         if is_llmc:
             check_llmc(path, header, num_bytes)
-            self.dtype, self.offset = np.dtype(LLMC_FORMATS[int(header[0])][1]), LLMC_HEADER_BYTES
-        else:
-            self.dtype, self.offset = np.dtype("<u4" if looks_like_uint32(sample) else "<u2"), 0
-        self.path, size = path, num_bytes - self.offset
+            self.dtype = np.dtype(LLMC_FORMATS[int(header[0])][1])
+            if token_dtype not in (None, self.dtype.name):
+                raise ValueError(f"{path}: token_dtype={token_dtype}, but {self.dtype.name} by its header; omit it")
+        size = num_bytes - self.offset
         if not size:
             raise ValueError(f"{path}: empty; pass a file with tokens in it")
+        if not is_llmc:
+            self.dtype = np.dtype(TOKEN_DTYPES[token_dtype or infer_dtype(path, num_bytes, vocab_size)])
         if size % self.dtype.itemsize:
             raise ValueError(
                 f"{path}: {num_bytes} bytes can't be {self.dtype.name} tokens of {self.dtype.itemsize} bytes; "
@@ -107,13 +116,51 @@ class TokenSequence:
             yield np.asarray(self[start : start + length])
 
 
-def looks_like_uint32(sample: np.ndarray) -> bool:
-    """Return whether a file's uint16 `sample` consists of lower and upper halves of uint32 tokens.
+def infer_dtype(path: str, num_bytes: int, vocab_size: int | None) -> str:
+    """Return the only dtype in which a file without a header can hold tokens of a vocabulary.
 
-    Upper halves of tokens are 0 to 2 in any vocabulary; of 64 or more uint16 tokens, never is every other one so small.
+    Without `vocab_size`, uint16 tokens are GPT-2's at most, and others are any that train.py accepts.
+
+    Raises: ValueError with the possible readings unless there is just one.
     """
-    upper = sample[1::2]
-    return len(upper) >= 32 and len(sample) % 2 == 0 and int(upper.max()) <= LARGEST_UINT32_TOKEN >> 16
+    with reading(path):
+        sample = sample_of(path, num_bytes)
+    readings = {
+        name: np.frombuffer(sample, dtype)
+        for name, dtype in READINGS.items()
+        if num_bytes % np.dtype(dtype).itemsize == 0
+    }
+    if len(readings) < 2:
+        return "uint16"  # by the size, which may be odd, too
+    possible = {name: ids for name, ids in readings.items() if is_possible(ids, vocab_size)}
+    if len(possible) == 1 and (vocab_size or is_needed(*possible.values())):
+        return next(iter(possible))
+    why = "its dtype is ambiguous" if possible else f"no dtype fits a vocabulary of {vocab_size or GPT2_VOCABULARY}"
+    texts = (
+        f"{num_bytes // ids.itemsize:,} tokens up to {ids.max():,} as {name}"
+        for name, ids in (possible if len(possible) > 1 else readings).items()
+    )
+    raise ValueError(f"{path}: {why}: {', '.join(texts)}; set token_dtype")
+
+
+def sample_of(path: str, num_bytes: int) -> bytes:
+    """Return a file's bytes; of a large one, blocks that are spread over it."""
+    if num_bytes <= SAMPLES * SAMPLE_BYTES:
+        return Path(path).read_bytes()
+    step = num_bytes // SAMPLES // 8 * 8
+    with open(path, "rb") as file:
+        return b"".join(os.pread(file.fileno(), SAMPLE_BYTES, number * step) for number in range(SAMPLES))
+
+
+def is_possible(ids: np.ndarray, vocab_size: int | None) -> bool:
+    if vocab_size:
+        return int(ids.max()) < vocab_size <= 1 << 8 * ids.itemsize
+    return int(ids.max()) < (GPT2_VOCABULARY if ids.itemsize == 2 else VOCABULARY.most)
+
+
+def is_needed(ids: np.ndarray) -> bool:
+    """Return whether ids need their dtype: some exceed uint16, and not all do, as pairs of uint16 ids could."""
+    return ids.itemsize == 2 or int(ids.min()) < 1 << 16 <= int(ids.max())
 
 
 def check_llmc(path: str, header: np.ndarray, num_bytes: int) -> None:

@@ -11,6 +11,7 @@ from models import presets, ranges
 from models.data import Tokens, load_tokens
 from models.learning_rate import COURSES, learning_rate
 from models.model import Model, make
+from models.token_files import TOKEN_DTYPES
 from parallelism.numerics.non_finite import POLICIES
 from parallelism.numerics.precision import DTYPES
 from parallelism.pipeline.schedule import registry
@@ -37,7 +38,7 @@ class Config:
 
     data: list[str] = flag(
         list,
-        "training data: files or folders of text, JSON lines, Parquet, or .bin tokens (nanoGPT, llm.c, prepare); "
+        "training data: files or folders of text, JSON, Parquet, or .bin tokens (nanoGPT, llm.c, prepare); "
         "by default Python's language reference",
     )
     val_data: list[str] = flag(
@@ -47,9 +48,17 @@ class Config:
         "bytes", "tokenizer of text: bytes, a tokenizer.json, or a .tiktoken file named by its encoding"
     )
     vocab_size: int | None = flag(
-        None, "vocabulary size, if larger than that of the data or the tokenizer", range=ranges.VOCABULARY
+        None,
+        "vocabulary size, at least the tokenizer's; by default that, or for .bin tokens without one at least GPT-2's 50257",
+        range=ranges.VOCABULARY,
     )
-    text_field: str = flag("text", "field of JSON lines, or column of Parquet, with the text")
+    token_dtype: str | None = flag(
+        None,
+        "dtype of .bin tokens in files without a header; by default that of meta.json or meta.pkl beside them, or "
+        "else the only one that the numbers and the vocabulary allow",
+        choices=tuple(TOKEN_DTYPES),
+    )
+    text_field: str = flag("text", "field of JSON, or column of Parquet, with the text")
     val_fraction: float = flag(
         0.1, "fraction of the data, at its end, reserved for validation if val_data is not set", range=ranges.FRACTION
     )
@@ -249,7 +258,8 @@ class Config:
 
 
 def tokens_of(config: Config) -> Tokens:
-    return load_tokens(config.data, config.val_data, config.tokenizer, config.vocab_size, config.text_field)
+    options = config.tokenizer, config.vocab_size, config.text_field, config.token_dtype
+    return load_tokens(config.data, config.val_data, *options)
 
 
 def learning_rate_of(config: Config, iteration: int) -> float:

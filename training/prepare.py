@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from collectives.job import environment
 from collectives.job.settings import Parser
-from models.text_files import find_files, read_documents
+from models.text_files import find_files, holds_tokens, read_documents
 from models.token_files import write_llmc
 from models.tokenizer import BYTES, Tokenizer, load_tokenizer, save_tokenizer
 
@@ -31,14 +31,16 @@ tokenizer_of_process: Tokenizer
 
 def main() -> int:
     parser = Parser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("text", nargs="+", help="files of text, JSON lines or Parquet, or folders of these")
+    parser.add_argument("text", nargs="+", help="files of text, JSON or Parquet, or folders of these")
     parser.add_argument("--val", nargs="+", default=[], help="validation data, likewise")
     parser.add_argument("--out", type=Path, required=True, help="new output folder")
     parser.add_argument(
-        "--tokenizer", default=BYTES, help="tokenizer: bytes (the default), a tokenizer.json, or a .tiktoken file"
+        "--tokenizer",
+        default=BYTES,
+        help="tokenizer: bytes (the default), a tokenizer.json, a .tiktoken file, or nanoGPT's meta.pkl",
     )
     parser.add_argument(
-        "--text_field", default="text", help="field of JSON lines, or column of Parquet, with the text (default: text)"
+        "--text_field", default="text", help="field of JSON, or column of Parquet, with the text (default: text)"
     )
     parser.add_argument(
         "--shard_tokens", type=int, default=100_000_000, help="tokens in each output file (default: %(default)s)"
@@ -66,7 +68,7 @@ def prepare(args: Namespace) -> str:
     dtype = np.dtype("<u4") if tokenizer.vocab_size > 1 << 16 else np.dtype("<u2")
     kinds = {"train": find_files(args.text), "val": find_files(args.val)}
     for path in (*kinds["train"], *kinds["val"]):
-        if path.endswith(".bin"):
+        if holds_tokens(path):
             raise ValueError(f"{path} has tokens already: pass text")
     try:
         args.out.mkdir(parents=True)
@@ -79,7 +81,9 @@ def prepare(args: Namespace) -> str:
             for kind, files in kinds.items():
                 chunks = encoded(pool, files, args.text_field, 2 * args.workers)
                 counts[kind] = write_shards(args.out, kind, chunks, args.shard_tokens, dtype)
-        save_tokenizer(tokenizer, args.out, tokenizer.vocab_size)
+                if files and not counts[kind]:
+                    raise ValueError(f"{files[0]}: empty; pass a file with text in it")
+        save_tokenizer(tokenizer, args.out, tokenizer.vocab_size, dtype.name)
     except BaseException:
         shutil.rmtree(args.out)
         raise

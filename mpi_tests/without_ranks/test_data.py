@@ -1,3 +1,5 @@
+import os
+import pickle
 import re
 
 import numpy as np
@@ -5,7 +7,7 @@ import pytest
 
 from models.data import Tokens, TokenWindows, language_reference, load_tokens, split, windows
 from models.token_files import TokenSequence
-from models.tokenizer import token_ids
+from models.tokenizer import save_tokenizer, saved_tokenizer, token_ids
 
 
 def write_llmc(path, ids, magic=20240520, version=1, count=None):
@@ -61,10 +63,178 @@ def test_several_bin_files_are_concatenated(tmp_path):
 
 @pytest.mark.parametrize(
     ("largest", "vocab_size"),
-    [(0, 50257), (50256, 50257), (50257, 50304), (50303, 50304), (50304, 50368), (65535, 65536)],
+    [(1, 50257), (50256, 50257), (50257, 50304), (50303, 50304), (50304, 50368), (65535, 65536)],
 )
 def test_vocab_size_of_bin_files(tmp_path, largest, vocab_size):
-    assert load_tokens([write_bin(tmp_path / "a.bin", [0, largest])]).vocab_size == vocab_size
+    path = write_bin(tmp_path / "a.bin", [0, largest])
+    assert load_tokens([path], token_dtype="uint16").vocab_size == vocab_size
+    assert load_tokens([path], token_dtype="uint16", vocab_size=largest + 1).vocab_size == largest + 1
+    with refuses(f"vocab_size={largest} is less than the {largest + 1} of a.bin: use that, or omit it"):
+        load_tokens([path], token_dtype="uint16", vocab_size=largest)
+
+
+def typed(path, ids, dtype):
+    np.array(ids, dtype).tofile(path)
+    return str(path)
+
+
+def random_ids(vocab_size, number=2000):
+    return np.random.default_rng(0).integers(0, vocab_size, number)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32", "int64"])
+def test_the_flag_decides_the_dtype(tmp_path, dtype):
+    ids = [7, 0, 300, 0] * 8
+    tokens = load_tokens([typed(tmp_path / "a.bin", ids, dtype)], [str(tmp_path / "a.bin")], token_dtype=dtype)
+    assert np.asarray(tokens.ids).tolist() == np.asarray(tokens.val_ids).tolist() == ids
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ids", "vocab_size"),
+    [
+        ("uint16", random_ids(50257), None),  # uint32 ones would exceed every vocabulary
+        ("uint16", random_ids(65), None),
+        ("uint16", random_ids(65), 65),
+        ("uint16", random_ids(11), 11),
+        ("uint16", random_ids(65536), 65536),
+        ("uint16", random_ids(65536, 2001), None),  # whose size uint32 does not divide
+        ("uint32", random_ids(128_256), None),  # uint16 ones would exceed GPT-2's vocabulary
+        ("uint32", random_ids(200_019), None),
+        ("uint32", random_ids(200_019), 200_019),
+        ("uint32", random_ids(1000), 200_019),  # which uint16 does not hold
+    ],
+)
+def test_the_only_possible_dtype_is_that_of_a_file_without_a_header(tmp_path, dtype, ids, vocab_size):
+    tokens = load_tokens([typed(tmp_path / "a.bin", ids, dtype)], vocab_size=vocab_size)
+    assert np.array_equal(np.asarray(tokens.ids), ids)
+    assert tokens.vocab_size == (vocab_size or 50257 if ids.max() < 50257 else tokens.vocab_size)
+
+
+NUMBERS = np.array([number for digit in random_ids(10, 5000) for number in (digit + 1, 0)])  # "3,1,4,"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ids", "vocab_size", "readings"),
+    [
+        ("uint16", NUMBERS, None, "10,000 tokens up to 10 as uint16, 5,000 tokens up to 10 as uint32"),
+        ("uint16", NUMBERS, 11, "10,000 tokens up to 10 as uint16, 5,000 tokens up to 10 as uint32"),
+        ("uint32", NUMBERS, None, "20,000 tokens up to 10 as uint16, 10,000 tokens up to 10 as uint32, 5,000 tokens"),
+        ("int64", [50256], None, "4 tokens up to 50,256 as uint16, 2 tokens up to 50,256 as uint32, 1 tokens up to"),
+        ("int64", [200_018, 5], 200_019, "4 tokens up to 200,018 as uint32, 2 tokens up to 200,018 as int64"),
+        ("uint16", [60_000, 0] * 9, None, "18 tokens up to 60,000 as uint16, 9 tokens up to 60,000 as uint32"),
+        ("uint16", [60_000, 3] * 9, None, "18 tokens up to 60,000 as uint16, 9 tokens up to 256,608 as uint32"),
+    ],
+)
+def test_a_dtype_that_is_ambiguous_is_refused_with_the_readings(tmp_path, dtype, ids, vocab_size, readings):
+    path = typed(tmp_path / "a.bin", ids, dtype)
+    with pytest.raises(ValueError, match=f"^{re.escape(f'{path}: its dtype is ambiguous: {readings}')}.*; set token_d"):
+        load_tokens([path], vocab_size=vocab_size)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "ids", "vocab_size"),
+    [("uint16", random_ids(65536), None), ("uint16", random_ids(66), 65), ("int32", [*random_ids(50257), -100], None)],
+)
+def test_tokens_that_fit_no_vocabulary_are_refused_with_the_readings(tmp_path, dtype, ids, vocab_size):
+    path = typed(tmp_path / "a.bin", ids, dtype)
+    message = f"{path}: no dtype fits a vocabulary of {vocab_size or 50257}: "
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}.* as uint16, .* as uint32.*; set token_dtype$"):
+        load_tokens([path], vocab_size=vocab_size)
+
+
+def test_the_dtype_of_a_large_file_is_that_of_all_its_parts(tmp_path, monkeypatch):
+    """A token in the middle, in a part of which a block is read, decides."""
+    monkeypatch.setattr("models.token_files.SAMPLE_BYTES", 64)
+    ids = np.array([3, 0] * 4000)
+    path = typed(tmp_path / "a.bin", ids, "uint16")
+    with pytest.raises(ValueError, match="its dtype is ambiguous"):
+        load_tokens([path])
+    ids[4001:4032:2] = 40_000  # the block of 32 tokens that begins with token 4000
+    assert np.array_equal(np.asarray(load_tokens([typed(tmp_path / "a.bin", ids, "uint16")]).ids), ids)
+
+
+def test_tokens_out_of_range_by_the_flag(tmp_path):
+    path = typed(tmp_path / "a.bin", [5, -100], "int32")
+    with refuses("a.bin has token -100, not from 0 to 1048575: set token_dtype, or write it again"):
+        load_tokens([path], token_dtype="int32")
+    with refuses("a.bin has token 4294967196, not from 0 to 1048575: set token_dtype, or write it again"):
+        load_tokens([path], token_dtype="uint32")
+    with refuses("token_dtype=int64 is that of .bin files, and there are none: omit it"):
+        load_tokens([], token_dtype="int64")
+
+
+def test_a_flag_that_a_header_contradicts(tmp_path):
+    path = write_llmc(tmp_path / "a.bin", [1, 2])
+    assert len(load_tokens([path], token_dtype="uint16").ids) == 2
+    with refuses(f"{path}: token_dtype=uint32, but uint16 by its header; omit it"):
+        load_tokens([path], token_dtype="uint32")
+
+
+def write_meta(folder, **changes):
+    names = sorted(set("3,1,4,1,5,9,2,6,5"))
+    meta = {"stoi": {name: token for token, name in enumerate(names)}, "itos": dict(enumerate(names))}
+    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": len(names), **meta, **changes}))
+
+
+def test_nanogpts_meta_has_the_dtype_the_vocabulary_and_the_characters(tmp_path):
+    write_meta(tmp_path)
+    path = typed(tmp_path / "train.bin", [3, 0, 1, 0, 4, 0] * 20, "uint16")  # as uint32 tokens, without a 0
+    tokens = load_tokens([path])
+    assert (len(tokens.ids), tokens.vocab_size, tokens.tokenizer.decode([3, 0, 1, 0])) == (120, 8, "3,1,")
+    assert list(tokens.tokenizer.encode("4,3")) == [4, 0, 3]
+    save_tokenizer(tokens.tokenizer, make(tmp_path / "out"), 8)
+    assert saved_tokenizer(tmp_path / "out").decode([5]) == "5"
+    with refuses(f"'x' is not a character of {tmp_path / 'meta.pkl'}: omit it"):
+        tokens.tokenizer.encode("3x")
+    typed(tmp_path / "train.bin", [3, 8], "uint16")
+    with refuses("train.bin has token 8, but meta.pkl only 8: pass its tokenizer"):
+        load_tokens([path])
+
+
+def make(folder):
+    folder.mkdir()
+    return folder
+
+
+def test_a_meta_with_only_the_number_of_tokens(tmp_path):
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 12}))
+    tokens = load_tokens([typed(tmp_path / "train.bin", [3, 0] * 20, "uint16")])
+    assert (len(tokens.ids), tokens.vocab_size, tokens.tokenizer.decode([3, 0])) == (40, 12, "3 0")
+
+
+class Ends:
+    def __reduce__(self):
+        return os.abort, ()
+
+
+OTHER_METAS = {
+    "a call": pickle.dumps(Ends()),
+    "a call within": pickle.dumps({"vocab_size": Ends()}),
+    "empty": b"",
+    "text": b"text",
+    "a list": pickle.dumps([1]),
+    "a negative number": pickle.dumps({"vocab_size": -1}),
+    "a token out of range": pickle.dumps({"vocab_size": 2, "itos": {5: "a"}}),
+    "gigabytes for a memo": b"K\x01r\xff\xff\xff\x7f.",
+}
+
+
+@pytest.mark.parametrize("content", OTHER_METAS.values(), ids=OTHER_METAS)
+def test_a_meta_that_is_not_nanogpts_is_refused_and_not_run(tmp_path, content):
+    (tmp_path / "meta.pkl").write_bytes(content)
+    path = typed(tmp_path / "train.bin", random_ids(65), "uint16")
+    with pytest.raises(ValueError, match=r"meta.pkl: not what nanoGPT writes \(.+\); move it, and set vocab_size and"):
+        load_tokens([path])
+
+
+def test_a_meta_json_has_the_dtype(tmp_path):
+    path = typed(tmp_path / "train.bin", [3, 0] * 20, "uint16")
+    for dtype, number in (("uint16", 40), ("uint32", 20)):
+        save_tokenizer(token_ids(9), tmp_path, 9, dtype)
+        assert len(load_tokens([path]).ids) == number
+    save_tokenizer(token_ids(9), tmp_path, 9, "float32")
+    with pytest.raises(ValueError, match=r"meta.json: not what training.prepare writes .*'float32' is none of uint16"):
+        load_tokens([path])
 
 
 def test_files_that_are_not_there(tmp_path):

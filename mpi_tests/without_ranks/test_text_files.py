@@ -68,6 +68,82 @@ def test_the_language_reference_in_tokens_of_a_file(tokenizer_json):
     assert np.asarray(tokens.ids).tolist() == list(tokenizer.encode(language_reference().decode()))
 
 
+def json_array(path, texts, field="text"):
+    path.write_text(json.dumps([{"id": 1, field: text} for text in texts], indent=2))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        *[(json_lines, name) for name in ("a.JSONL", "a.ndjson", "a.json", "a", "a.log")],
+        *[(json_array, name) for name in ("a.json", "a.jsonl", "a")],
+        *[(parquet, name) for name in ("a.PARQUET", "a")],
+    ],
+)
+def test_files_are_read_as_what_they_are(tmp_path, write, name):
+    tokens = load_tokens([write(tmp_path / name, TEXTS)])
+    assert np.asarray(tokens.ids).tobytes().split(b"\0") == [text.encode() for text in TEXTS] + [b""]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{\n  "text": "over several lines"\n}', "line 1 is not JSON ("),
+        ('{"text": "a"} {"text": "b"}', "line 1 is not JSON ("),
+        ('{"rows": [{"text": "a"}]}', "line 1 has no text in 'text', its fields are rows: set text_field"),
+        ('["a", "b"]', "row 1 has no text in 'text', it is not an object: set text_field"),
+        ('[{"text": "a"}, {"text": 3}]', "row 2 has no text in 'text', its fields are text: set text_field"),
+        ('[{"text": "a"}', "not JSON ("),
+        ("[" * 100_000, "not JSON ("),
+        ("some words", "line 1 is not JSON ("),
+    ],
+)
+def test_json_that_has_no_rows_of_text_is_refused(tmp_path, content, message):
+    (tmp_path / "a.json").write_text(content)
+    with refuses(f"{tmp_path / 'a.json'}: {message}"):
+        load_tokens([str(tmp_path / "a.json")])
+
+
+def test_what_is_named_as_text_is_text(tmp_path):
+    content = '{"text": "a"}\n'
+    for name in ("a.txt", "A.TXT", "a.py"):
+        (tmp_path / name).write_text(content)
+        assert np.asarray(load_tokens([str(tmp_path / name)]).ids).tobytes() == content.encode()
+
+
+def test_tokens_and_folders_by_names_in_capitals(tmp_path):
+    (tmp_path / "B.TXT").write_text("b")
+    json_lines(tmp_path / "C.JSONL", ["c"])
+    json_lines(tmp_path / "D.ndjson", ["d"])
+    (tmp_path / "settings.json").write_text("{}")  # of a program
+    assert np.asarray(load_tokens([str(tmp_path)]).ids).tobytes() == b"bc\0d\0"
+    write_llmc(tmp_path / "T.BIN", np.array([2, 300], "<u2"))
+    assert np.asarray(load_tokens([str(tmp_path / "T.BIN")]).ids).tolist() == [2, 300]
+
+
+def test_lone_surrogates_become_the_replacement_character(tmp_path, tokenizer_json):
+    (tmp_path / "a.jsonl").write_text('{"text": "The \\udbc0 ring \\ud83d\\ude00"}\n')
+    tokens = load_tokens([str(tmp_path / "a.jsonl")])
+    assert np.asarray(tokens.ids).tobytes().decode() == "The \ufffd ring \U0001f600\0"
+    tokens = load_tokens([str(tmp_path / "a.jsonl")], tokenizer=tokenizer_json)
+    assert np.asarray(tokens.ids).tolist() == [2, 0, 3, 0, 1]
+
+
+@pytest.mark.parametrize("largest", [200, 300, 70_000])
+def test_a_tokenizer_with_gaps_has_tokens_up_to_the_largest(tmp_path, largest):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"[UNK]": 0, "The": 1, "ring": largest - 1, "</s>": largest}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text("The ring")
+    tokens = load_tokens([str(tmp_path / "a.txt")], tokenizer=str(tmp_path / "tokenizer.json"))
+    assert np.asarray(tokens.ids).tolist() == [1, largest - 1, largest]
+    assert tokens.vocab_size == largest + 1
+    assert tokens.tokenizer.decode([1, 100, largest - 1]) == "The ring"
+
+
 def test_rows_that_are_no_json(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "fine"}\n{"text": \n')
@@ -143,29 +219,12 @@ def test_tokenizers_that_are_none(tmp_path, name, why):
         load_tokenizer(str(path))
 
 
-def test_uint32_tokens_are_not_taken_for_uint16(tmp_path):
+def test_uint32_tokens_with_a_header(tmp_path):
     ids = np.random.default_rng(0).integers(0, 128_256, 1000).astype("<u4")
-    ids.tofile(tmp_path / "a.bin")
     write_llmc(tmp_path / "b.bin", ids)
-    for name in ("a.bin", "b.bin"):
-        tokens = load_tokens([str(tmp_path / name)])
-        assert np.array_equal(np.asarray(tokens.ids), ids)
-        assert 0 < tokens.vocab_size - ids.max() <= 64
-
-
-def test_uint16_tokens_are_not_taken_for_uint32(tmp_path):
-    for seed in range(20):
-        ids = np.random.default_rng(seed).integers(0, 50257, 100).astype("<u2")
-        ids.tofile(tmp_path / "a.bin")
-        assert np.array_equal(np.asarray(load_tokens([str(tmp_path / "a.bin")]).ids), ids)
-
-
-@pytest.mark.parametrize("count", [1, 4, 62, 65, 4097])
-def test_few_tokens_or_an_odd_number_are_of_uint16(tmp_path, count):
-    """Every other number could also be the upper half of a uint32."""
-    ids = np.resize(np.array([300, 1], "<u2"), count)
-    ids.tofile(tmp_path / "a.bin")
-    assert np.array_equal(np.asarray(load_tokens([str(tmp_path / "a.bin")]).ids), ids)
+    tokens = load_tokens([str(tmp_path / "b.bin")])
+    assert np.array_equal(np.asarray(tokens.ids), ids)
+    assert 0 < tokens.vocab_size - ids.max() <= 64
 
 
 def test_many_files_are_one_sequence(tmp_path):
@@ -183,13 +242,13 @@ def test_many_files_are_one_sequence(tmp_path):
 def test_files_to_validate_on(tmp_path):
     for name, ids in {"train_0.bin": [1, 2, 3], "train_1.bin": [4] * 20, "val_0.bin": [5] * 9}.items():
         write_llmc(tmp_path / name, np.array(ids, "<u2"))
-    (tmp_path / "held.bin").write_bytes(np.array([7] * 8, "<u2").tobytes())
+    (tmp_path / "held.bin").write_bytes(np.array([7] * 9, "<u2").tobytes())
     folder = [str(tmp_path / name) for name in ("train_0.bin", "train_1.bin", "val_0.bin")]
     train, val = split(load_tokens(folder), 0.5, 4)
     assert np.asarray(train).tolist() == [1, 2, 3] + [4] * 20
     assert np.asarray(val).tolist() == [5] * 9
     _, val = split(load_tokens(folder[:2], [str(tmp_path / "held.bin")]), 0.5, 4)
-    assert np.asarray(val).tolist() == [7] * 8
+    assert np.asarray(val).tolist() == [7] * 9
 
 
 def test_vocab_size_is_at_least_the_datas(tmp_path):
@@ -212,7 +271,7 @@ def test_data_of_two_tokenizers(tmp_path, tokenizer_json):
     paths = [tmp_path / "a.bin", tmp_path / "other" / "b.bin"]
     for path in paths:
         write_llmc(path, np.array([2, 3], "<u2"))
-    message = "tokens of tokenizer.json and of token ids: pass data that has one tokenizer"
+    message = f"tokens of {tokenizer_json} and of token ids: pass data that has one tokenizer"
     with refuses(message):
         load_tokens([str(path) for path in paths])
     with refuses(message):
@@ -263,5 +322,12 @@ def test_prepare_leaves_nothing_behind_where_it_fails(tmp_path):
         f"training.prepare: {path}: line 1 has no text in 'text', its fields are id, body: set text_field"
     )
     assert not (tmp_path / "tokens").exists()
+    (tmp_path / "empty.jsonl").touch()
+    filled = json_lines(tmp_path / "b.jsonl", TEXTS)
+    for arguments in ([tmp_path / "empty.jsonl"], [filled, "--val", tmp_path / "empty.jsonl"]):
+        result = prepare(*arguments, "--out", tmp_path / "tokens", "--workers", 1)
+        message = f"training.prepare: {tmp_path / 'empty.jsonl'}: empty; pass a file with text in it\n"
+        assert (result.returncode, result.stderr) == (2, message)
+        assert not (tmp_path / "tokens").exists()
     result = prepare(path, "--out", tmp_path)
     assert result.stderr.strip() == f"training.prepare: out={tmp_path}: File exists; name a new folder"
