@@ -37,6 +37,7 @@ class TransformerConfig:
     n_head: int = number(4, HEADS)
     n_embd: int = number(192, WIDTH)
     n_kv_head: int | None = number(None, HEADS)  # key and value heads, each used by several query heads; None: n_head
+    n_hidden: int | None = number(None, WIDTH)  # hidden width of the MLP; None: 4 n_embd, or 8/3 of it, rounded up
 
     def __post_init__(self):
         check(self)
@@ -82,12 +83,11 @@ class GPTConfig(TransformerConfig):
     @property
     def hidden_width(self) -> int:
         """The width of the MLP."""
-        return 4 * self.n_embd
+        return self.n_hidden or 4 * self.n_embd
 
 
 @dataclass(frozen=True)
 class LlamaConfig(TransformerConfig):
-    n_hidden: int | None = number(None, WIDTH)  # hidden width of the MLP; None: 8/3 of n_embd, rounded up
     rope_theta: float = number(10000.0, ROPE_THETA)  # the slowest rotation's period is about 2 pi times this
     rope_factor: float = number(1.0, ROPE_FACTOR)  # by which slow rotations are slowed further, for longer contexts
     rope_original_length: int = number(8192, LENGTH)  # before scaling: rotations with longer periods are slow
@@ -100,7 +100,7 @@ class LlamaConfig(TransformerConfig):
     dropout: ClassVar[float] = 0.0
     bias: ClassVar[bool] = False
     num_experts: ClassVar[int] = 0
-    experts_per_token: ClassVar[int] = 1
+    experts_per_token: ClassVar[int] = GPTConfig.experts_per_token
     expert_capacity: ClassVar[None] = None
 
     def __post_init__(self):

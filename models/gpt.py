@@ -60,13 +60,13 @@ def split_heads(qkv, shares, head_size):
 class MLP(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
+        self.c_fc = nn.Linear(config.n_embd, config.hidden_width, bias=config.bias)
         self.gelu = nn.GELU(approximate="tanh")
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(config.hidden_width, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
-        x = self.c_fc(x)  # (batch, seq, 4 n_embd)
+        x = self.c_fc(x)  # (batch, seq, hidden_width)
         return self.dropout(self.project(x))  # (batch, seq, n_embd)
 
     def project(self, x):
@@ -182,6 +182,7 @@ def flops_per_token(config: ModelConfig, num_params: int) -> int:
 
     Source: nanoGPT, `GPT.estimate_mfu` in model.py, after Chowdhery et al. 2022 (PaLM), appendix B.
     """
-    idle = max(0, config.num_experts - config.experts_per_token) * 8 * config.n_embd**2 * config.n_layer
+    expert = 2 * config.n_embd * config.hidden_width
+    idle = max(0, config.num_experts - config.experts_per_token) * expert * config.n_layer
     idle += 0 if config.tied else config.vocab_size * config.n_embd
     return 6 * (num_params - idle) + 12 * config.n_layer * config.n_embd * config.block_size

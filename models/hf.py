@@ -21,7 +21,12 @@ from models.mixture import routers
 from models.model import Model, make
 
 # Files of weights, in order of preference; an index names several files.
-WEIGHTS = ("model.safetensors", "pytorch_model.bin", "model.safetensors.index.json")
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 
 FAMILIES: dict[str, Any] = {"gpt2": hf_gpt2, "llama": hf_llama}  # by the model_type in config.json
 
@@ -40,17 +45,24 @@ def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def save_hugging_face(model: Model, directory: str | Path):
-    """Write model.safetensors and config.json, each replaced atomically."""
+    """Write model.safetensors and config.json, each replaced atomically, once both are written."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    with replacing(directory / "config.json") as temporary:
-        temporary.write_text(json.dumps(hugging_face_config(model.config), indent=2) + "\n")
-    with replacing(directory / "model.safetensors") as temporary:
+    with replacing(directory / "config.json") as config, replacing(directory / "model.safetensors") as weights:
+        config.write_text(json.dumps(hugging_face_config(model.config), indent=2) + "\n")
         try:
-            save_file(to_hugging_face(model), temporary, metadata={"format": "pt"})
+            save_file(to_hugging_face(model), weights, metadata={"format": "pt"})
         except SafetensorError as error:
             raise OSError(f"{directory / 'model.safetensors'} can't be written: {error}") from None
-        shutil.copymode(directory / "config.json", temporary)  # safetensors restricts access to the owner
+        shutil.copymode(config, weights)  # safetensors restricts access to the owner
+
+
+def load_config(directory: str | Path) -> ModelConfig:
+    """Return the shape in a directory's config.json.
+
+    Raises: ValueError if the file is missing, or of another kind of model.
+    """
+    return read_config(existing(Path(directory) / "config.json"))
 
 
 def load_hugging_face(directory: str | Path) -> Model:
@@ -58,7 +70,7 @@ def load_hugging_face(directory: str | Path) -> Model:
 
     Raises: ValueError if a file is missing, or of another kind of model.
     """
-    config = read_config(existing(Path(directory) / "config.json"))
+    config = load_config(directory)
     family = family_of(config)
     path, tensors = read_tensors(Path(directory))
     tensors = family.weights_in(tensors)
@@ -117,8 +129,12 @@ def read_tensors(directory: Path) -> tuple[Path, dict[str, torch.Tensor]]:
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
     try:
-        safe = path.suffix == ".safetensors"
-        return load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(tensors, dict) or not all(isinstance(each, torch.Tensor) for each in tensors.values()):
+            raise UnpicklingError("not a dict of tensors")
+        return tensors
     except (SafetensorError, UnpicklingError, EOFError, RuntimeError) as error:
         why = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(f"{path}: can't be read ({why}); get the file again") from None

@@ -69,10 +69,13 @@ def transposed(name: str, weight: Tensor) -> Tensor:
 def config_file(config: GPTConfig) -> dict[str, Any]:
     """Return the contents of config.json."""
     grouped = {} if config.n_kv_head is None else {"n_kv_head": config.n_kv_head}  # not in Hugging Face's GPT-2
+    hidden = {} if config.n_hidden is None else {"n_inner": config.n_hidden}
     mixture = {name: getattr(config, name) for name in MIXTURE} if config.num_experts else {}
     return {
         **FIXED,
         **grouped,
+        **hidden,
+        "bias": config.bias,  # not in Hugging Face's GPT-2, which always has biases
         **mixture,
         **{theirs: getattr(config, ours) for theirs, ours in FIELDS.items()},
         "architectures": ["GPT2LMHeadModel"],
@@ -88,7 +91,8 @@ def config_file(config: GPTConfig) -> dict[str, Any]:
 def read_config(values: Mapping[str, Any]) -> GPTConfig:
     """Return the config for config.json's values; raise ValueError for values that models/gpt.py does not support."""
     fields = {ours: values[theirs] for theirs, ours in FIELDS.items()}
-    return GPTConfig(**fields, **{name: values[name] for name in ("n_kv_head", *MIXTURE) if name in values})
+    own = {name: values[name] for name in ("n_kv_head", *MIXTURE) if name in values}
+    return GPTConfig(**fields, **own, n_hidden=values.get("n_inner"), bias=values.get("bias", True))
 
 
 def fitted(config: GPTConfig, tensors: Mapping[str, Tensor]) -> GPTConfig:
@@ -109,4 +113,5 @@ def named(name: str) -> str:
 def sizes(config: GPTConfig) -> dict[str, Any]:
     """Return the sizes, by flag, that two models must share for one to load the other's weights."""
     names = "vocab_size", "block_size", "n_layer", "n_head", "n_embd", "bias", "num_experts"
-    return {**{name: getattr(config, name) for name in names}, "n_kv_head": config.num_kv_heads}
+    own = {name: getattr(config, name) for name in names}
+    return {**own, "n_kv_head": config.num_kv_heads, "n_hidden": config.hidden_width}

@@ -166,9 +166,9 @@ class Mixture(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.router = Router(config)
-        self.c_fc = ExpertLinear(config.num_experts, config.n_embd, 4 * config.n_embd)
+        self.c_fc = ExpertLinear(config.num_experts, config.n_embd, config.hidden_width)
         self.gelu = nn.GELU(approximate="tanh")
-        self.c_proj = ExpertLinear(config.num_experts, 4 * config.n_embd, config.n_embd)
+        self.c_proj = ExpertLinear(config.num_experts, config.hidden_width, config.n_embd)
         self.dropout = nn.Dropout(config.dropout)
         self.route: Callable[[Tensor, int], Routing] = LocalRouting  # by the choices (tokens, experts_per_token)
 

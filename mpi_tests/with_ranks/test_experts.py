@@ -16,7 +16,7 @@ from training.gpt import gpt2_plan
 
 NODES = {1: "1x1", 2: "2x1", 4: "2x2", 5: "2x3", 8: "4x2"}  # by size; with 5 ranks, the last node has fewer
 WIDTH, CHOICES, PER_RANK = 6, 3, 4
-CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=4, n_embd=16, bias=True, num_experts=8)
+CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=4, n_embd=16, n_hidden=24, bias=True, num_experts=8)
 
 
 @pytest.fixture(params=["one host", "several"])

@@ -13,8 +13,8 @@ BATCH, SEQ = 2, 8
 WIDTHS = pytest.mark.sizes(1, 2, 4, proof=(8,))
 CONFIGS = {
     "plain": GPTConfig(vocab_size=29, block_size=12, n_layer=2, n_head=8, n_embd=32),
-    "biases, grouped heads, odd vocabulary": GPTConfig(
-        vocab_size=37, block_size=SEQ, n_layer=2, n_head=16, n_embd=64, bias=True, n_kv_head=8
+    "biases, grouped heads, odd vocabulary, narrow MLP": GPTConfig(
+        vocab_size=37, block_size=SEQ, n_layer=2, n_head=16, n_embd=64, bias=True, n_kv_head=8, n_hidden=48
     ),
 }
 each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

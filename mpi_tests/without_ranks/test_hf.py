@@ -1,4 +1,5 @@
 import json
+import os
 import re
 from typing import Any
 
@@ -111,6 +112,7 @@ def test_config_file(tmp_path):
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "tie_word_embeddings": True,
+        "bias": False,
         "vocab_size": 29,
         "n_positions": 12,
         "n_ctx": 12,
@@ -249,6 +251,71 @@ def test_weights_pickled_by_torch(tmp_path):
         assert torch.equal(p, expected)
 
 
+def write_parts(folder, tensors):
+    """Write weights as older versions of transformers save large models."""
+    names, files = sorted(tensors), {}
+    for number, part in enumerate((names[::2], names[1::2]), 1):
+        file = f"pytorch_model-{number:05}-of-00002.bin"
+        torch.save({name: tensors[name] for name in part}, folder / file)
+        files |= dict.fromkeys(part, file)
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+
+
+def test_weights_pickled_by_torch_in_parts(tmp_path):
+    model = randomized(bias=True)
+    save_hugging_face(model, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    write_parts(tmp_path, to_hugging_face(model))
+    for p, expected in zip(load_hugging_face(tmp_path).parameters(), model.parameters(), strict=True):
+        assert torch.equal(p, expected)
+
+
+class Ends:
+    def __reduce__(self):
+        return os.abort, ()
+
+
+@pytest.mark.parametrize("content", [{"lm_head.weight": Ends()}, Ends(), torch.ones(3), {"step": 3}])
+def test_pickles_of_other_things_are_refused_and_not_run(tmp_path, content):
+    save_hugging_face(randomized(bias=True), tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    write_parts(tmp_path, {"a": torch.ones(1), "b": torch.ones(1)})
+    torch.save(content, tmp_path / "pytorch_model-00002-of-00002.bin")
+    with pytest.raises(ValueError, match=r"pytorch_model-00002-of-00002.bin: can't be read \(.+\); get the file again"):
+        load_hugging_face(tmp_path)
+
+
+def test_safetensors_come_before_pickles(tmp_path):
+    model = randomized(bias=True)
+    save_hugging_face(model, tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "a.safetensors")
+    names = to_hugging_face(model)
+    index = {"weight_map": dict.fromkeys(names, "a.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    torch.save({"old": torch.ones(1)}, tmp_path / "pytorch_model.bin")
+    assert torch.equal(load_hugging_face(tmp_path).transformer.wpe.weight, model.transformer.wpe.weight)
+
+
+def test_a_width_of_the_mlp(tmp_path):
+    """`n_inner` in config.json; null stands for 4 n_embd."""
+    model = GPT(GPTConfig(**SMALL, n_hidden=40, bias=True))
+    save_hugging_face(model, tmp_path)
+    path = tmp_path / "config.json"
+    assert json.loads(path.read_text())["n_inner"] == 40
+    assert load_file(tmp_path / "model.safetensors")["transformer.h.0.mlp.c_fc.weight"].shape == (24, 40)
+    loaded = load_hugging_face(tmp_path)
+    with torch.no_grad():
+        logits, _ = loaded.eval()(TOKENS)
+    np.testing.assert_allclose(logits, of_hugging_face(load_file(tmp_path / "model.safetensors"), TOKENS), atol=1e-5)
+    for width, message in (
+        (None, r"c_fc.bias is \(40,\), but \(96,\) by config.json"),
+        ("x", "n_hidden='x' must be of"),
+    ):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"n_inner": width}))
+        with pytest.raises(ValueError, match=message):
+            load_hugging_face(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("content", [b"", b"no weights at all, but a line of text"])
 def test_files_that_are_no_weights(tmp_path, name, content):
@@ -291,7 +358,11 @@ def test_initialize(tmp_path, changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"n_layer": 4, "n_embd": 48}, "GPT-2 of n_layer=2, n_embd=24, but this one is of n_layer=4, n_embd=48: set"),
+        (
+            {"n_layer": 4, "n_embd": 48},
+            "GPT-2 of n_layer=2, n_embd=24, n_hidden=96, but this one is of n_layer=4, n_embd=48, n_hidden=192: set",
+        ),
+        ({"n_hidden": 40}, "GPT-2 of n_hidden=96, but this one is of n_hidden=40: set n_hidden=96"),
         ({"block_size": 13}, "GPT-2 of block_size=12, but this one is of block_size=13: set block_size=12"),
         ({"vocab_size": 256}, "GPT-2 of vocab_size=29, but this one is of vocab_size=256: set vocab_size=29"),
         ({"bias": False}, "GPT-2 of bias=True, but this one is of bias=False: set bias=True"),

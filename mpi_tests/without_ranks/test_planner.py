@@ -98,7 +98,10 @@ def parted(model, config, tp):
     return model
 
 
-@pytest.mark.parametrize("config", [SMALL, replace(SMALL, bias=False), LLAMA, replace(LLAMA, tied=True)])
+SHAPES = [SMALL, replace(SMALL, bias=False), replace(SMALL, n_hidden=80), LLAMA, replace(LLAMA, tied=True)]
+
+
+@pytest.mark.parametrize("config", SHAPES)
 @each_schedule
 def test_bytes_of_each_layout_are_those_of_real_models_and_optimizers(name, config):
     job = TrainingJob(config, 4)
@@ -421,10 +424,11 @@ def test_activations_are_those_of_the_fullest_rank(ep, capacity, rows):
 
 @pytest.mark.parametrize(("ep", "rows"), [(1, 2), (2, 2.5), (4, 2.5)])
 def test_gradients_of_a_mixture_are_those_of_its_rows_and_twice_those_of_a_layers_experts(ep, rows):
-    width, config = SMALL.n_embd, replace(SMALL, num_experts=8)
+    width, hidden = SMALL.n_embd, 80
+    config = replace(SMALL, num_experts=8, n_hidden=hidden)
     in_block, _ = working(TrainingJob(config, 4), ParallelLayout(dp=4, ep=ep))
-    around_gelu = 2 * 4 * width * rows * SMALL.block_size
-    a_layers_experts = 8 // ep * width * 4 * width
+    around_gelu = 2 * hidden * rows * SMALL.block_size
+    a_layers_experts = 8 // ep * width * hidden
     assert in_block == 4 * (around_gelu + 2 * a_layers_experts)
 
 

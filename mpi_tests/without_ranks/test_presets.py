@@ -97,7 +97,6 @@ def test_a_depths_batch_is_what_ranks_can_share_and_data_has(settings, dp_size, 
         ({"model": "llama", "dropout": 0.1}, "dropout=0.1 is not a setting of model=llama: omit it, or use another"),
         ({"model": "llama", "bias": True}, "bias=True is not a setting of model=llama"),
         ({"model": "llama", "num_experts": 4}, "num_experts=4 is not a setting of model=llama"),
-        ({"n_hidden": 64}, "n_hidden=64 is not a setting of model=gpt2-tiny"),
         ({"tied": False}, "tied=False is not a setting of model=gpt2-tiny"),
     ],
 )

@@ -38,7 +38,7 @@ class ParamCounts(NamedTuple):
     ep: int = 1
 
     def experts(self) -> int:
-        return 8 * (self.model.num_experts // self.ep) * self.model.n_embd**2 // self.tp
+        return self.model.num_experts // self.ep * mlp_params(self.model) // self.tp
 
     def matrices(self) -> int:
         width, kv_width = widths(self.model)
@@ -47,10 +47,10 @@ class ParamCounts(NamedTuple):
         return split // self.tp + self.model.num_experts * width
 
     def block(self) -> int:
-        width, kv_width = widths(self.model)
-        norms, split_biases, whole_biases = 2 * width, width + 2 * kv_width + 4 * width, 4 * width
+        (width, kv_width), hidden = widths(self.model), self.model.hidden_width
+        norms, split_biases, whole_biases = 2 * width, width + 2 * kv_width + hidden, 4 * width
         if self.model.num_experts:
-            split_biases, whole_biases = split_biases - 4 * width, whole_biases - width  # experts have no biases
+            split_biases, whole_biases = split_biases - hidden, whole_biases - width  # experts have no biases
         biases = split_biases // self.tp + whole_biases if self.model.bias else 0
         return self.matrices() + norms + biases
 
@@ -158,7 +158,8 @@ def mlp_kept(model: ModelConfig, layout: ParallelLayout) -> float:
     if not model.num_experts:
         return (3 if model.is_gated else 2) * model.hidden_width
     tp = layout.tp
-    return fullest_rows(model, layout.ep) * (8 + 2 * tp) * model.n_embd + 3 * tp * model.num_experts
+    row = 2 * model.hidden_width + 2 * tp * model.n_embd
+    return fullest_rows(model, layout.ep) * row + 3 * tp * model.num_experts
 
 
 def mlp_inputs(model: ModelConfig) -> int:

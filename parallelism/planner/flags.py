@@ -61,7 +61,7 @@ class Settings:
     n_head: int = flag(None, "number of attention heads; by default the model's", ranges.HEADS)
     n_kv_head: int | None = flag(None, "number of key and value heads; by default the model's, or n_head", ranges.HEADS)
     n_embd: int = flag(None, "embedding width; by default the model's", ranges.WIDTH)
-    n_hidden: int | None = flag(None, "hidden width of a llama's MLP; by default the model's", ranges.WIDTH)
+    n_hidden: int | None = flag(None, "hidden width of the MLP; by default the model's", ranges.WIDTH)
     tied: bool | None = flag(None, "tie a llama's head to its embedding; by default the model's")
     block_size: int = flag(None, "sequence length in tokens; by default the model's", ranges.LENGTH)
     num_experts: int = flag(0, "number of experts that replace each MLP; 0 for dense MLPs", ranges.EXPERTS)

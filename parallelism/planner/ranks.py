@@ -11,7 +11,6 @@ import torch
 
 import collectives
 from collectives.job import system
-from models.config import LlamaConfig
 from models.model import make
 from parallelism.pipeline.layer_times import now
 from parallelism.planner.layout import TrainingJob
@@ -57,9 +56,7 @@ def least_pass_s(job: TrainingJob, device: str = "cpu") -> float:
     It has as many experts, and grouped heads if the model has them.
     """
     kv = 1 if job.model.num_kv_heads < job.model.n_head else 2
-    shape = replace(job.model, vocab_size=1, block_size=2, n_layer=1, n_head=2, n_embd=4, n_kv_head=kv)
-    if isinstance(shape, LlamaConfig):
-        shape = replace(shape, n_hidden=8)
+    shape = replace(job.model, vocab_size=1, block_size=2, n_layer=1, n_head=2, n_embd=4, n_kv_head=kv, n_hidden=8)
     block = make(shape).transformer.h[0].to(device)
     x = torch.ones(1, shape.block_size, shape.n_embd, device=device)
     return seconds(lambda: block(x), device)
