@@ -28,23 +28,35 @@ PRESETS: dict[str, ModelConfig] = {
 DEFAULT = "gpt2-tiny"
 LR = 3e-3  # of the tiny models
 ROPE = ("rope_theta", "rope_factor", "rope_original_length")
+MIXTURE = ("num_experts", "experts_per_token", "expert_capacity")
 SHAPE = ("n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "bias", *ROPE, "norm_eps", "tied")
 SET_BY_MODEL = (*SHAPE, "block_size", "lr")
 SET_BY_DEPTH = (*SHAPE, "lr", "global_batch_size", "num_micro_batches")
+SET_BY_WEIGHTS = ("model", "depth", "vocab_size", "tokenizer", *SHAPE, *MIXTURE)
 
 
-def fill(settings: Any) -> None:
-    """Fill settings that are None from the run's `depth`, or else from its `model`.
+def fill(settings: Any, shape: ModelConfig | None = None) -> None:
+    """Fill settings that are None from the run's `depth`, or else its `model`, or else the `shape` of its weights.
 
     Raises: ValueError for an unknown model, and a depth out of range.
     """
-    check(settings, "model", "depth")
-    preset = PRESETS[settings.model]
+    if settings.model is None and settings.depth is None and shape is not None:
+        settings.model, preset = family_name(shape), shape
+    else:
+        set_missing(settings, {"model": DEFAULT})
+        check(settings, "model", "depth")
+        preset = PRESETS[settings.model]
     values = {**vars(preset), "lr": LR, **({} if settings.depth is None else of_depth(settings.depth))}
+    values |= {name: getattr(preset, name) for name in MIXTURE}
     del values["vocab_size"]  # determined by the data
     if settings.depth is None:
         values["num_micro_batches"] = 1
     set_missing(settings, values)
+
+
+def family_name(shape: ModelConfig) -> str:
+    """Return the name of a preset of the same family."""
+    return "llama" if isinstance(shape, LlamaConfig) else "gpt2"
 
 
 def set_missing(settings: Any, values: dict[str, Any]) -> None:

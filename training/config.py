@@ -8,10 +8,13 @@ from typing import Any
 
 from collectives.job.settings import check
 from models import presets, ranges
+from models.config import ModelConfig
 from models.data import Tokens, load_tokens
+from models.hf import load_config
 from models.learning_rate import COURSES, learning_rate
 from models.model import Model, make
 from models.token_files import TOKEN_DTYPES
+from models.tokenizer import BYTE_VOCABULARY, BYTES, TOKEN_IDS, differ, saved_name, saved_tokenizer
 from parallelism.numerics.non_finite import POLICIES
 from parallelism.numerics.precision import DTYPES
 from parallelism.pipeline.schedule import registry
@@ -44,12 +47,15 @@ class Config:
     val_data: list[str] = flag(
         list, "validation data, likewise; by default the end of the training data, or its files named val*.bin"
     )
-    tokenizer: str = flag(
-        "bytes", "tokenizer of text: bytes, a tokenizer.json, or a .tiktoken file named by its encoding"
+    tokenizer: str | None = flag(
+        None,
+        "tokenizer of text: bytes, a tokenizer.json, a .tiktoken file named by its encoding, or nanoGPT's meta.pkl; "
+        "by default init_from's, or bytes",
     )
     vocab_size: int | None = flag(
         None,
-        "vocabulary size, at least the tokenizer's; by default that, or for .bin tokens without one at least GPT-2's 50257",
+        "vocabulary size, at least the tokenizer's; by default init_from's or the tokenizer's, or for .bin tokens "
+        "without one at least GPT-2's 50257",
         range=ranges.VOCABULARY,
     )
     token_dtype: str | None = flag(
@@ -65,8 +71,8 @@ class Config:
     out_dir: str = flag("out", "output folder of metrics.jsonl, loss.png and the weights; nothing is written if empty")
     seed: int = flag(1337, "random seed of the initial weights and of the order of samples", range=ranges.SEED)
     model: str = flag(
-        presets.DEFAULT,
-        "model shape by name, which the flags below override",
+        None,
+        f"model shape by name, which the flags below override; by default init_from's, or {presets.DEFAULT}",
         choices=[*presets.PRESETS],
         sets=presets.SET_BY_MODEL,
     )
@@ -85,7 +91,9 @@ class Config:
     )
     n_embd: int = flag(None, "embedding width; by default the model's", range=ranges.WIDTH)
     n_hidden: int | None = flag(
-        None, "hidden width of a llama's MLP; by default the model's, or 8/3 of n_embd, rounded up", range=ranges.WIDTH
+        None,
+        "hidden width of the MLP; by default the model's, or 4 n_embd, for a llama 8/3 of it, rounded up",
+        range=ranges.WIDTH,
     )
     rope_theta: float | None = flag(
         None, "base of a llama's rotary embedding; by default the model's", range=ranges.ROPE_THETA
@@ -106,8 +114,12 @@ class Config:
     document_end: int | None = flag(
         None, "token that ends a document; tokens attend only within their document", range=ranges.TOKEN
     )
-    num_experts: int = flag(0, "number of experts that replace each MLP; 0 for dense MLPs", range=ranges.EXPERTS)
-    experts_per_token: int = flag(2, "number of experts that process each token", range=ranges.EXPERTS_PER_TOKEN)
+    num_experts: int = flag(
+        None, "number of experts that replace each MLP; by default the model's, 0 for dense MLPs", range=ranges.EXPERTS
+    )
+    experts_per_token: int = flag(
+        None, "number of experts that process each token; by default the model's, or 2", range=ranges.EXPERTS_PER_TOKEN
+    )
     expert_capacity: float | None = flag(
         None,
         "capacity of an expert as a multiple of the mean number of tokens of a sequence; tokens beyond it are dropped",
@@ -187,7 +199,11 @@ class Config:
     max_skips: int = flag(
         10, "number of steps that non_finite=skip skips in a row before the run ends", range=ranges.COUNT
     )
-    init_from: str = flag("", "folder of a Hugging Face GPT-2 or Llama with the initial weights")
+    init_from: str = flag(
+        "",
+        "folder of a Hugging Face GPT-2 or Llama with the initial weights, the model's shape, and its tokenizer",
+        sets=presets.SET_BY_WEIGHTS,
+    )
     device: str = flag("cpu", "device: cpu, cuda (ranks take the node's GPUs in turn), or cuda:<index>")
     compile: bool = flag(
         False, "compile the model by torch.compile: whole where one rank computes it, else block by block"
@@ -252,14 +268,38 @@ class Config:
     sample_tokens: int = flag(200, "tokens of text to generate at the end", range=ranges.TEXT)
 
     def __post_init__(self):
-        presets.fill(self)
+        check(self, "init_from")
+        shape = load_config(self.init_from) if self.init_from else None
+        presets.fill(self, shape)
+        if shape is not None:
+            presets.set_missing(self, {"vocab_size": shape.vocab_size})
+        presets.set_missing(self, {"tokenizer": BYTES if shape is None else weights_tokenizer(self.init_from, shape)})
         check(self)
         presets.refuse_other_family(self)
 
 
+def weights_tokenizer(folder: str, shape: ModelConfig) -> str | None:
+    """Return the tokenizer in a folder of weights, or bytes if these can be the model's tokens, or None."""
+    name = saved_name(Path(folder))
+    if name in (None, TOKEN_IDS):
+        return BYTES if shape.vocab_size == BYTE_VOCABULARY else None
+    return name
+
+
 def tokens_of(config: Config) -> Tokens:
+    """Load the data.
+
+    Raises: ValueError for what cannot be read, or other tokens than those of the initial weights.
+    """
     options = config.tokenizer, config.vocab_size, config.text_field, config.token_dtype
-    return load_tokens(config.data, config.val_data, *options)
+    tokens = load_tokens(config.data, config.val_data, *options)
+    own = saved_tokenizer(Path(config.init_from)) if config.init_from else None
+    if own and own.name != TOKEN_IDS and differ(own, tokens.tokenizer):
+        raise ValueError(
+            f"init_from={config.init_from} has tokens of {own.name}, but the data of {tokens.tokenizer.name}: omit "
+            "tokenizer, or use other data"
+        )
+    return tokens
 
 
 def learning_rate_of(config: Config, iteration: int) -> float:

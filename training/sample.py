@@ -22,7 +22,7 @@ from models.generate import check, generate
 from models.hf import load_hugging_face
 from models.model import Model
 from models.ranges import SEED, TEXT
-from models.tokenizer import BYTES, Tokenizer, load_tokenizer, saved_tokenizer, token_ids
+from models.tokenizer import BYTE_VOCABULARY, BYTES, Tokenizer, load_tokenizer, saved_tokenizer, token_ids
 
 SAMPLES = Range(1, 1000)
 
@@ -56,7 +56,7 @@ def parse() -> Namespace:
     add: Any = parser.add_argument
     add("--from", dest="directory", default="out", help="a run's out_dir, or a folder of Hugging Face's (out)")
     add("--prompt", default="\n", help="text to go on from (a new line)")
-    add("--tokenizer", help="a tokenizer.json or .tiktoken file, where the folder has none of its own")
+    add("--tokenizer", help="a tokenizer.json, .tiktoken file or meta.pkl, where the folder has none of its own")
     add("--num_tokens", type=TEXT.whole, default=200, help="tokens to add (200)")
     add("--num_samples", type=SAMPLES.whole, default=1, help="texts to draw (1)")
     add("--temperature", type=float, default=0.8, help="below 1 likelier tokens are drawn more often (0.8)")
@@ -76,7 +76,7 @@ def tokenizer_of(folder: Path, gpt: Model, name: str | None) -> Tokenizer:
     vocab_size = gpt.config.vocab_size
     tokenizer = load_tokenizer(name) if name else saved_tokenizer(folder)
     if tokenizer is None:
-        tokenizer = load_tokenizer(BYTES) if vocab_size == 256 else token_ids(vocab_size)
+        tokenizer = load_tokenizer(BYTES) if vocab_size == BYTE_VOCABULARY else token_ids(vocab_size)
     if tokenizer.vocab_size > vocab_size:
         raise ValueError(f"{tokenizer.name} has {tokenizer.vocab_size} tokens, the model in {folder} only {vocab_size}")
     return tokenizer

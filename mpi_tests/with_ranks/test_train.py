@@ -20,7 +20,7 @@ import torch
 from safetensors.numpy import load_file
 
 from collectives import Communicator, InputError
-from models import hf, report
+from models import hf, presets, report
 from models.flags import parse
 from models.hf import load_hugging_face, save_hugging_face
 from mpi_tests.helpers.folders import shared_folder
@@ -479,6 +479,11 @@ def test_a_run_may_begin_with_an_exported_models_weights(comm, folder):
     second = on(comm, init_from=str(folder), max_iters=1, warmup_iters=1)
     assert second.losses[0] < first[0] - 0.5
     assert second.validations[1] < by_torch(comm).validations[VALIDATED[0]]
+    without_shape = vars(config(1, tp=2, max_iters=1, warmup_iters=1))
+    for name in (*presets.SET_BY_WEIGHTS, "block_size", "init_from"):
+        del without_shape[name]
+    _, records = train(Config(**without_shape, init_from=str(folder)), comm)
+    assert records[0]["loss"] == pytest.approx(second.losses[0], rel=1e-5)
 
 
 @pytest.mark.sizes(2)

@@ -48,6 +48,7 @@ FILES = {
     "list/config.json": b"[]",
     "broken/config.json": b"{",
     "words/config.json": json.dumps(HUGGING_FACE | {"n_layer": "two"}).encode(),
+    "gpt2/config.json": json.dumps(HUGGING_FACE).encode(),
     "negative/config.json": json.dumps(HUGGING_FACE | {"n_embd": -1}).encode(),
 }
 
@@ -165,8 +166,8 @@ SETTINGS = [
     (["--max_skips", 0, "--non_finite", "skip"], "max_skips=0 must be from 1 to 1000000000"),
     (["--tensorboard", "/dev/null/x"], "tensorboard=/dev/null/x: Not a directory: use another folder"),
     (
-        ["--eval_only", "--resume", "auto", "--init_from", "out", "--checkpoint_dir", "out"],
-        "eval_only evaluates either resume=auto or init_from=out: omit one",
+        ["--eval_only", "--resume", "auto", "--init_from", "{tmp}/gpt2", "--checkpoint_dir", "out"],
+        "eval_only evaluates either resume=auto or init_from=",
     ),
     (["--momentum", 1, "--optimizer", "sgd"], "momentum=1.0 must be at least 0 and below 1"),
     (["--min_lr", 1, "--lr", 0.5], "min_lr=1.0 must be at most lr=0.5, from which it falls"),
