@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from wire import Wire
 
 from collectives import Communicator
-from collectives.arrays.views import to_torch
 from models.gpt import GPT
 from models.optimizer import AdamW, Optimizer
 from parallelism.buffers.arena import Arena
@@ -66,7 +65,7 @@ class ParameterServer(nn.Module):
     def update(self) -> None:
         gathered = self.gather()
         if self.is_server:
-            torch.mean(to_torch(gathered).view(self.size, -1), 0, out=self.arena.flat_gradients)
+            torch.mean(gathered.view(self.size, -1), 0, out=self.arena.gradients)
             self.optimizer.step()
         self.broadcast()
 

@@ -153,7 +153,8 @@ class Binder:
         segmentation = phases.segmentation(row, facts.chunk_bytes, self.size, facts.on_host)
         rounds = row.rounds(self.rank, self.size, a.root, ())
         memory = o.source, o.out, None
-        bound = self.programs(shared).bind([rounds], memory, chunks, reduction, segmentation, channel, binding)
+        programs = self.programs(shared, caller=a.device)
+        bound = programs.bind([rounds], memory, chunks, reduction, segmentation, channel, binding)
         only = bound if bound.is_short else None
         plan = Plan(f"{a.collective} {row.name}", o.result, self.progress, a.device, [bound], only=only)
         if channel is None:
@@ -182,12 +183,17 @@ class Binder:
         group, ranks = self.context.mpi.Get_group(), range(self.size)
         return list(MPI.Group.Translate_ranks(group, ranks, MPI.COMM_WORLD.Get_group()))
 
-    def programs(self, shared: DeviceMemory | None, meanwhile: Callable[[], Any] | None = None) -> Any:
-        """Return the binder that makes programs of direct schedules, for the host or for devices."""
+    def programs(
+        self, shared: DeviceMemory | None, meanwhile: Callable[[], Any] | None = None, caller: Any = None
+    ) -> Any:
+        """Return the binder that makes programs of direct schedules, for the host or for devices.
+
+        `caller` is the device as the library of the call's arrays has it, whose current stream runs follow.
+        """
         if shared:
             from collectives.runtime.on_device import DeviceProgramBinder
 
-            return DeviceProgramBinder(shared, self, meanwhile)
+            return DeviceProgramBinder(shared, caller or shared.device, self, meanwhile)
         from collectives.runtime.shared_memory import ProgramBinder  # it imports the compiler
 
         return ProgramBinder(self, meanwhile)

@@ -236,9 +236,9 @@ def leave(calls: Callable[[], KernelCalls | None]) -> None:
 class DeviceProgramBinder(DirectBinder):
     """Binder of a rank's direct rounds to work on its device."""
 
-    def __init__(self, device_memory: DeviceMemory, *arguments: Any):
+    def __init__(self, device_memory: DeviceMemory, caller: Cuda, *arguments: Any):
         super().__init__(*arguments)
-        self.device_memory, self.device = device_memory, device_memory.device
+        self.device_memory, self.device = device_memory, caller
 
     def bind(
         self,

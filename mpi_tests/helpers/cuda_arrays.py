@@ -1,10 +1,13 @@
 """A pytest plug-in: CuPy arrays for tests, on devices that mpi_tests.helpers.cuda_on_host emulates on the CPU."""
 
+import ctypes
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from mpi_tests.helpers.cuda_on_host.load import CannotLoadError, load
 
@@ -73,9 +76,52 @@ class Caller:
         with self.cupy.cuda.Device(self.index):
             return x.get(self.stream)
 
+    def torchs_stream(self, monkeypatch):
+        """Return a new stream, which torch calls its current one on this device from now on."""
+        with self.cupy.cuda.Device(self.index):
+            stream = self.cupy.cuda.Stream(non_blocking=True)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=stream.ptr))
+        return stream
+
     def lag(self, us):
         """Let streams lag by up to so many microseconds, except for work that a caller waits for."""
         self.library.standin_set_delay(us)
+
+
+class DeviceTensor(torch.Tensor):
+    """A tensor of the stand-in's memory that a torch without CUDA takes for one on a GPU.
+
+    Torch's operations on it run at once, on the host.
+    """
+
+    is_cuda = True
+
+    @property
+    def array(self):
+        """The same memory as a flat CuPy array."""
+        import cupy
+
+        with torch._C.DisableTorchFunctionSubclass():
+            address, nbytes, dtype = self.data_ptr(), self.nbytes, str(self.dtype).removeprefix("torch.")
+        if not nbytes:
+            return cupy.empty(0, dtype)
+        index = cupy.cuda.runtime.pointerGetAttributes(address).device
+        memory = cupy.cuda.UnownedMemory(address, nbytes, self, index)
+        return cupy.ndarray(self.numel(), dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+
+def to_tensor(x):
+    """Return a CuPy array as a tensor of the same memory, as `views.to_torch` does where torch has CUDA."""
+    dtype, memory = getattr(torch, str(x.dtype)), (ctypes.c_char * x.nbytes).from_address(x.data.ptr)
+    memory.owner = x
+    tensor = torch.frombuffer(memory, dtype=dtype).view(x.shape) if x.nbytes else torch.empty(x.shape, dtype=dtype)
+    return tensor.as_subclass(DeviceTensor)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from collectives import Communicator, algorithms
 from collectives.algorithms import Access
 from collectives.runtime.on_device import KernelProgram
+from mpi_tests.helpers.cuda_arrays import to_tensor
 from mpi_tests.helpers.reference import COLLECTIVES, REDUCTIONS, ROOTED, expected, inputs, reduced, same
 
 pytestmark = pytest.mark.sizes(2, 3, proof=(4,))
@@ -140,6 +141,22 @@ def test_runs_on_other_streams_follow_each_other(comm, cuda):
         same(cuda.get(x), comm.size * reduced(xs, "sum"))
         other.synchronize()
     plan.free()
+
+
+@pytest.mark.sizes(2)
+def test_runs_on_tensors_follow_torchs_stream(comm, cuda, monkeypatch):
+    """CuPy's current stream, on which nothing happens, is another one."""
+    torchs, x = cuda.torchs_stream(monkeypatch), symmetric(comm, cuda, np.zeros(1000, np.float32))
+    plan = comm.plan("all_reduce", to_tensor(x), algorithm="one_shot")
+    assert [type(each) for each in plan.rounds] == [KernelProgram]
+    cuda.stream.synchronize()
+    cuda.lag(20_000)
+    for run in range(3):
+        xs = [values + np.float32(run) for values in inputs(2, 1000)]
+        with cuda.cupy.cuda.Device(cuda.index):
+            x.set(xs[comm.rank], torchs)
+            plan()
+            same(x.get(torchs), reduced(xs, "sum"))
 
 
 @pytest.mark.sizes(2)

@@ -9,9 +9,15 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
-from mpi_tests.helpers.cuda_arrays import each_mode
+from collectives import Communicator
+from collectives.arrays.cuda import TorchCuda
+from mpi_tests.helpers.cuda_arrays import each_mode, to_tensor
 from mpi_tests.helpers.reference import expected, inputs, reduced, same
+from parallelism.data.loop import Sharded
+from parallelism.zero.matrices import ElementRoute, Exchange
+from parallelism.zero.units import ShardGroups
 
 LATE_US = 20_000
 DIRECT = ("one_shot", "two_shot", "staged_two_shot")
@@ -69,8 +75,6 @@ def test_direct_without_events(new_comm, cuda, monkeypatch):
 @each_mode
 @pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "mpi"])
 def test_messages(mpi_comm, cuda, mpi_reads, algorithm):
-    from collectives import Communicator
-
     cuda.use(1, mpi_reads=mpi_reads)
     if algorithm == "mpi" and not mpi_reads:
         return
@@ -176,8 +180,6 @@ def test_runs_that_follow_each_other_at_once(new_comm, cuda, algorithm, num_segm
 
 @pytest.mark.sizes(2)
 def test_memory_is_closed_when_it_is_read_no_more(mpi_comm, cuda):
-    from collectives import Communicator
-
     comm = Communicator(mpi_comm)
     xs = inputs(2, 1000)
     x = cuda.symmetric(comm, xs[comm.rank])
@@ -192,10 +194,56 @@ def test_memory_is_closed_when_it_is_read_no_more(mpi_comm, cuda):
 
 @pytest.mark.sizes(3)
 def test_what_ranks_share_is_found_out(mpi_comm, cuda):
-    from collectives import Communicator
-
     cuda.lag(LATE_US)
     comm = Communicator(mpi_comm)
     x = cuda.symmetric(comm, np.ones(10, np.float32))
     same(cuda.get(comm.all_reduce(x, algorithm="two_shot")), np.full(10, 3, np.float32))
     comm.free()
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """Collect the plans that are made of tensors on devices."""
+    plans, own_plan = [], Communicator.plan
+
+    def plan(comm, collective, x, **arguments):
+        plans.append(own_plan(comm, collective, x, **arguments))
+        return plans[-1]
+
+    monkeypatch.setattr(Communicator, "plan", plan)
+    monkeypatch.setattr("parallelism.buffers.arena.to_torch", to_tensor)
+    monkeypatch.setattr("collectives.arrays.views.to_torch", to_tensor)
+    return plans
+
+
+def sharded(comm, zero_stage):
+    module = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))
+    return Sharded(module, ShardGroups(comm, comm), None, zero_stage, ["0", "1"], device="cuda:0")
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("zero_stage", [0, 1])
+def test_gradients_are_reduced_between_earlier_and_later_work_on_torchs_stream(
+    new_comm, cuda, plans, zero_stage, monkeypatch
+):
+    """CuPy's current stream, on which nothing happens, is another one."""
+    replica = sharded(new_comm, zero_stage).replica
+    torchs, gradients = cuda.torchs_stream(monkeypatch), replica.arena.gradients.array
+    own = slice(0, len(gradients)) if zero_stage == 0 else replica.units[0].chunks[new_comm.rank]
+    cuda.stream.synchronize()
+    cuda.lag(LATE_US)
+    for run in range(3):
+        xs = [np.full(len(gradients), rank + run, np.float32) for rank in range(2)]
+        gradients.set(xs[new_comm.rank], torchs)
+        replica.step_done()
+        same(in_turn(new_comm, lambda: gradients[own].get(torchs)), reduced(xs, "avg")[own])
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_all_plans_of_training_follow_torchs_stream(new_comm, cuda, plans, zero_stage, monkeypatch):
+    cuda.torchs_stream(monkeypatch)
+    sharded(new_comm, zero_stage)
+    Exchange(new_comm, [ElementRoute("matrix", 0, 1, 5)], torch.float32, "cuda:0")
+    assert len(plans) > 1
+    assert {type(plan.device) for plan in plans} == {TorchCuda}

@@ -67,7 +67,7 @@ def test_losses_follow_those_of_float32(comm, plain, precision):
     check_losses(training, plain)
     assert training.scale.state() == (1, 0) or precision.dtype == "float16"
     assert same_on_all(training.mesh.dp, training.weights())
-    assert same_on_all(training.mesh.dp, training.model.replica.arena.flat_parameters)
+    assert same_on_all(training.mesh.dp, training.model.replica.arena.parameters)
     training.free()
 
 
@@ -216,8 +216,8 @@ def pieces_of(arena, own):
     for name, place in arena.slices.items():
         start, stop = max(place.start, own.start), min(place.stop, own.stop)
         if start < stop:
-            pieces[name] = nn.Parameter(arena.flat_parameters[start:stop][None])
-            own_gradient(pieces[name], arena.flat_gradients[start:stop][None])
+            pieces[name] = nn.Parameter(arena.parameters[start:stop][None])
+            own_gradient(pieces[name], arena.gradients[start:stop][None])
             spans[name] = slice(start - place.start, stop - place.start)
     return pieces, arena.originals, spans
 
@@ -231,7 +231,7 @@ def test_masters_of_pieces_are_those_of_the_whole(comm, name):
     """
     whole, parted = GPT(CONFIG), GPT(CONFIG)
     arenas = [Arena(model, comm, **MODES[name].arena_dtypes) for model in (whole, parted)]
-    parameters = arenas[1].flat_parameters
+    parameters = arenas[1].parameters
     line = line_length(parameters.dtype)
     cuts = [len(parameters) // line * rank // comm.size * line for rank in range(comm.size + 1)]
     own = slice(cuts[comm.rank], cuts[comm.rank + 1])
@@ -246,4 +246,4 @@ def test_masters_of_pieces_are_those_of_the_whole(comm, name):
             arena.zero_grad()
         counts = [end - begin for begin, end in pairwise(cuts)]
         comm.all_gather(parameters[own].clone(), out=parameters, counts=counts)
-        assert torch.equal(parameters, arenas[0].flat_parameters)
+        assert torch.equal(parameters, arenas[0].parameters)

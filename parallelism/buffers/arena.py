@@ -22,8 +22,9 @@ ALIGNMENT_BYTES = 64  # of each parameter, so that kernels use whole cache lines
 class Arena:
     """Moves a module's parameters into one flat array, and their gradients into another of the same layout.
 
-    The arrays are NumPy's or CuPy's (`device`), from `comm.empty`; torch sees them through DLPack, without a copy.
-    One collective on `parameters` or `gradients` covers all of them.  Gaps between parameters hold zeros.
+    They are torch tensors of memory from `comm.empty`, on a GPU as well, so that collectives on slices of them follow
+    torch's current stream.  One collective on `parameters` or `gradients` covers all of them.  Gaps between parameters
+    hold zeros.
 
     Gradients must stay in the array: clear them with `zero_grad()`, not by setting them to None.  With gradients=False
     none is allocated.
@@ -48,15 +49,15 @@ class Arena:
         dtype = dtype or param_dtype
         self.originals = {} if dtype == param_dtype else {name: param.data for name, param in params.items()}
         self.slices, count = lay_out(params, line_length(dtype))
-        self.parameters, self.flat_parameters = allocate(comm, count, dtype, device)
-        self.gradients, self.flat_gradients = allocate(comm, count if gradients else 0, grad_dtype or dtype, device)
+        self.parameters = allocate(comm, count, dtype, device)
+        self.gradients = allocate(comm, count if gradients else 0, grad_dtype or dtype, device)
         for name, param in params.items():
             place = self.slices[name]
-            home = self.flat_parameters[place].view(param.shape)
+            home = self.parameters[place].view(param.shape)
             home.copy_(param.data)
             param.data = home
             owns = gradients and param.requires_grad
-            own_gradient(param, self.flat_gradients[place].view(param.shape) if owns else None)
+            own_gradient(param, self.gradients[place].view(param.shape) if owns else None)
         self._gradients = [(name, param, param.grad) for name, param in params.items() if param.grad is not None]
 
     def broadcast(self, comm: collectives.Communicator) -> None:
@@ -76,7 +77,7 @@ class Arena:
 
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place."""
-        self.flat_gradients.zero_()
+        self.gradients.zero_()
 
 
 def one_dtype(params: Iterable[nn.Parameter]) -> torch.dtype:
@@ -108,20 +109,15 @@ def lay_out(params: Mapping[str, nn.Parameter], line: int) -> tuple[dict[str, sl
     return slices, end
 
 
-def allocate(
-    comm: collectives.Communicator, shape: int | tuple[int, ...], dtype: torch.dtype, device: str
-) -> tuple[Any, Tensor]:
-    """Allocate an array of zeros; return it and a torch tensor of the same memory.  Collective."""
-    array = comm.empty(shape, str(dtype).removeprefix("torch."), device)
-    tensor = to_torch(array)
-    tensor.zero_()
-    return array, tensor
+def allocate(comm: collectives.Communicator, shape: int | tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
+    """Allocate a tensor of zeros in symmetric memory.  Collective."""
+    return to_torch(comm.empty(shape, str(dtype).removeprefix("torch."), device)).zero_()
 
 
 class ReleasableBuffer:
     """A flat array, initially zeros, whose pages are allocated by the first write and released by `zero()`.
 
-    Its address never changes; `tensor` is torch's view.  Device memory is not released.
+    `tensor` is the memory, whose address never changes.  Device memory is not released.
     """
 
     def __init__(self, count: int, dtype: torch.dtype, device: str = "cpu"):
@@ -131,10 +127,10 @@ class ReleasableBuffer:
             if hasattr(mmap, "MADV_HUGEPAGE"):  # faulting these in takes less time
                 with suppress(OSError):  # no huge pages on this system
                     self.pages.madvise(mmap.MADV_HUGEPAGE)
-            self.array: Any = np.frombuffer(self.pages, np.uint8, count * np_dtype.itemsize).view(np_dtype)
+            array: Any = np.frombuffer(self.pages, np.uint8, count * np_dtype.itemsize).view(np_dtype)
         else:
-            self.array = views.device(device).empty(count, np_dtype)
-        self.tensor: Tensor = to_torch(self.array)
+            array = views.device(device).empty(count, np_dtype)
+        self.tensor: Tensor = to_torch(array)
         self.zero()
 
     def zero(self) -> None:

@@ -31,7 +31,7 @@ class ExposedTime:
 
 
 class BoundCollective(NamedTuple):
-    """A plan, and torch's views of its input and output memory."""
+    """A plan, and its input and output memory."""
 
     plan: collectives.Plan
     source: Tensor
@@ -108,7 +108,7 @@ class TensorCollectives(ExposedTime):
         return CollectiveWork(bound, free, self)
 
     def _bind(self, collective: str, x: Tensor, arguments: dict[str, Any]) -> BoundCollective:
-        _, source = allocate(self.comm, x.shape, x.dtype, str(x.device))
+        source = allocate(self.comm, x.shape, x.dtype, str(x.device))
         if collective == "all_reduce":
             return BoundCollective(self.comm.plan(collective, source, **arguments), source, source)
         length, *rest = x.shape
@@ -118,5 +118,5 @@ class TensorCollectives(ExposedTime):
             raise ValueError(f"{collective}: a first dim of {length} is not divisible by {self.size} ranks")
         elif collective == "reduce_scatter":
             length //= self.size
-        _, out = allocate(self.comm, (length, *rest), x.dtype, str(x.device))
+        out = allocate(self.comm, (length, *rest), x.dtype, str(x.device))
         return BoundCollective(self.comm.plan(collective, source, out=out, **arguments), source, out)

@@ -36,7 +36,7 @@ class Replica(Listener):
     """
 
     zero_stage: int
-    arrays: tuple[Any, Any]  # parameters and gradients that a rank holds between steps
+    arrays: tuple[Tensor, Tensor]  # parameters and gradients that a rank holds between steps
     masters: MasterWeights
     optimizer: Optimizer
 
@@ -98,7 +98,7 @@ class Replica(Listener):
             chunk, counts = unit.chunks[rank], unit.counts
             plan = self.ranks.shard.plan("all_gather", weights[chunk], out=weights[unit.place], counts=counts)
             self.gathering.append(plan)
-            own.append(arena.flat_parameters[chunk])
+            own.append(weights[chunk])
         self.masters = masters_of(units, rank, self.params, own, gradients, arena.originals)
         arena.originals = {}
 

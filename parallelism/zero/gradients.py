@@ -45,10 +45,10 @@ class ReducedGradients(Replica):
         for groups, pairs in groupby(zip(units, places, strict=True), lambda pair: self.groups(pair[0])):
             neighbours = [place for _, place in pairs]
             if groups.replicate:
-                array = self.gradients.array[neighbours[0].start : neighbours[-1].stop]
-                self.across.append(groups.replicate.plan("all_reduce", array, **self.reduction))
+                ours = self.gradients.tensor[neighbours[0].start : neighbours[-1].stop]
+                self.across.append(groups.replicate.plan("all_reduce", ours, **self.reduction))
         chunk_of = {name: place for unit, place in zip(units, places, strict=True) for name in unit.slices}
-        own.tied.bind(self.gradients.array, chunk_of)
+        own.tied.bind(self.gradients.tensor, chunk_of)
         ordered = sorted(self.buckets, key=lambda bucket: own.home(bucket.params[0]) == SHARED)
         users = {bucket: own.users(set().union(*(own.layers[param] for param in bucket.params))) for bucket in ordered}
         self._of_stage = {stage: [bucket for bucket in ordered if stage in users[bucket]] for stage in own.stages}
@@ -96,20 +96,20 @@ class ShardedGradients(ReducedGradients):
         else:
             units = self.cut(slices, max_bytes=self.bucket_bytes)
         self.shard_weights(self.arena, units, self.reduce_units(units))
-        self.arrays = self.arena.parameters, self.gradients.array
+        self.arrays = self.arena.parameters, self.gradients.tensor
 
 
 class ReduceBucket(Bucket):
     """Bucket of a replica's unit: its gradients are reduced in a working buffer, then its chunk is added to `own`."""
 
     def __init__(self, replica: Replica, unit: FlatParam, own: Tensor, buffer: WorkingBuffer):
-        shard, array = replica.ranks.shard, buffer.array
+        shard, memory = replica.ranks.shard, buffer.tensor
         chunk = unit.relative(unit.chunks[shard.rank])
-        whole = array[: sum(unit.counts)]
-        plan = shard.plan("reduce_scatter", whole, out=array[chunk], counts=unit.counts, **replica.reduction)
-        self.homes = {replica.params[name]: buffer.tensor[unit.relative(at)] for name, at in unit.slices.items()}
+        whole = memory[: sum(unit.counts)]
+        plan = shard.plan("reduce_scatter", whole, out=memory[chunk], counts=unit.counts, **replica.reduction)
+        self.homes = {replica.params[name]: memory[unit.relative(at)] for name, at in unit.slices.items()}
         super().__init__(self.homes, plan)
-        self.own, self.chunk, self.buffer, self.waiting = own, buffer.tensor[chunk], buffer, replica.waiting
+        self.own, self.chunk, self.buffer, self.waiting = own, memory[chunk], buffer, replica.waiting
 
     @torch.no_grad()
     def start(self, micro_batch: int | None = None) -> None:

@@ -83,13 +83,14 @@ class Exchange:
     ):
         outgoing = sorted((route for route in routes if route.source == comm.rank), key=lambda route: route.dest)
         incoming = sorted((route for route in routes if route.dest == comm.rank), key=lambda route: route.source)
-        array, self.sent = allocate(comm, sum(route.length for route in outgoing), dtype, device)
-        out, self.received = allocate(comm, sum(route.length for route in incoming), dtype, device)
+        self.sent = allocate(comm, sum(route.length for route in outgoing), dtype, device)
+        self.received = allocate(comm, sum(route.length for route in incoming), dtype, device)
         self.outgoing = dict(zip(outgoing, offsets(route.length for route in outgoing), strict=True))
         self.incoming = dict(zip(incoming, offsets(route.length for route in incoming), strict=True))
         send = tuple(sum(route.length for route in outgoing if route.dest == rank) for rank in range(comm.size))
         recv = tuple(sum(route.length for route in incoming if route.source == rank) for rank in range(comm.size))
-        self.clock, self.plan = clock, comm.plan("all_to_all", array, out=out, send_counts=send, recv_counts=recv)
+        self.clock = clock
+        self.plan = comm.plan("all_to_all", self.sent, out=self.received, send_counts=send, recv_counts=recv)
 
     def __call__(self, tensors: Mapping[ElementRoute, Tensor]) -> dict[ElementRoute, Tensor]:
         """Send flat tensors; the received ones are valid until the next call."""

@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -46,12 +45,11 @@ class ShardedParameters(ReducedGradients):
         laid = [lay_out(of_layer, line_length(dtype)) for of_layer in params]
         units = [self.cut(slices)[::-1] for slices, _ in laid]
         places = offsets(sum(unit.counts[shard.rank] for unit in of_layer) for of_layer in units)
-        array, flat = allocate(every, places[-1].stop, dtype, self.device)
+        flat = allocate(every, places[-1].stop, dtype, self.device)
         lengths = [max((n for i, (_, n) in enumerate(laid) if slot_of(i) == slot), default=0) for slot in range(3)]
         slots = [WorkingBuffer(every, length, dtype, self.device) for length in lengths]
         gathered = [
-            GatheredLayer(units[i], params[i], slots[slot_of(i)], array[place], flat[place], shard)
-            for i, place in enumerate(places)
+            GatheredLayer(units[i], params[i], slots[slot_of(i)], flat[place], shard) for i, place in enumerate(places)
         ]
         self.layers = dict(zip(homes, gathered, strict=True))
         names = {*own.trained()}
@@ -59,7 +57,7 @@ class ShardedParameters(ReducedGradients):
         trained, weights = [unit for unit, _ in chunks], [chunk for _, chunk in chunks]
         own_gradients = self.reduce_units(trained)
         self.masters = masters_of(trained, shard.rank, self.params, weights, own_gradients, originals)
-        self.arrays = array, self.gradients.array
+        self.arrays = flat, self.gradients.tensor
         self._path: list[int] = []  # the layers that this action uses, and the next one after it
 
     def before(self, action: Action, following: Action | None) -> None:
@@ -137,7 +135,6 @@ class GatheredLayer:
         units: Sequence[FlatParam],
         params: Mapping[str, nn.Parameter],
         slot: WorkingBuffer,
-        array: Any,
         weights: Tensor,
         shard: collectives.Communicator,
     ):
@@ -148,8 +145,8 @@ class GatheredLayer:
         for unit, own in zip(units, offsets(unit.counts[shard.rank] for unit in units), strict=True):
             for name, (span, place) in unit.cut(shard.rank).items():
                 weights[own][place] = params[name].data.reshape(-1)[span]
-            out = slot.array[unit.place]
-            self.plans.append(shard.plan("all_gather", array[own], out=out, counts=unit.counts))
+            out = slot.tensor[unit.place]
+            self.plans.append(shard.plan("all_gather", weights[own], out=out, counts=unit.counts))
             self.views |= {params[name]: slot.tensor[at].view(params[name].shape) for name, at in unit.slices.items()}
             self.chunks.append((unit, weights[own]))
         nan = slot.tensor.new_full((), math.nan)

@@ -29,7 +29,7 @@ class ShardedStates(Averaging):
 
     def build(self) -> None:
         super().build()
-        own_gradients = [self.arena.flat_gradients[unit.chunks[self.ranks.shard.rank]] for unit in self.units]
+        own_gradients = [self.arena.gradients[unit.chunks[self.ranks.shard.rank]] for unit in self.units]
         self.shard_weights(self.arena, self.units, own_gradients)
         self._is_reduced = False
 

@@ -148,7 +148,7 @@ class WorkingBuffer:
     """Memory for one bucket or layer at a time: `user` is the one whose values it holds, if any.  Collective."""
 
     def __init__(self, comm: collectives.Communicator, count: int, dtype: torch.dtype, device: str):
-        self.array, self.tensor = allocate(comm, count, dtype, device)
+        self.tensor = allocate(comm, count, dtype, device)
         self.user: Any = None
 
 
