@@ -1240,7 +1240,7 @@ DEVICES = [
     mutant(ON_DEVICE, "self.device.synchronize()\n        else", "pass\n        else", ORDER),
     # Waits between devices.
     mutant(PROGRAMS_CU, "*program.runs = runs + 1;", "{}", KERNELS),
-    mutant(PROGRAMS_CU, "while (static_cast<int>(load_acquire", "if (static_cast<int>(load_acquire", KERNELS),
+    mutant(PROGRAMS_CU, "while (static_cast<short>(load_acquire", "if (static_cast<short>(load_acquire", KERNELS),
     mutant(PROGRAMS_CU, "runs % program.num_turns * program.num_steps", "0", KERNELS),
     mutant(PROGRAMS_CU, "+ 1 == gridDim.x", ">= 0", KERNELS),
     mutant(PROGRAMS_CU, "channel.state[BLOCKS] = 0;", "", KERNELS),

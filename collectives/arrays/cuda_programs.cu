@@ -1,11 +1,12 @@
 // A direct schedule as one kernel: its phases, separated by barriers of all ranks, without the host.
 //
 // It follows cuda_kernels.cu.  Ranks count a channel's barriers, from the first run to the last.  A rank's blocks count
-// their arrivals in its own memory; the last one writes the barrier's number to each rank's memory, where the blocks of
-// that rank wait for it.  All blocks must be resident on the device at the same time: there are few of them.
+// their arrivals in its own memory; the threads of the last one write the barrier's number to all ranks' memory at
+// once, where the blocks of those ranks wait for it.  All blocks must be resident on the device at the same time: there
+// are few of them.
 //
-// The number comes with the key of the run: if ranks reach a run's first barrier from different ones, all of them end
-// there, and so do a rank's later runs on the channel, until its host resets the mismatch.
+// The number and the key of the run are one word: if ranks reach a run's first barrier from different ones, all of them
+// end there, and so do a rank's later runs on the channel, until its host resets the mismatch.
 //
 // Source: NVIDIA, Parallel Thread Execution ISA, "Memory Consistency Model"; vLLM, csrc/custom_all_reduce.cuh.
 
@@ -16,10 +17,10 @@ struct Step {  // as collectives/arrays/cuda_programs.py lays it out
     unsigned long long kind;
 };
 
-struct Flag {
-    unsigned long long key;  // of the run, 0 if the rank runs no call
-    unsigned number, unused;
-};
+// A rank's arrival: the key of its run, 0 if the rank runs no call, and in the lowest 16 bits the barrier's number.  A
+// rank is at most one barrier ahead of another.
+typedef unsigned long long Flag;
+const int NUMBER_BITS = 16;
 
 enum ChannelState { BLOCKS, BARRIERS, DIFFERED };  // at the current barrier; passed so far; 1 after a mismatch
 
@@ -42,12 +43,22 @@ struct Program {
 };
 
 #ifdef __CUDACC__
-__device__ void store_release(unsigned* to, unsigned value) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" : : "l"(to), "r"(value) : "memory");
+__device__ void store_release(unsigned long long* to, unsigned long long value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(to), "l"(value) : "memory");
+}
+__device__ unsigned add_acquire_release(unsigned* to, unsigned value) {
+    unsigned before;
+    asm volatile("atom.acq_rel.sys.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(value) : "memory");
+    return before;
 }
 __device__ unsigned load_acquire(const unsigned* from) {
     unsigned value;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+__device__ unsigned long long load_acquire(const unsigned long long* from) {
+    unsigned long long value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
     return value;
 }
 __device__ void store_relaxed(unsigned long long* to, unsigned long long value) {
@@ -62,22 +73,23 @@ __device__ unsigned long long load_relaxed(const unsigned long long* from) {
 
 // Wait until all blocks of all ranks have reached the barrier of that number.
 __device__ void barrier(const Channel& channel, unsigned number, unsigned long long key) {
+    __shared__ bool is_last;  // of this rank's blocks
     const unsigned long long first = number % 2 * channel.num_ranks;
+    const Flag flag = key << NUMBER_BITS | (number & ((1u << NUMBER_BITS) - 1));
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence_system();
-        if (atomicAdd(channel.state + BLOCKS, 1u) + 1 == gridDim.x) {
-            __threadfence_system();
+        is_last = add_acquire_release(channel.state + BLOCKS, 1) + 1 == gridDim.x;
+        if (is_last) {
             channel.state[BLOCKS] = 0;
             channel.state[BARRIERS] = number;
-            for (int rank = 0; rank < channel.num_ranks; rank++) {
-                store_relaxed(&channel.signals[rank][first].key, key);
-                store_release(&channel.signals[rank][first].number, number);
-            }
         }
     }
+    __syncthreads();
+    if (is_last)
+        for (int rank = threadIdx.x; rank < channel.num_ranks; rank += blockDim.x)
+            store_release(channel.signals[rank] + first, flag);
     for (int rank = threadIdx.x; rank < channel.num_ranks; rank += blockDim.x)
-        while (static_cast<int>(load_acquire(&channel.arrivals[first + rank].number) - number) < 0) __nanosleep(20);
+        while (static_cast<short>(load_acquire(channel.arrivals + first + rank) - number) < 0) __nanosleep(20);
     __syncthreads();
 }
 
@@ -85,7 +97,7 @@ __device__ void barrier(const Channel& channel, unsigned number, unsigned long l
 __device__ bool agree(const Channel& channel, unsigned number, unsigned long long key) {
     bool same = true;
     for (int rank = 0; rank < channel.num_ranks; rank++)
-        same &= load_relaxed(&channel.arrivals[number % 2 * channel.num_ranks + rank].key) == key;
+        same &= load_relaxed(channel.arrivals + number % 2 * channel.num_ranks + rank) >> NUMBER_BITS == key;
     return same;
 }
 

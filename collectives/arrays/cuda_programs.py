@@ -21,7 +21,8 @@ MOST_RANKS = MAX_SOURCES
 BARRIER, COPY, REDUCE = range(3)
 
 STEP = np.dtype([("task", TASK), ("kind", "u8")])
-FLAG_BYTES = 16  # per rank, for even barriers and again for odd ones
+FLAG_BYTES = 8  # per rank, for even barriers and again for odd ones
+KEY_BITS = 48  # of a run, in a flag beside the barrier's number
 PLACES, SIZES = ("state", "failure", "num_ranks", "arrivals"), ("num_steps", "num_turns", "num_barriers")
 CHANNEL = np.dtype([*((name, "u8") for name in PLACES), ("signals", "u8", MOST_RANKS)])
 PROGRAM = np.dtype([*((name, "u8") for name in ("steps", *SIZES, "runs", "key", "number")), ("channel", CHANNEL)])
@@ -88,7 +89,10 @@ class CudaProgram:
         self.num_blocks = max(1, min(-(-work // BLOCK_THREADS), most))
 
     def launch(self, stream: int, key: int, number: int) -> None:
-        """Launch after the work on a stream by now and the channel's previous run; ranks must have the same key."""
+        """Launch after the work on a stream by now and the channel's previous run; ranks must have the same key.
+
+        The key has KEY_BITS.
+        """
         program = self.program
         with self.device.on_device():
             captured = self.runtime.streamIsCapturing(stream)

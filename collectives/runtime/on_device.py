@@ -19,7 +19,7 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays.cuda import Cuda
-from collectives.arrays.cuda_programs import FLAG_BYTES, CudaChannel, CudaProgram
+from collectives.arrays.cuda_programs import FLAG_BYTES, KEY_BITS, CudaChannel, CudaProgram
 from collectives.arrays.device import TURNS, Device, DeviceStep, Event
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import Lease
@@ -55,6 +55,7 @@ Part = list[DeviceStep]
 BYTE = np.dtype(np.uint8)
 BARRIER = DeviceStep([], [], 0)
 MOST_LAUNCHED = 4096  # calls that devices may still have to run
+HALF_KEY = KEY_BITS // 2  # bits of the number of a binding, and of a call
 
 
 class DeviceCompiler(Phases):
@@ -154,8 +155,8 @@ class KernelProgram(Step):
 
     def __init__(self, device: Cuda, kernel: CudaProgram, keep: Any, calls: KernelCalls | None, binding: int):
         self.device, self.kernel, self.keep = device, kernel, keep
-        self.calls, self.binding = calls, binding
-        self.run_as = binding << 32, 0  # its key and number
+        self.calls, self.binding = calls, binding % (1 << HALF_KEY) << HALF_KEY
+        self.run_as = self.binding, 0  # its key and number
         self.num_runs = 0
 
     def use(self, call: Call, is_compared: bool) -> None:
@@ -165,7 +166,7 @@ class KernelProgram(Step):
         """
         assert self.calls is not None
         self.calls.enter(call)
-        self.run_as = self.binding << 32 | call.number * is_compared & 0xFFFFFFFF, call.number
+        self.run_as = self.binding | call.number * is_compared & (1 << HALF_KEY) - 1, call.number
 
     def spin(self) -> bool:
         """Launch it on the caller's stream, the only work of a run on the host."""

@@ -39,8 +39,10 @@ def test_nvrtc_compiles_programs():
         assert code.count(".entry") == len(some)
         assert "ld.global.cs.v4" in code
         assert ".local" not in code
-        assert "st.release.sys.global.u32" in code
-        assert "ld.acquire.sys.global.u32" in code
+        bodies = code.split(".entry")[1:]
+        assert {body.count("st.release.sys.global.u64") for body in bodies} == {1}  # for all ranks at once
+        assert not any("membar" in body or "fence" in body for body in bodies)
+        assert all("atom.acq_rel.sys.global.add.u32" in body and "ld.acquire.sys.global.u64" in body for body in bodies)
 
 
 def test_nvrtc_reports_what_is_wrong():

@@ -92,6 +92,27 @@ def test_other_dtypes(comm, cuda, dtype):
         same(cuda.get(comm.all_reduce(x, op=op, algorithm=algorithm)), reduced(xs, op))
 
 
+@pytest.mark.sizes(3)
+@pytest.mark.parametrize("passed", [(1 << 16) - 3, (1 << 32) - 3])
+def test_the_numbers_of_barriers_wrap_around(comm, cuda, passed):
+    """A flag has the lowest 16 bits of a barrier's number, and a channel counts 32."""
+    x = symmetric(comm, cuda, np.zeros(1000, np.float32))
+    plan = comm.plan("all_reduce", x, algorithm="two_shot_put")
+    channel = plan.only.kernel.channel
+    flags = cuda.device.borrow(int(channel.record["arrivals"]), 2 * comm.size, np.dtype(np.uint64))
+    latest = [number % (1 << 16) for number in sorted((passed - 1, passed), key=lambda number: number % 2)]
+    cuda.fill(flags, np.repeat(np.array(latest, np.uint64), comm.size))
+    cuda.fill(channel.state, np.array([0, passed, 0], np.uint32))
+    cuda.stream.synchronize()
+    comm.mpi.Barrier()
+    for run in range(6):
+        xs = [values + np.float32(run) for values in inputs(comm.size, 1000)]
+        cuda.fill(x, xs[comm.rank])
+        same(cuda.get(plan()), reduced(xs, "sum"))
+    assert channel.state.get()[1] % (1 << 16) < 100
+    plan.free()
+
+
 @pytest.mark.sizes(2)
 def test_a_run_is_one_launch_and_no_wait_of_the_host(comm, cuda):
     xs = inputs(comm.size, 1000)

@@ -26,12 +26,16 @@ static inline unsigned short float_to_half(float x) { return same_bits<unsigned 
 static inline unsigned short double_to_half(double x) { return same_bits<unsigned short>(static_cast<_Float16>(x)); }
 
 static inline void __nanosleep(unsigned) { standin_sleep(); }
-static inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-static inline unsigned atomicAdd(unsigned* address, unsigned value) {
-    return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+static inline unsigned add_acquire_release(unsigned* to, unsigned value) {
+    return __atomic_fetch_add(to, value, __ATOMIC_ACQ_REL);
 }
-static inline void store_release(unsigned* to, unsigned value) { __atomic_store_n(to, value, __ATOMIC_RELEASE); }
-static inline unsigned load_acquire(const unsigned* from) { return __atomic_load_n(from, __ATOMIC_ACQUIRE); }
+static inline void store_release(unsigned long long* to, unsigned long long value) {
+    __atomic_store_n(to, value, __ATOMIC_RELEASE);
+}
+template <typename T>
+static T load_acquire(const T* from) {
+    return __atomic_load_n(from, __ATOMIC_ACQUIRE);
+}
 static inline void store_relaxed(unsigned long long* to, unsigned long long value) {
     __atomic_store_n(to, value, __ATOMIC_RELAXED);
 }
