@@ -9,6 +9,7 @@ base; cudaIpcOpenMemHandle: it is to be closed before the owner frees the memory
 "Event Management", cudaStreamWaitEvent: what an event was last recorded after when it is called, nothing if never.
 """
 
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -114,6 +115,14 @@ class Cuda(Device):
     def allocate(self, nbytes: int) -> Any:
         with self.on_device():
             return self.xp.cuda.Memory(nbytes)  # not from a pool: a handle is of a whole allocation
+
+    def empty_caches(self) -> None:
+        """Give the memory back that CuPy's pool and torch's hold, but no array uses."""
+        with self.on_device():
+            self.xp.get_default_memory_pool().free_all_blocks()
+            torch = sys.modules.get("torch")
+            if torch is not None and torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
 
     def export_memory(self, address: int) -> bytes:
         with self.on_device():

@@ -79,15 +79,18 @@ class DeviceMemory(SymmetricMemory):
     def make_window(self, key: int, nbytes: int) -> Window:
         """Make a window for every rank of the node.  Collective.
 
+        Where a rank is refused memory, all empty the caches of their array libraries, as ranks may share a device, and
+        it tries again.
+
         Raises: InputError on every rank where one is refused memory or a handle; `failure` then gives the reason.
         """
         nbytes = -(-nbytes // ALLOCATION_BYTES) * ALLOCATION_BYTES
-        own, handle, failure = None, b"", ""
-        try:
-            own = self.device.allocate(nbytes)
-            handle = self.device.export_memory(own.ptr)
-        except DEVICE_ERRORS as error:
-            failure = one_line(error)
+        own, handle, failure = self.exportable(nbytes)
+        if self.on_any(failure):
+            self.device.empty_caches()
+            self.agree_max([0])  # all have
+            if failure:
+                own, handle, failure = self.exportable(nbytes)
         bases, failure = self.open_all(handle, self.device.open_memory, failure)
         window = Window(key, own.ptr if own else 0, nbytes, bases, own)
         if self.on_any(failure):
@@ -95,6 +98,16 @@ class DeviceMemory(SymmetricMemory):
             raise InputError(f"no {nbytes >> 20} MiB of device memory that ranks share: {self.first_failure(failure)}")
         bases[self.world_ranks[self.me]] = window.address
         return window
+
+    def exportable(self, nbytes: int) -> tuple[Any, bytes, str]:
+        """Return new memory of this rank and its handle, and an error, "" for none."""
+        own, handle = None, b""
+        try:
+            own = self.device.allocate(nbytes)
+            handle = self.device.export_memory(own.ptr)
+        except DEVICE_ERRORS as error:
+            return own, handle, one_line(error)
+        return own, handle, ""
 
     def on_any(self, failure: str) -> bool:
         """Return whether a rank has a failure.  Collective."""

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from collectives import algorithms
 from collectives.arrays import cuda_kernels, memory
@@ -260,6 +261,7 @@ def test_unused_windows_go_where_there_is_no_memory_else(comm, cuda, monkeypatch
     x = comm.empty(1 << 20, "float32", device="cuda")
     del x
     gc.collect()
+    cuda.cupy.get_default_memory_pool().free_all_blocks()
     most, allocate = cuda.library.standin_num_allocations(), Cuda.allocate
 
     def allocate_few(device, nbytes):
@@ -272,6 +274,43 @@ def test_unused_windows_go_where_there_is_no_memory_else(comm, cuda, monkeypatch
         x = comm.empty(1 << 21, "float32", device="cuda")
         with pytest.raises(InputError, match="out of memory"):
             comm.empty(1 << 21, "float32", device="cuda")
+    same(cuda.get(comm.all_reduce(cuda.fill(x, np.ones(1 << 21, np.float32)))), np.full(1 << 21, 2, np.float32))
+
+
+@pytest.mark.sizes(2)
+def test_what_pools_hold_goes_where_there_is_no_memory_else(comm, cuda, monkeypatch):
+    """Ranks share a device, whose memory is in the pools of one of them: all empty theirs before any tries again."""
+    pool, allocate, empty_caches = cuda.cupy.get_default_memory_pool(), Cuda.allocate, Cuda.empty_caches
+    emptied, attempts = [], []
+    held = comm.empty(1, "int64")
+    held[0] = 0
+    everyones = comm.peers(held)
+    comm.empty(3, "float32", device="cuda")  # the first call determines what is shared
+    if comm.rank:
+        cuda.cupy.empty(1 << 20)
+        held[0] = pool.free_bytes()
+        assert held[0]
+    comm.mpi.Barrier()
+
+    def empty_late(device):
+        if comm.rank:
+            time.sleep(0.05)
+        empty_caches(device)
+        held[0] = pool.free_bytes()
+
+    def allocate_rest(device, nbytes):
+        attempts.append(nbytes)
+        if any(peer[0] for peer in everyones):
+            raise MemoryError("out of memory")
+        return allocate(device, nbytes)
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append("torch's"))
+    monkeypatch.setattr(Cuda, "empty_caches", empty_late)
+    monkeypatch.setattr(Cuda, "allocate", allocate_rest)
+    x = comm.empty(1 << 21, "float32", device="cuda")
+    assert emptied == ["torch's"]
+    assert len(attempts) == 2
     same(cuda.get(comm.all_reduce(cuda.fill(x, np.ones(1 << 21, np.float32)))), np.full(1 << 21, 2, np.float32))
 
 
