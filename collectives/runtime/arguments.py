@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -147,12 +148,21 @@ class Arguments:
         return self.moved(tuple(map(address_of, views)), views)
 
     def moved(self, place: tuple[int, ...], like: tuple[Any, Any] | None = None) -> Arguments:
-        """Return the same call on memory at two other addresses, like its own flat arrays or these."""
-        x, out = (
+        """Return the same call on memory at two other addresses, like its own flat arrays or these.
+
+        It follows the same library's stream.
+        """
+        moved = copy(self)
+        moved.x, moved.out = self.arrays_at(place, like)
+        moved.flat = None if self.flat is None else moved.exemplar
+        return moved
+
+    def arrays_at(self, place: tuple[int, ...], like: tuple[Any, Any] | None = None) -> list[Any]:
+        """Return flat arrays at two addresses, like `x` and `out` or these."""
+        return [
             None if view is None else self.device.borrow(address, len(view), view.dtype)
             for address, view in zip(place, like or (self.x, self.out), strict=True)
-        )
-        return replace(self, x=x, out=out)
+        ]
 
     def output(self, count: int, new: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Return the caller's `out`, or a new array: as the caller sees it, and flat."""
@@ -187,7 +197,7 @@ def checked_wire_dtype(wire_dtype: Any, dtype: np.dtype) -> np.dtype:
     return BFLOAT16
 
 
-def like(device: Device, count: int, unit: int, rows_of: Callable[[int], int], x: Any) -> Any:
+def like(device: Device, count: int, unit: int, rows_of: Callable[[int], int], dtype: np.dtype, x: Any) -> Any:
     """Return a new array of `count` elements, of the library that `x` is of, whose rows are like those of `x`.
 
     It is flat where chunks, whose lengths `unit` divides, are not of whole rows.  Rows without elements cannot be
@@ -204,7 +214,7 @@ def like(device: Device, count: int, unit: int, rows_of: Callable[[int], int], x
         return np.empty(shape, x.dtype)
     if is_a(x, "torch", "Tensor"):
         return x.new_empty(shape)
-    return device.empty(shape, flat(x)[1].dtype)
+    return device.empty(shape, dtype)
 
 
 def check_writable(view: Any, name: str) -> None:

@@ -344,14 +344,14 @@ class BufferedPlan:
     def __init__(self, a: Arguments, buffers: tuple[Any, Any], bind: Callable[[Arguments], Plan]):
         self.call, self.buffers = a, buffers
         self.on_buffers = a.moved(tuple(map(address_of, buffers)))
+        self.is_read, self.is_written = (of(a.rank, a.root) for of in (a.spec.reads, a.spec.writes))
         self.plan = bind(self.on_buffers)
         self.before, self.after, self.plan.only = self.plan.before, self.plan.after, None
 
     def on(self, place: tuple[int, ...]) -> Plan:
         """Return the plan for a call's arrays at two addresses."""
-        call, here, spec = self.call.moved(place), self.on_buffers, self.call.spec
-        is_read, is_written = (of(call.rank, call.root) for of in (spec.reads, spec.writes))
-        result, source = (call.x, here.x) if call.out is None else (call.out, here.out)
-        self.plan.before = [*([(here.x, call.x)] if is_read else []), *self.before]
-        self.plan.after = [*self.after, *([(result, source)] if is_written else [])]
+        (x, out), here = self.call.arrays_at(place), self.on_buffers
+        result, source = (x, here.x) if out is None else (out, here.out)
+        self.plan.before = [*([(here.x, x)] if self.is_read else []), *self.before]
+        self.plan.after = [*self.after, *([(result, source)] if self.is_written else [])]
         return self.plan

@@ -57,7 +57,8 @@ def operands_of(a: Arguments) -> Operands:
         result, out = a.x, a.flat if gets else None
     else:
         count = sum(incoming[chunk] for chunk in gets)
-        new = partial(like, a.device, count, math.gcd(*incoming), partial(result_rows, spec, a.rank, a.size))
+        rows_of = partial(result_rows, spec, a.rank, a.size)
+        new = partial(like, a.device, count, math.gcd(*incoming), rows_of, a.flat.dtype)
         result, out = a.output(count, new) if gets else (None, None)
     o = Operands(result, source, out, counts, chunks_in(source, spec.gives, a, counts), [], new=new)
     o.outputs = chunks_in(out, spec.gets, a, incoming)

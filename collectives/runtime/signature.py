@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.arrays.device import host
+from collectives.arrays.device import Device, host
 from collectives.arrays.memory import SymmetricMemory
-from collectives.arrays.views import address_of, flat
+from collectives.arrays.views import address_of, cuda, flat, is_a
 from collectives.schedule.spec import COLLECTIVES
 
 C_CONTIGUOUS, ALIGNED, WRITEABLE = 0x1, 0x100, 0x400  # of NumPy's flags
@@ -85,6 +85,10 @@ def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
         return (x.dtype, size, flags, memory.kinds[key] if key in memory.kinds else memory.kind(key)), address, key
     if x is None:
         return (None,), 0, 0
+    if is_a(x, "cupy", "ndarray"):  # the first call of a signature checks the rest
+        if not x.flags.c_contiguous:
+            raise Unsigned
+        return describe_on_device(memory, cuda(x.device.id), x.dtype, x.size, x.data.ptr)
     torch = sys.modules.get("torch")
     try:
         if torch is not None and (kind is torch.Tensor or kind is torch.nn.Parameter) and x.is_cpu:
@@ -94,11 +98,15 @@ def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
         raise Unsigned from None
     if device is host():
         return describe(memory, view)
-    address = view.data.ptr
-    writable = getattr(view.flags, "writeable", True)
+    return describe_on_device(memory, device, view.dtype, len(view), view.data.ptr)
+
+
+def describe_on_device(
+    memory: SymmetricMemory, device: Device, dtype: Any, size: int, address: int
+) -> tuple[tuple, int, int]:
     key = memory.windows.key_at(address)
     home = (address, key) if key else None  # in symmetric memory, calls are bound to its place
-    return (DEVICE, device, view.dtype, len(view), writable, home), address, key
+    return (DEVICE, device, dtype, size, home), address, key
 
 
 def describe_tensor(memory: SymmetricMemory, x: Any, strided: Any) -> tuple[tuple, int, int]:
@@ -126,4 +134,6 @@ def hashable(signature: Signature) -> Signature:
 
 def address_of_result(x: Any) -> int:
     """Return the address of a new array."""
-    return (get_address(x) if x.size else 0) if type(x) is np.ndarray else address_of(flat(x)[1])
+    if type(x) is np.ndarray:
+        return get_address(x) if x.size else 0
+    return x.data.ptr if is_a(x, "cupy", "ndarray") else address_of(flat(x)[1])

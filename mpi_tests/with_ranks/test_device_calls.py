@@ -2,21 +2,24 @@
 
 import gc
 import threading
-from types import SimpleNamespace
+from functools import partial
 
 import numpy as np
 import pytest
-import torch
 
 from collectives import Communicator
-from collectives.arrays import cuda as arrays
 from collectives.arrays.cuda import Cuda
 from collectives.job.errors import InputError
-from collectives.runtime import arguments, signature
-from mpi_tests.helpers.cuda_arrays import each_mode
+from mpi_tests.helpers.cuda_arrays import each_mode, to_tensor
 from mpi_tests.helpers.reference import COLLECTIVES, IN_PLACE, algorithms_of, expected, inputs, same
 
 LATE_US = 5_000
+CHECKS = (
+    "arrays.views.check_dtype",
+    "runtime.signature.flat",
+    "runtime.arguments.flat",
+    "runtime.arguments.Arguments.__post_init__",
+)
 pytestmark = pytest.mark.sizes(2, 3)
 
 
@@ -29,12 +32,12 @@ def comm(mpi_comm):
     communicator.free()
 
 
+def refuse(*args, **named):
+    raise AssertionError("a new call is checked, or agreed on")
+
+
 def only_once(comm, monkeypatch):
     """Fail if the ranks agree on a new call from now on."""
-
-    def refuse(*args, **named):
-        raise AssertionError("the ranks agree on a new call")
-
     monkeypatch.setattr(comm._resolver, "agree", refuse)
 
 
@@ -62,6 +65,32 @@ def test_later_calls_take_arrays_that_lie_elsewhere(comm, cuda, collective, mpi_
                     if collective not in IN_PLACE:
                         same(cuda.get(x), args[comm.rank])
                     references.append((x, actual))  # so that the next arrays have other addresses
+
+
+@each_mode
+def test_later_calls_check_no_arguments(comm, cuda, mpi_reads, monkeypatch):
+    cuda.use(mpi_reads=mpi_reads)
+    count, size, references = 24 * comm.size, comm.size, []
+    xs = inputs(size, count)
+    at_home = cuda.symmetric(comm, np.zeros(count, np.float32))
+
+    def calls():
+        for collective in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"):
+            want = expected(collective, xs, comm.rank)
+            for x in (cuda.put(xs[comm.rank]), cuda.fill(at_home, xs[comm.rank])):
+                outs = [None] if collective == "broadcast" else [None, cuda.empty(want.shape, want.dtype)]
+                for out in outs:
+                    named = {} if out is None else {"out": out}
+                    yield (x, out), want, partial(getattr(comm, collective), cuda.fill(x, xs[comm.rank]), **named)
+
+    for run in range(2):
+        for arrays, want, call in calls():
+            references.append(arrays)  # so that the next arrays have other addresses
+            with monkeypatch.context() as patch:
+                for name in CHECKS if run else ():
+                    patch.setattr(f"collectives.{name}", refuse)
+                actual = call()
+            same(cuda.get(actual), want)
 
 
 def test_results_land_in_whatever_array_is_passed(comm, cuda, monkeypatch):
@@ -192,18 +221,12 @@ def test_a_root_that_has_more_than_the_others(comm, cuda):
 def test_calls_of_two_libraries_follow_the_streams_of_each(comm, cuda, monkeypatch):
     """A call on a torch array is ordered with torch's current stream, whichever library made the previous call."""
     cuda.lag(LATE_US)
-    torchs = cuda.cupy.cuda.Stream(non_blocking=True)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: SimpleNamespace(cuda_stream=torchs.ptr))
+    torchs = cuda.torchs_stream(monkeypatch)
     for run in range(4):
         args = [values + np.float32(run) for values in inputs(comm.size, 3_000)]
         x, caller = cuda.empty(3_000, np.float32), torchs if run % 2 else cuda.stream
-        with monkeypatch.context() as patch:
-            if run % 2:
-                device = arrays.cuda(x.device.id, "torch")
-                for module in (signature, arguments):
-                    patch.setattr(module, "flat", lambda x, device=device: (device, x.reshape(-1)))
-            x.set(args[comm.rank], caller)
-            comm.all_reduce(x)
+        x.set(args[comm.rank], caller)
+        comm.all_reduce(to_tensor(x) if run % 2 else x)
         same(x.get(caller), expected("all_reduce", args, comm.rank))
 
 
