@@ -27,7 +27,7 @@ from parallelism.experts.exchange import ExpertExchange
 from parallelism.mesh import Mesh, axes_of
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
-from parallelism.numerics.non_finite import GradientMonitor, StepGuard, Verdict
+from parallelism.numerics.non_finite import FiniteCheck, GradientMonitor, StepGuard, Verdict
 from parallelism.pipeline.local_parameters import tied_names
 from parallelism.pipeline.stage import Batch
 from parallelism.placement import fill, wholes
@@ -88,8 +88,12 @@ class TrainingRun:
         self.masters = self.replica.masters
         self.optimizer = make_optimizer(config, self.replica, self.mesh, self.gpt.config)
         self.scale = inputs.precision.loss_scale(config.device)
-        monitor = GradientMonitor(self.replica.own.names) if config.non_finite != "ignore" else None
-        if monitor:
+        limit = config.grad_clip or math.inf
+        self.clip = GradientClip(limit, self.gpt, self.masters, self.mesh, tied, self.replica.shard, config.device)
+        monitor: FiniteCheck | None = None
+        if config.non_finite != "ignore":
+            monitor = GradientMonitor(self.replica.own.names) if self.replica.sums_over_ranks else self.clip
+        if isinstance(monitor, GradientMonitor):
             self.model.listeners.insert(0, monitor)
         self.guard = StepGuard(
             comm,
@@ -100,8 +104,6 @@ class TrainingRun:
             max_skips=config.max_skips,
             weights=lambda: self.masters.pieces,
         )
-        limit = config.grad_clip or math.inf
-        self.clip = GradientClip(limit, self.gpt, self.masters, self.mesh, tied, self.replica.shard, config.device)
         self.sums = torch.zeros(2, dtype=torch.float64, device=config.device)  # loss, samples
         self.ended_s = 0.0  # end of the last reported step
         self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)

@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from parallelism.buffers.arena import Arena
 from parallelism.mesh import Mesh, Within
-from parallelism.numerics.clipping import GradientClip
+from parallelism.numerics.clipping import BLOCK, GradientClip
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.placement import Shard, place
 
@@ -74,3 +76,54 @@ def test_stages_have_the_norm_of_one_bit_for_bit(comm):
     assert norm_of(own, mesh, tied=[("embedding", "head")])[0] == want
     alone.free()
     mesh.free()
+
+
+class Norms(TorchDispatchMode):
+    """Counts the norms of tensors that torch computes."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func._schema.name == "aten::linalg_vector_norm"
+        return func(*args, **(kwargs or {}))
+
+
+def clip_of_arena(comm, shapes, dtype):
+    """Return the clip of parameters in an arena, with gradients over many magnitudes, and these."""
+    model = nn.ParameterList([torch.zeros(shape) for shape in shapes])
+    arena = Arena(model, comm, dtype=dtype)
+    arena.gradients.copy_(torch.randn(len(arena.gradients)) * 10 ** torch.randn(len(arena.gradients)))
+    masters, mesh = MasterWeights.of(model, arena), Mesh(comm)
+    masters.take_gradients()
+    return GradientClip(1.0, model, masters, mesh), [piece.grad.clone() for piece in masters.pieces.values()]
+
+
+def sum_of_squares(gradient):
+    """Return the sum over blocks, one after the other, of the squared norm of each."""
+    norms = [torch.linalg.vector_norm(block, dim=0) for block in gradient.reshape(-1).split(BLOCK)]
+    return torch.stack(norms).double().square_().cumsum(0)[-1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shapes", "count"),
+    [([(3, BLOCK)] * 2, 1), ([(5, 2 * BLOCK), (BLOCK,)] * 20, 1), ([(61, 30), (BLOCK,), (30,), (4, 30)], 5)],
+)
+@pytest.mark.sizes(1)
+def test_gradients_that_follow_each_other_are_read_in_one_pass(comm, dtype, shapes, count):
+    """Lengths that are no multiple of a block end a pass, and their last block is one of its own."""
+    clip, gradients = clip_of_arena(comm, shapes, dtype)
+    with Norms() as norms:
+        clip()
+    assert norms.count == count
+    assert clip.of_each.tolist() == [sum_of_squares(gradient).item() for gradient in gradients]
+
+
+@pytest.mark.sizes(1)
+def test_the_same_blocks_say_which_gradients_are_finite(comm):
+    clip, _ = clip_of_arena(comm, [(4, BLOCK)] * 3, torch.float32)
+    for value in (math.nan, math.inf, -math.inf):
+        clip.masters.pieces["1"].grad.fill_(0)[2, 3] = value
+        clip()
+        names, are_finite = clip.take(torch.device("cpu"))
+        assert (names, are_finite.tolist()) == (["2", "1", "0"], [True, False, True])

@@ -299,7 +299,7 @@ def test_gradients_are_never_held_whole(comm, zero_stage):
         p.register_hook(lambda _: counts.append(sum(q.numel() for q in params if q.grad is not None)))
     run.train(2, micro_batches=2)
     largest = max(sum(p.numel() for p in bucket.params) for bucket in run.zero.buckets)
-    working = sum(len(buffer.array) for buffer in run.zero.working)
+    working = sum(len(buffer.tensor) for buffer in run.zero.working)
     whole = sum(p.numel() for p in params)
     assert max(counts) <= largest
     assert largest <= working < 0.8 * whole

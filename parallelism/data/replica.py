@@ -107,6 +107,11 @@ class Replica(Listener):
         """Ranks over which the master weights are sharded."""
         return self.ranks.shard if self.zero_stage else None
 
+    @property
+    def sums_over_ranks(self) -> bool:
+        """Whether gradients are summed over ranks at the end of a step, so that they are no longer this rank's own."""
+        return self.ranks.every.size > 1 or self.ranks.undivided is not None or bool(self.own.tied.across)
+
     def step_done(self) -> None:
         with self.waiting():
             self.finish_reducing()

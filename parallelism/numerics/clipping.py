@@ -1,12 +1,13 @@
 """Gradient clipping by the global norm, which is bitwise identical with ZeRO and with pipelines.
 
-Squares are summed in float64 in a fixed order: the blocks of a parameter first, then the parameters.
+Squares are summed in float64 in a fixed order: the blocks of a parameter first, then the parameters.  Gradients that
+follow each other in memory are read in one pass, which takes one launch on a GPU.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from itertools import chain
@@ -44,6 +45,7 @@ class GradientClip(ExposedTime):
     ):
         self.limit, self.masters = limit, masters
         params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.names = list(params)
         lengths = [-(-p.numel() // BLOCK) for p in params.values()]
 
         numbers = partial(torch.tensor, dtype=torch.int64, device=device)
@@ -62,7 +64,8 @@ class GradientClip(ExposedTime):
     def __call__(self) -> Tensor:
         """Scale the gradients; return the norm before scaling, on their device.  Collective."""
         gradients = [piece.grad for piece in self.masters.pieces.values() if piece.grad is not None]
-        self.sums.zero_().index_copy_(0, self.slots, self.squares(gradients)[self.counted])
+        self.of_each = self.squares(gradients)
+        self.sums.zero_().index_copy_(0, self.slots, self.of_each[self.counted])
         with self.waiting():
             self.add_up()
         norm = square_root(self.sums.cumsum(0)[-1])
@@ -71,9 +74,17 @@ class GradientClip(ExposedTime):
             scale_all(gradients, torch.where(scale < 1, scale, 1.0))  # with a NaN, 1
         return norm
 
+    def take(self, device: torch.device) -> tuple[list[str], Tensor]:
+        """Return the parameters' names in the order of the backward pass, and whether each gradient is finite.
+
+        As a `GradientMonitor`, but without a pass of its own, and after the latest call: where ranks sum gradients, all
+        of them have one rank's infinity.
+        """
+        return self.names[::-1], self.of_each.isfinite().flip(0)
+
     def squares(self, gradients: Sequence[Tensor]) -> Tensor:
         """Return the sum of squares of each parameter that this rank, or its `shard`, holds."""
-        norms = [norm for gradient in gradients for norm in block_norms(gradient.reshape(-1))]
+        norms = [norm for run in runs(gradients) for norm in block_norms(run)]
         self.blocks.zero_()
         if norms:
             self.blocks.index_copy_(0, self.own_blocks, torch.cat(norms).double().square_())
@@ -81,6 +92,27 @@ class GradientClip(ExposedTime):
             with self.waiting():
                 self.join()
         return torch.segment_reduce(self.blocks, "sum", lengths=self.lengths, unsafe=True)  # in order
+
+
+def runs(gradients: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Join gradients that follow each other in memory, up to one that ends within a block; yield flat tensors."""
+    run: Tensor | None = None
+    for gradient in gradients:
+        flat = gradient.reshape(-1)
+        if run is not None and len(run) % BLOCK == 0 and follows(flat, run):
+            run = run.as_strided((len(run) + len(flat),), (1,))
+            continue
+        if run is not None:
+            yield run
+        run = flat
+    if run is not None:
+        yield run
+
+
+def follows(flat: Tensor, run: Tensor) -> bool:
+    """Return whether a flat tensor begins at the element after another one."""
+    is_next = flat.storage_offset() == run.storage_offset() + len(run) and flat.dtype == run.dtype
+    return is_next and flat.untyped_storage().data_ptr() == run.untyped_storage().data_ptr()
 
 
 def blocks_of(span: slice, first: int) -> range:

@@ -37,15 +37,15 @@ class MasterWeights:
     ):
         self.params = {name: param for name, param in params.items() if param.requires_grad}
         self.spans = dict(spans or {name: slice(0, param.numel()) for name, param in params.items()})
+        self.slices, self.count = lay_out(self.params, line_length(torch.float32))  # of flat tensors of all pieces
         self.weights: Tensor | None = None
         self.pieces = self.params
         if not any(is_rounded(param) for param in self.params.values()):
             return
-        slices, count = lay_out(self.params, line_length(torch.float32))
-        self.weights = torch.zeros(count, dtype=torch.float32, device=next(iter(self.params.values())).device)
+        self.weights = torch.zeros(self.count, dtype=torch.float32, device=next(iter(self.params.values())).device)
         self.pieces, originals = {}, originals or {}
         for name, param in self.params.items():
-            value = self.weights[slices[name]]
+            value = self.weights[self.slices[name]]
             value.copy_(originals[name].reshape(-1)[self.spans[name]] if name in originals else param.data.view(-1))
             self.pieces[name] = like(param, value.view(param.shape))
 
@@ -58,14 +58,20 @@ class MasterWeights:
 
     @torch.no_grad()
     def take_gradients(self, factor: Tensor | None = None) -> None:
-        """Copy the gradients to the pieces, multiplied by a factor if there is one."""
+        """Copy the gradients to the pieces, multiplied by a factor if there is one.
+
+        Where their dtypes differ, the copies are slices of one flat tensor.
+        """
         narrow, widened = [], []
+        flat: Tensor | None = None
         for name, piece in self.pieces.items():
             gradient = gradient_of(self.params[name])
             assert gradient is not None
             if gradient.dtype != piece.dtype:
                 narrow.append(gradient)
-                gradient = torch.empty_like(piece)
+                if flat is None:
+                    flat = torch.empty(self.count, dtype=piece.dtype, device=piece.device)
+                gradient = flat[self.slices[name]].view(piece.shape)
                 widened.append(gradient)
             piece.grad = gradient
         if widened:

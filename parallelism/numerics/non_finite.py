@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -69,6 +69,13 @@ POLICIES = ("stop", "skip", "ignore")
 LOSS, GRADIENT, NORM, NOTHING = range(4)  # the non-finite quantity; the first on any rank is reported
 
 
+class FiniteCheck(Protocol):
+    """Says which of a rank's gradients are finite."""
+
+    def take(self, device: torch.device) -> tuple[list[str], Tensor]:
+        """Return the names of the step's gradients in the order of the backward pass, and whether each is finite."""
+
+
 class GradientMonitor(Listener):
     """Checks the gradients of the parameters in `names` once they are ready, at the cost of summing each.
 
@@ -116,7 +123,7 @@ class StepGuard(ExposedTime):
         comm: collectives.Communicator,
         policy: str = "stop",
         scale: LossScale | None = None,
-        monitor: GradientMonitor | None = None,
+        monitor: FiniteCheck | None = None,
         say: Callable[[str], None] = print,
         device: str = "cpu",
         max_skips: float = math.inf,
