@@ -1112,14 +1112,14 @@ CALLS = ("test_device_calls.py", "2-ranks", 2)
 DEVICES = [
     mutant(
         "collectives/runtime/binding.py",
-        "self.plan.before = [*([(here.x, call.x)] if is_read else []), *self.before]",
-        "self.plan.before = self.plan.before or [(here.x, call.x)]",
+        "self.plan.before = [*([(here.x, x)] if self.is_read else []), *self.before]",
+        "self.plan.before = self.plan.before or [(here.x, x)]",
         CALLS,
     ),
     mutant(
         "collectives/runtime/binding.py",
-        "self.plan.after = [*self.after, *([(result, source)] if is_written else [])]",
-        "self.plan.after = [*([(result, source)] if is_written else []), *self.after]",
+        "self.plan.after = [*self.after, *([(result, source)] if self.is_written else [])]",
+        "self.plan.after = [*([(result, source)] if self.is_written else []), *self.after]",
         ("test_device_calls.py", "lie_elsewhere and staged and 2-ranks", 2),
     ),
     mutant(
@@ -1154,8 +1154,8 @@ DEVICES = [
     ),
     mutant(
         "collectives/runtime/signature.py",
-        "return (DEVICE, device, view.dtype, len(view), writable, home), address, key",
-        "return (DEVICE, device.place, view.dtype, len(view), writable, home), address, key",
+        "return (DEVICE, device, dtype, size, home), address, key",
+        "return (DEVICE, device.place, dtype, size, home), address, key",
         ("test_device_calls.py", "of_two_libraries and 2-ranks", 2),
     ),
     # Records and waits.
