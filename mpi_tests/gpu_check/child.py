@@ -4,49 +4,57 @@ from __future__ import annotations
 
 import json
 import os
+import queue
+import signal
+import subprocess
 import sys
 import tempfile
+import threading
+import time
 import traceback
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pkgutil import resolve_name
+from typing import IO, Any
 
 from mpi_tests.gpu_check.rows import SKIPPED, Row, Setting
-from mpi_tests.helpers.launch import ROOT, environment, watched
+from mpi_tests.helpers.launch import ROOT, TERMINATION_S, environment
 
-SPARE_S = 20.0  # for a check to report that a program it started has timed out
+MOST_SPARE_S, SPARE = 20.0, 0.2  # of a check's time, for it to report that a program it started has timed out
 
 
 class CannotRunError(Exception):
     """A check cannot run here and is skipped; the message gives the reason."""
 
 
-def rows_of(name: str, device: str, limit_s: float, module: str) -> list[Row]:
-    """Run `python -m module --child NAME ...`, and return the rows that it has written, however it ends."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.jsonl"
-        words = ["-m", module, "--child", name, "--device", device, "--limit_s", limit_s, "--rows", path]
-        paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        end = []
-        try:
-            result = watched([sys.executable, *words], environment() | {"PYTHONPATH": paths}, limit_s + SPARE_S)
-        except AssertionError as error:
-            end = [Row(name, "an end", last_line(str(error)), "too long")]
-        else:
-            if result.returncode:
-                how = f"signal {-result.returncode}" if result.returncode < 0 else f"exit status {result.returncode}"
-                end = [Row(name, "an end", f"{how}: {last_line(result.stderr)}", "crashed")]
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [Row(*json.loads(line)) for line in lines if line.endswith("\n")] + end
+class BadEndError(Exception):
+    """A program has crashed, or run for too long, as `verdict` says; the message tells how, and its last line."""
+
+    def __init__(self, verdict: str, words: str):
+        super().__init__(words)
+        self.verdict = verdict
 
 
-def last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "nothing was said"
+def rows_of(name: str, setting: Setting, limit_s: float, module: str) -> Iterator[Row]:
+    """Run `python -m module --child NAME ...`, and yield its rows as they come, however it ends."""
+    words = ["-m", module, "--child", name, "--device", setting.device, "--limit_s", limit_s - spare_s(limit_s)]
+    words += ["--mixes", *setting.mixes] if setting.mixes else []
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    try:
+        for line in lines_of([sys.executable, *words], environment() | {"PYTHONPATH": paths}, limit_s):
+            yield Row(*json.loads(line))
+    except BadEndError as error:
+        yield Row(name, "an end", str(error), error.verdict)
 
 
-def run_child(name: str, place: str, setting: Setting, path: Path) -> None:
-    """Run a check in the child, and write each of its rows as soon as it is complete."""
-    with path.open("w", buffering=1) as file:
+def spare_s(limit_s: float) -> float:
+    return min(MOST_SPARE_S, SPARE * limit_s)
+
+
+def run_child(name: str, place: str, setting: Setting) -> None:
+    """Run a check in the child, and print each of its rows as soon as it is complete."""
+    with os.fdopen(os.dup(1), "w", buffering=1) as file:
+        os.dup2(2, 1)  # so that nothing else is taken for a row
         try:
             for row in resolve_name(place)(setting):
                 print(json.dumps(row), file=file)
@@ -56,3 +64,66 @@ def run_child(name: str, place: str, setting: Setting, path: Path) -> None:
             traceback.print_exc()
             words = f"{type(error).__name__}: {last_line(str(error))}"
             print(json.dumps(Row(name, "an end", words, "crashed")), file=file)
+
+
+def lines_of(
+    arguments: Sequence[Any], env: dict[str, str], limit_s: float, silent_s: float | None = None
+) -> Iterator[str]:
+    """Yield the whole lines that a command prints in the repository's root, as they come.
+
+    Raises: BadEndError if it fails, runs for more than `limit_s` seconds, or prints nothing for `silent_s`.
+    """
+    deadline, found = time.monotonic() + limit_s, queue.SimpleQueue[str]()
+    with tempfile.TemporaryFile("w+", errors="replace") as errors:
+        process = subprocess.Popen(
+            [str(argument) for argument in arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            errors="replace",
+            cwd=ROOT,
+            env=env,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        threading.Thread(target=forward, args=(process.stdout, found), daemon=True).start()
+        try:
+            while line := found.get(timeout=min(max(0.0, deadline - time.monotonic()), silent_s or limit_s)):
+                if line.endswith("\n"):  # not one that was cut off
+                    yield line
+            process.wait(max(1.0, deadline - time.monotonic()))
+        except (queue.Empty, subprocess.TimeoutExpired):
+            raise BadEndError("too long", f"not finished in time: {said(errors)}") from None
+        finally:
+            stop(process)
+        if process.returncode:
+            how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit status {process.returncode}"
+            raise BadEndError("crashed", f"{how}: {said(errors)}")
+
+
+def forward(stream: IO[str], found: queue.SimpleQueue[str]) -> None:
+    """Put a stream's lines into a queue, and "" at its end."""
+    for line in stream:
+        found.put(line)
+    found.put("")
+
+
+def stop(process: subprocess.Popen) -> None:
+    """End a process, and its group, if it still runs."""
+    for number in (signal.SIGTERM, signal.SIGKILL):  # mpirun ends its ranks when terminated, but not when killed
+        with suppress(ProcessLookupError):
+            if process.poll() is None:
+                os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(TERMINATION_S)
+
+
+def said(errors: IO[str]) -> str:
+    errors.seek(0)
+    return last_line(errors.read())
+
+
+def last_line(text: str) -> str:
+    lines = [line.strip() for line in text.replace("\0", "").splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "nothing was said"

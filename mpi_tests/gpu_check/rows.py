@@ -18,10 +18,14 @@ class Row(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """Device and deadline of the checks; on the CPU they are small, and speeds have no goals."""
+    """Device and deadline of the checks; on the CPU they are small, and speeds have no goals.
+
+    `mixes` names the training runs, if not all are to be done.
+    """
 
     device: str
     deadline: float  # on the clock of time.monotonic()
+    mixes: tuple[str, ...] = ()
 
     @property
     def left_s(self) -> float:

@@ -1,49 +1,27 @@
-"""train.py on a device: its losses compared with the CPU's, those of layouts with one rank's, and its speed."""
+"""Training on a device: its losses compared with the CPU's, those of layouts with one rank's, and its speed."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from mpi_tests.gpu_check.child import CannotRunError
+from mpi_tests.gpu_check.child import BadEndError, CannotRunError
 from mpi_tests.gpu_check.memories import knows
-from mpi_tests.gpu_check.rows import Row, Setting, verdict
-from mpi_tests.gpu_check.started import on_ranks
+from mpi_tests.gpu_check.mixes import MIXES, RANKS, RTOL, SMALL
+from mpi_tests.gpu_check.rows import FAILED, SKIPPED, Row, Setting, verdict
+from mpi_tests.gpu_check.started import lines_on_ranks, on_ranks
 
-RTOL = 1e-3  # of losses: float32 sums in another order diverge over the updates
-MODEL = "--n_layer 4 --n_head 4 --n_embd 64 --block_size 32 --warmup_iters 5 --sample_tokens 4"
-BATCH = 8
-
-
-class Mix(NamedTuple):
-    """Flags of a layout of 4 ranks, and its division of the batch: over dp, then into micro-batches."""
-
-    words: str
-    dp: int = 1
-    num_micro_batches: int = 1
-
-
-ALONE = Mix("")
-MIXES = {
-    "dp 4": Mix("", dp=4),
-    "tp 4": Mix("--tp 4"),
-    "tp 2, sequence-parallel, sp 2 by ulysses": Mix("--tp 2 --sequence_parallel --sp 2 --sp_mode ulysses"),
-    "dp 2, sp 2 by a ring": Mix("--sp 2", dp=2),
-    "pp 2, tp 2": Mix("--pp 2 --tp 2", num_micro_batches=2),
-    "pp 4 by zb_h1": Mix("--pp 4 --schedule zb_h1", num_micro_batches=4),
-    "ZeRO 1": Mix("--zero_stage 1", dp=4),
-    "ZeRO 2": Mix("--zero_stage 2", dp=4),
-    "ZeRO 3": Mix("--zero_stage 3", dp=4),
-    "pp 2, ZeRO 3, stages by times measured": Mix("--pp 2 --zero_stage 3 --balance measured", 2, 2),
-}
-SMALL_MIXES = {"tp 2": Mix("--tp 2")}  # layouts of 2 ranks
+ITERATIONS, FEW = 20, 3
+SILENT_S = 100.0  # of a job that trains: longer than any run takes, with what is compiled
+OUT_OF_TIME = "no time is left: choose it by --mixes, or allow more --seconds"
 TINY = "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --steps 2 --turns 2 --matrix 64"
+
+Result = dict[str, Any]  # of a run: its mix, and either its losses, or a verdict and why there are none
 
 
 def need(setting: Setting) -> None:
@@ -53,30 +31,47 @@ def need(setting: Setting) -> None:
 
 
 def check(setting: Setting) -> Iterator[Row]:
-    """Compare the losses of one rank with those on the CPU, and those of layouts of 4 ranks with those of one rank."""
+    """Compare the losses of one rank with those on the CPU, and those of layouts with one rank's."""
     need(setting)
-    ranks, mixes = (2, SMALL_MIXES) if setting.is_small else (4, MIXES)
-    alone = losses(setting, setting.device)
-    yield row(f"{len(alone)} iterations, one rank", "the CPU's losses", alone, losses(setting, "cpu"))
-    for name, mix in mixes.items():
-        yield row(f"training, {name}", "one rank's losses", losses(setting, setting.device, ranks, mix), alone)
+    iterations = FEW if setting.is_small else ITERATIONS
+    names = setting.mixes or (SMALL if setting.is_small else tuple(MIXES))
+    alike = {MIXES[name].settings: name for name in names}  # for one rank these are all the runs
+    alone = {MIXES[run["mix"]].settings: run for run in runs(setting, 1, setting.device, [*alike.values()], iterations)}
+    if not setting.is_small:
+        (on_cpu,) = runs(setting, 1, "cpu", ["dp"], iterations)
+        (on_device,) = [alone[""]] if "" in alone else runs(setting, 1, setting.device, ["dp"], iterations)
+        yield compared("training, one rank", "the CPU's losses", on_device, on_cpu, RTOL)
+    for run in runs(setting, RANKS, setting.device, names, iterations):
+        mix = MIXES[run["mix"]]
+        words = " ".join(filter(None, [mix.settings, mix.layout])) or f"dp {mix.dp}"
+        yield compared(f"training, {run['mix']}: {words}", "one rank's losses", run, alone[mix.settings], mix.rtol)
 
 
-def row(check: str, goal: str, measured: np.ndarray, expected: np.ndarray) -> Row:
+def runs(setting: Setting, size: int, device: str, names: Sequence[str], iterations: int) -> Iterator[Result]:
+    """Train on so many ranks, all mixes in one job, or, after one that ends the job, the rest in another one."""
+    left = list(names)
+    while left and setting.left_s > 1:
+        words = "-m", "mpi_tests.gpu_check.layouts", device, iterations, *left
+        try:
+            for line in lines_on_ranks(setting, size, *words, silent_s=SILENT_S):
+                if line.startswith('{"mix"'):
+                    run = json.loads(line)
+                    left.remove(run["mix"])
+                    yield run if "losses" in run else run | {"verdict": FAILED}
+        except BadEndError as error:
+            if setting.left_s > 1:
+                yield {"mix": left.pop(0), "refused": str(error), "verdict": error.verdict}
+    yield from ({"mix": name, "refused": OUT_OF_TIME, "verdict": SKIPPED} for name in left)
+
+
+def compared(check: str, goal: str, run: Result, reference: Result, rtol: float) -> Row:
+    goal = f"{goal} within {rtol:g}"
+    for one, whose in ((run, ""), (reference, "nothing to compare with: ")):
+        if "losses" not in one:
+            return Row(check, goal, f"{whose}{one['refused']}", one["verdict"] if one is run else SKIPPED)
+    measured, expected = (np.array(one["losses"]) for one in (run, reference))
     worst = float(np.max(np.abs(measured / expected - 1)))
-    return Row(check, f"{goal} within {RTOL:g}", f"within {worst:.1e} of {len(expected)} losses", verdict(worst < RTOL))
-
-
-@cache  # with --device cpu, the CPU's losses are those of the device
-def losses(setting: Setting, device: str, ranks: int = 1, mix: Mix = ALONE) -> np.ndarray:
-    """Return the losses of a training run by iteration; every layout trains on the same batches."""
-    size, iterations = BATCH // mix.dp // mix.num_micro_batches, 3 if setting.is_small else 50
-    with tempfile.TemporaryDirectory() as folder:
-        flags: list[Any] = ["--device", device, "--out_dir", folder, "--max_iters", iterations, *MODEL.split()]
-        flags += ["--micro_batch_size", size, "--num_micro_batches", mix.num_micro_batches, *mix.words.split()]
-        on_ranks(setting, ranks, "train.py", *flags)
-        records = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-    return np.array([record["loss"] for record in records if "loss" in record])
+    return Row(check, goal, f"within {worst:.1e} of {len(expected)} losses", verdict(worst < rtol))
 
 
 def speed(setting: Setting) -> list[Row]:
