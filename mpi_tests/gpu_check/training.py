@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from mpi_tests.gpu_check.rows import FAILED, SKIPPED, Row, Setting, verdict
 from mpi_tests.gpu_check.started import lines_on_ranks, on_ranks
 
 ITERATIONS, FEW = 20, 3
-SILENT_S = 100.0  # of a job that trains: longer than any run takes, with what is compiled
+SILENT_S = 100.0  # of a job that trains, unless it compiles models: longer than any run takes, with our kernels
 OUT_OF_TIME = "no time is left: choose it by --mixes, or allow more --seconds"
 TINY = "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --steps 2 --turns 2 --matrix 64"
 
@@ -48,20 +49,27 @@ def check(setting: Setting) -> Iterator[Row]:
 
 
 def runs(setting: Setting, size: int, device: str, names: Sequence[str], iterations: int) -> Iterator[Result]:
-    """Train on so many ranks, all mixes in one job, or, after one that ends the job, the rest in another one."""
-    left = list(names)
-    while left and setting.left_s > 1:
-        words = "-m", "mpi_tests.gpu_check.layouts", device, iterations, *left
+    """Train on so many ranks; mixes that compile the model have a job of their own, which is silent for longer."""
+    for compiles, alike in groupby(names, lambda name: size > 1 and MIXES[name].is_compiled):
+        yield from job(setting, size, device, [*alike], iterations, None if compiles else SILENT_S)
+
+
+def job(
+    setting: Setting, size: int, device: str, names: list[str], iterations: int, silent_s: float | None
+) -> Iterator[Result]:
+    """Train all mixes in one job, or, after one that ends the job, the rest in another one."""
+    while names and setting.left_s > 1:
+        words = "-m", "mpi_tests.gpu_check.layouts", device, iterations, *names
         try:
-            for line in lines_on_ranks(setting, size, *words, silent_s=SILENT_S):
+            for line in lines_on_ranks(setting, size, *words, silent_s=silent_s):
                 if line.startswith('{"mix"'):
                     run = json.loads(line)
-                    left.remove(run["mix"])
+                    names.remove(run["mix"])
                     yield run if "losses" in run else run | {"verdict": FAILED}
         except BadEndError as error:
             if setting.left_s > 1:
-                yield {"mix": left.pop(0), "refused": str(error), "verdict": error.verdict}
-    yield from ({"mix": name, "refused": OUT_OF_TIME, "verdict": SKIPPED} for name in left)
+                yield {"mix": names.pop(0), "refused": str(error), "verdict": error.verdict}
+    yield from ({"mix": name, "refused": OUT_OF_TIME, "verdict": SKIPPED} for name in names)
 
 
 def compared(check: str, goal: str, run: Result, reference: Result, rtol: float) -> Row:
