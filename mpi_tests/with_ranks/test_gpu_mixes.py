@@ -1,0 +1,30 @@
+"""The training runs of mpi_tests.gpu_check, on the CPU."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from collectives import Communicator
+from mpi_tests.gpu_check.layouts import losses
+from mpi_tests.gpu_check.mixes import MIXES, RANKS
+
+ITERATIONS = 2
+
+
+@cache
+def of_one_rank(settings):
+    """Return the losses of a run of one process with these settings."""
+    with Communicator(MPI.COMM_SELF) as alone:
+        mix = next(mix for mix in MIXES.values() if mix.settings == settings)
+        return losses(alone, mix, "cpu", ITERATIONS)
+
+
+@pytest.mark.parametrize("name", [name for name, mix in MIXES.items() if "--compile" not in mix.layout])
+@pytest.mark.sizes(RANKS)
+def test_every_mix_has_the_losses_of_one_rank(comm, name):
+    mix = MIXES[name]
+    rtol = 1e-3 if mix.settings.startswith("--dtype") else 1e-5
+    want = comm.mpi.bcast(of_one_rank(mix.settings) if comm.rank == 0 else None)
+    np.testing.assert_allclose(losses(comm, mix, "cpu", ITERATIONS), want, rtol=rtol)
