@@ -139,9 +139,10 @@ class Communicator:
     def free(self) -> None:
         """Give the communicator back to MPI, and refuse any use of it and of its plans.  Collective.
 
-        Started calls and plans are waited for.  Memory from `empty` is released when no array uses it any more.  Other
-        ranks lose access to device memory, also in plans of communicators that `split` made from this one; the watchdog
-        no longer watches those.
+        Started calls and plans are waited for.  An array from `empty` stays valid until it is dropped, and is an
+        ordinary one for other communicators' calls; their plans on it can still be run.  Other ranks lose access to
+        device memory, also in plans of communicators that `split` made from this one; the watchdog no longer watches
+        those.
         """
         with Call(self._context.calls, "free"):
             self._resolver.free()

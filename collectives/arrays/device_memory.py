@@ -7,7 +7,6 @@ staging buffers.
 Source: NVIDIA, CUDA Runtime API, "Device Management", cudaIpcOpenMemHandle and cudaIpcCloseMemHandle.
 """
 
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,10 +15,10 @@ from mpi4py import MPI
 
 from collectives.arrays.cuda import Cuda
 from collectives.arrays.device import DEVICE_ERRORS, TURNS
-from collectives.arrays.memory import Lease, SymmetricMemory, Window, Windows
+from collectives.arrays.memory import Lease, SymmetricMemory, Window, Windows, ranks_in
 from collectives.job import environment
 from collectives.job.errors import InputError
-from collectives.job.launch import at_exit
+from collectives.job.launch import at_exit_with
 
 SLAB_BYTES = 1 << 23  # blocks of up to a sixteenth of it share a window
 ALLOCATION_BYTES = 1 << 21  # granularity of CUDA's allocations, each of which has one handle
@@ -55,14 +54,13 @@ class DeviceMemory(SymmetricMemory):
     ):
         super().__init__(comm, node, windows, agree_max)
         self.device, self.gather_rows = device, gather_rows
-        group = self.node_comm.Get_group()
-        self.ranks = list(MPI.Group.Translate_ranks(group, range(group.size), comm.Get_group()))  # of the node
+        self.ranks = ranks_in(comm, self.node_comm)
         self.me = self.node_comm.rank
         self.signals: Signals | None = None
         self.has_barriers = False  # whether devices may wait for each other
         self.failure = ""
         self.usable = self.probe()
-        at_exit(leave, weakref.ref(self))
+        at_exit_with(self, leave)
         if self.usable:
             self.signals = self.make_signals()
             self.has_barriers = self.may_wait()
@@ -138,10 +136,8 @@ class DeviceMemory(SymmetricMemory):
 
     def free(self) -> None:
         """Close the other ranks' memory; this rank's is freed when no array uses it any more.  Collective."""
-        windows = {block.window.key for block in self.blocks}
-        self.blocks, self.usable = [], False
-        self.close_windows([self.windows.remove(key) for key in windows])
-        self.node_comm.Free()
+        self.usable = False
+        super().free()
 
     def probe(self) -> bool:
         """Return whether each rank of each node reads the others' writes.  Collective."""
@@ -194,10 +190,10 @@ class DeviceMemory(SymmetricMemory):
         return None if self.on_any(failure) else Signals(own, events)
 
 
-def leave(memory: Callable[[], DeviceMemory | None]) -> None:
+def leave(memory: DeviceMemory) -> None:
     """Close the other ranks' memory at the end of the process, so that none frees memory still read.  Collective."""
-    if (device_memory := memory()) and device_memory.usable:
-        device_memory.close_windows(list({block.window.key: block.window for block in device_memory.blocks}.values()))
+    if memory.usable:
+        memory.close_windows(list(dict.fromkeys(block.window for block in memory.blocks)))
 
 
 def attempt(work: Callable[[], None]) -> str:

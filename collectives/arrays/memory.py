@@ -10,13 +10,14 @@ import os
 import tempfile
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from threading import Lock
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from mpi4py import MPI
@@ -33,7 +34,7 @@ LEAD_BYTES = 64  # before a window's blocks: NumPy's long arrays begin 16 bytes 
 KEPT_BYTES = 1 << 26  # unused memory that a rank keeps: more is released when new memory is needed
 
 
-@dataclass
+@dataclass(eq=False)
 class Window:
     """A window of shared memory: `bases` has each rank's address in this process, by world rank."""
 
@@ -76,9 +77,14 @@ Places = tuple[list[int], list[int], list[int]]  # first addresses of windows in
 
 @dataclass
 class Windows:
-    """All windows of this process, of all communicators, which several threads may use."""
+    """The windows of this process, of all communicators, which several threads may use.
 
-    by_key: dict[int, Window] = field(default_factory=dict)
+    Arrays in one that is removed are ordinary arrays from then on, which keep it alive, as do runs in progress that
+    have begun before: `by_key` has it as long.
+    """
+
+    by_key: WeakValueDictionary[int, Window] = field(default_factory=WeakValueDictionary)
+    present: list[Window] = field(default_factory=list)  # in the order of their addresses
     numbers: Iterator[int] = field(default_factory=partial(count, 1))
     places: Places = ([], [], [])  # replaced as a whole, for threads that read it meanwhile
     span: tuple[int, int] = (0, 0)  # from the first window's beginning to the last one's end
@@ -101,16 +107,16 @@ class Windows:
     def add(self, window: Window) -> None:
         with self.changing:
             self.by_key[window.key] = window
-            self.sort()
+            self.arrange([*self.present, window])
 
-    def remove(self, key: int) -> Window:
+    def remove(self, windows: Collection[Window]) -> None:
+        """Remove windows, on all ranks at the same place among their calls."""
         with self.changing:
-            window = self.by_key.pop(key)
-            self.sort()
-        return window
+            self.arrange([window for window in self.present if window not in windows])
 
-    def sort(self) -> None:
-        windows = sorted(self.by_key.values(), key=lambda window: window.address)
+    def arrange(self, windows: list[Window]) -> None:
+        windows.sort(key=lambda window: window.address)
+        self.present = windows
         begins, ends = [each.address for each in windows], [each.address + each.nbytes for each in windows]
         self.places = begins, ends, [each.key for each in windows]
         self.span = (begins[0], ends[-1]) if windows else (0, 0)
@@ -127,14 +133,14 @@ class SymmetricMemory:
     def __init__(self, comm: MPI.Comm, node: int, windows: Windows, agree_max: Any):
         self.comm, self.node_comm = comm, MPI.Intracomm(comm.Split(node))
         self.windows, self.agree_max = windows, agree_max
-        group, world = self.node_comm.Get_group(), MPI.COMM_WORLD.Get_group()
-        self.world_ranks = list(MPI.Group.Translate_ranks(group, range(group.size), world))
+        self.world_ranks = ranks_in(MPI.COMM_WORLD, self.node_comm)
         self.blocks: list[Block] = []
         self.kinds: dict[int, int] = {0: 0}
 
     def kind(self, key: int) -> int:
         """Classify a window for collectives: 0 for none, 1 for one that all these ranks have, or its own key."""
         if key not in self.kinds:
+            self.kinds = {key: kind for key, kind in self.kinds.items() if not key or key in self.windows.by_key}
             self.kinds[key] = 1 if self.windows.by_key[key].bases.keys() >= set(self.world_ranks) else key
         return self.kinds[key]
 
@@ -217,17 +223,29 @@ class SymmetricMemory:
 
     def release(self, unused: list[Block]) -> None:
         """Release the windows of which no block is in use.  Collective in the node."""
-        in_use = {block.window.key for block in self.blocks if block not in unused}
-        keys = dict.fromkeys(block.window.key for block in unused if block.window.key not in in_use)
-        self.blocks = [block for block in self.blocks if block.window.key not in keys]
-        if keys:
-            self.close_windows([self.windows.remove(key) for key in keys])
+        in_use = {block.window for block in self.blocks if block not in unused}
+        windows = list(dict.fromkeys(block.window for block in unused if block.window not in in_use))
+        self.blocks = [block for block in self.blocks if block.window not in windows]
+        if windows:
+            self.windows.remove(windows)
+            self.close_windows(windows)
 
     def free(self) -> None:
-        """Release the memory that no array uses any more.  Collective."""
-        in_use = self.agree_max([0, *(not block.free for block in self.blocks)])[1:]
-        self.release([block for block, is_used in zip(self.blocks, in_use, strict=True) if not is_used])
+        """Leave each window to the arrays in it: it is released when this rank has dropped the last one.  Collective."""
+        windows = list(dict.fromkeys(block.window for block in self.blocks))
+        self.blocks = []
+        self.windows.remove(windows)
+        self.close_windows(windows)
         self.node_comm.Free()
+
+
+def ranks_in(other: MPI.Comm, comm: MPI.Comm) -> list[int]:
+    """Return the ranks that the members of `comm` have in another communicator."""
+    group, others = comm.Get_group(), other.Get_group()
+    ranks = list(MPI.Group.Translate_ranks(group, range(group.size), others))
+    group.Free()
+    others.Free()
+    return ranks
 
 
 def size_class(nbytes: int, small: int) -> int:

@@ -6,10 +6,11 @@ import sys
 import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from collectives.job import environment
 from collectives.job.errors import INTERRUPTED, InputError, LoneInputError
@@ -17,6 +18,8 @@ from collectives.job.errors import INTERRUPTED, InputError, LoneInputError
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
+
+T = TypeVar("T")
 
 PATIENCE_S = 20.0  # for rank 0 to write its files
 
@@ -64,6 +67,17 @@ def at_exit(function: Callable[..., Any], *arguments: Any) -> None:
     """Register a function for the exit of this process, but not of processes forked from it."""
     process = os.getpid()
     atexit.register(lambda: os.getpid() == process and function(*arguments))
+
+
+def at_exit_with(owner: T, function: Callable[[T], Any]) -> None:
+    """Register a function of an object as `at_exit` does, for as long as the object exists."""
+
+    def run() -> None:
+        if (alive := reference()) is not None and os.getpid() == process:
+            function(alive)
+
+    process, reference = os.getpid(), weakref.ref(owner, lambda _: atexit.unregister(run))
+    atexit.register(run)
 
 
 def mpi4py_ends_mpi() -> bool:

@@ -13,7 +13,7 @@ from collectives import algorithms
 from collectives.algorithms import Access, Algorithm
 from collectives.arrays.device import host
 from collectives.arrays.device_memory import DeviceMemory
-from collectives.arrays.memory import probe_address, reads_processes
+from collectives.arrays.memory import probe_address, ranks_in, reads_processes
 from collectives.arrays.views import address_of
 from collectives.job.errors import InputError
 from collectives.runtime import phases
@@ -137,7 +137,10 @@ class Binder:
         """Make a plan for these arrays.  Collective."""
         if choice.row.access >= Access.STAGED:
             return self.direct(a, o, choice)
-        return MessageBinder(self.context, a.collective, choice, self, staging).plan(a, o)
+        messages = MessageBinder(self.context, a.collective, choice, self, staging)
+        plan = messages.plan(a, o)
+        plan.keep = messages.program and messages.program.windows()
+        return plan
 
     def direct(
         self, a: Arguments, o: Operands, choice: Choice, channel: Channel | KernelCalls | None = None, binding: int = 0
@@ -158,7 +161,7 @@ class Binder:
         only = bound if bound.is_short else None
         plan = Plan(f"{a.collective} {row.name}", o.result, self.progress, a.device, [bound], only=only)
         if channel is None:
-            plan.keep = memory
+            plan.keep = memory, bound.windows()
         return plan
 
     def direct_parts(
@@ -180,8 +183,7 @@ class Binder:
 
     @Lazy
     def world_ranks(self) -> list[int]:
-        group, ranks = self.context.mpi.Get_group(), range(self.size)
-        return list(MPI.Group.Translate_ranks(group, ranks, MPI.COMM_WORLD.Get_group()))
+        return ranks_in(MPI.COMM_WORLD, self.context.mpi)
 
     def programs(
         self, shared: DeviceMemory | None, meanwhile: Callable[[], Any] | None = None, caller: Any = None

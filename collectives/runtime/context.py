@@ -20,7 +20,7 @@ from collectives.algorithms.groups import Topology
 from collectives.arrays.cuda import Cuda
 from collectives.arrays.device import Device, host
 from collectives.arrays.device_memory import DeviceMemory
-from collectives.arrays.memory import SymmetricMemory, Windows, array
+from collectives.arrays.memory import SymmetricMemory, Windows, array, ranks_in
 from collectives.arrays.views import pointer
 from collectives.job import environment
 from collectives.job.launch import library_name
@@ -59,11 +59,11 @@ class Context:
         self.segment_bytes = segment_bytes
         self.num_tags = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 32767)
         self.num_plans = 0
+        self.is_part = parent is not None
         if parent is None:
             self.calls = Calls(Record(), "", range(self.size))
         else:
-            group, ranks = self.mpi.Get_group(), range(self.size)
-            self.calls = parent.calls.part(color, MPI.Group.Translate_ranks(group, ranks, parent.mpi.Get_group()))
+            self.calls = parent.calls.part(color, ranks_in(parent.mpi, self.mpi))
         shared = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
         self.progress: Progress = parent.progress if parent else Progress(environment.oversubscribed(shared.size))
         self.windows: Windows = parent.windows if parent else Windows()
@@ -121,6 +121,8 @@ class Context:
         """Free its memory, then its MPI objects.  Collective."""
         if self.watchdog:
             self.watchdog.stop()
+        if not self.is_part:
+            self.progress.background.pause()
         self.calls.close()
         self.agreement.free()
         self.mpi.Free()
@@ -207,7 +209,7 @@ def node_number(context: Context, shared: MPI.Comm) -> int:
             )
     if fake:
         return context.rank // fake[1]
-    return MPI.Group.Translate_ranks(shared.Get_group(), [0], context.mpi.Get_group())[0]
+    return ranks_in(context.mpi, shared)[0]
 
 
 def tuning_from_file(context: Context) -> Tuning:

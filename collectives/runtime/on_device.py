@@ -9,7 +9,6 @@ The host does not wait for devices, and other streams continue.  Only this needs
 from __future__ import annotations
 
 import sys
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -24,7 +23,7 @@ from collectives.arrays.device import TURNS, Device, DeviceStep, Event
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import Lease
 from collectives.arrays.views import address_of
-from collectives.job.launch import at_exit
+from collectives.job.launch import at_exit_with
 from collectives.runtime.checks.agreement import Side
 from collectives.runtime.checks.call_log import Call, Entry
 from collectives.runtime.phases import (
@@ -193,7 +192,7 @@ class KernelCalls:
         self.device, self.channel, self.keep = device, channel, keep
         self.nothing = CudaProgram(device, [[BARRIER]], Reduction("sum", BYTE, 1), channel, channel)
         self.launched: deque[Entry] = deque(maxlen=MOST_LAUNCHED)
-        at_exit(leave, weakref.ref(self))
+        at_exit_with(self, leave)
 
     def enter(self, call: Call) -> None:
         """Record a call that will be launched."""
@@ -223,15 +222,14 @@ class KernelCalls:
         return next(entry for entry in self.launched if entry.number == number) if number else None
 
 
-def leave(calls: Callable[[], KernelCalls | None]) -> None:
+def leave(calls: KernelCalls) -> None:
     """Abort the job, at the end of the process, if its last calls have differed: no rank has reported it yet."""
-    if kernel_calls := calls():
-        kernel_calls.device.synchronize()
-        if entry := kernel_calls.differed():
-            side = Side(entry.call.description, str(entry.number), str(entry.place))
-            words = f"rank {MPI.COMM_WORLD.rank} calls {side}, other ranks call another collective; this ends the job"
-            print(words, file=sys.stderr, flush=True)
-            MPI.COMM_WORLD.Abort(1)
+    calls.device.synchronize()
+    if entry := calls.differed():
+        side = Side(entry.call.description, str(entry.number), str(entry.place))
+        words = f"rank {MPI.COMM_WORLD.rank} calls {side}, other ranks call another collective; this ends the job"
+        print(words, file=sys.stderr, flush=True)
+        MPI.COMM_WORLD.Abort(1)
 
 
 class DeviceProgramBinder(DirectBinder):

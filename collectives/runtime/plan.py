@@ -44,6 +44,10 @@ class Step(Protocol):
     def requests(self) -> Sequence[MPI.Prequest]:
         return ()
 
+    def windows(self) -> Sequence[Any]:
+        """Return the windows of symmetric memory in which it accesses arrays of this rank and others."""
+        return ()
+
     def awaits(self) -> str:
         """Describe the outstanding operations."""
         return describe(self.number, self.moves) if self.moves else "on its way"
@@ -287,7 +291,10 @@ class Plan:
         """Raise the run's error, if it has failed, else order the caller's current stream after it."""
         failure, self._failure = self._failure, None
         if failure is not None:
-            raise failure.__cause__ if isinstance(failure.__cause__, MismatchError | InputError) else failure
+            try:
+                raise failure.__cause__ if isinstance(failure.__cause__, MismatchError | InputError) else failure
+            finally:
+                del failure  # the error's traceback has this frame: arrays would live until Python collects the cycle
         last, self._last = self._last, None
         if last is None:
             return

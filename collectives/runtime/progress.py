@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from collectives.job import system
 from collectives.job.errors import CommunicationError
-from collectives.job.launch import at_exit
+from collectives.job.launch import at_exit_with
 
 if TYPE_CHECKING:
     from collectives.runtime.plan import Plan
@@ -160,13 +160,19 @@ class Background:
             if self.thread is None:
                 self.thread = threading.Thread(target=self._run, name="collectives", daemon=True)
                 self.thread.start()
-                at_exit(self.end)  # before mpi4py ends MPI
+                at_exit_with(self, Background.end)  # before mpi4py ends MPI
 
     def end(self) -> None:
         self.ended = True
         self.work.set()
         if self.thread is not None:
             self.thread.join()
+
+    def pause(self) -> None:
+        """End the thread, until another plan is started."""
+        self.end()
+        self.work.clear()
+        self.thread, self.ended = None, False
 
     def _run(self) -> None:
         sleep_s, vain_sleeps = SHORTEST_SLEEP_S, 0

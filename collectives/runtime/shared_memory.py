@@ -171,6 +171,10 @@ class Program(Step, Waitable):
         self.arguments = self.address, self.like, number, array, out
         return self.interpret(answer)
 
+    def windows(self) -> list[Any]:
+        by_key = self.channel.memory.windows.by_key
+        return [by_key[key] for key in self.bases[:, NUM_SHARED:].ravel().tolist() if key in by_key]
+
     def follow(self) -> None:
         """Update the addresses of other ranks' arrays, whose windows have changed."""
         parity = self.channel.num_barriers % 2

@@ -179,7 +179,7 @@ def process_state(comm):
     return (
         len(comm._context.calls.record.communicators),
         sum(not block.free for block in comm._context.memory.of_host.blocks),
-        comm._context.windows.by_key.keys() - keys,
+        set(comm._context.windows.keys) - keys,
         sorted(thread.name for thread in threads),
         [signal.getsignal(number) for number in SIGNALS],
         torch.get_float32_matmul_precision(),

@@ -108,6 +108,8 @@ class Agreement:
     def free(self) -> None:
         for _, plan in self.plans.values():
             plan.free()
+        self.plans.clear()
+        del self.bind_plan, self.gate  # which refer to the communicator's parts, as these to this one
 
 
 def disagreement(sides: list[Side]) -> str:
