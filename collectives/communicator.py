@@ -1,7 +1,6 @@
 """The public API: a communicator's collectives on NumPy, CuPy and torch arrays."""
 
 import math
-import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -14,7 +13,7 @@ from collectives.algorithms.groups import Topology
 from collectives.arrays import views
 from collectives.arrays.ops import Op
 from collectives.job.errors import InputError, LoneInputError
-from collectives.job.launch import after_fork
+from collectives.job.launch import refuse_after_fork
 from collectives.runtime.arguments import check_integer, check_rank
 from collectives.runtime.checks.call_log import Call
 from collectives.runtime.context import Context
@@ -29,8 +28,6 @@ from collectives.schedule.spec import spec_of
 
 LARGEST_ARRAY_BYTES = 1 << 46
 LARGEST_INT = (1 << 31) - 1  # C's
-
-os.register_at_fork(after_in_child=after_fork)
 
 
 class Freed:
@@ -568,6 +565,9 @@ class Communicator:
     def agreed(self, name: str = "agreed") -> AbstractContextManager[None]:
         """Run a block whose ValueError or OSError on any rank becomes an InputError on every rank.  Collective."""
         return self._context.agreed(name)
+
+
+refuse_after_fork(Communicator)
 
 
 def pickled(value: Any) -> np.ndarray:

@@ -231,7 +231,7 @@ class SymmetricMemory:
             self.close_windows(windows)
 
     def free(self) -> None:
-        """Leave each window to the arrays in it: it is released when this rank has dropped the last one.  Collective."""
+        """Leave each window to the arrays in it: it is released when this rank drops the last one.  Collective."""
         windows = list(dict.fromkeys(block.window for block in self.blocks))
         self.blocks = []
         self.windows.remove(windows)

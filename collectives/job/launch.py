@@ -8,9 +8,10 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import FunctionType, TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from collectives.job import environment
 from collectives.job.errors import INTERRUPTED, InputError, LoneInputError
@@ -45,9 +46,12 @@ def world() -> "Communicator":
 def start_mpi() -> Any:
     """Import mpi4py.MPI and start it, unless this MPI library cannot start under the launcher.
 
-    Raises: InputError where there is no MPI library, or it sees a world of size 1, but was launched with others.
+    Raises: InputError where there is no MPI library, or it sees a world of size 1, but was launched with others;
+    RuntimeError in a process forked from a rank.
     """
     MPI = import_mpi()  # noqa: N806  as everyone calls it
+    if is_forked():
+        refuse()
     if not MPI.Is_initialized():
         foreign = environment.foreign_library()
         if foreign and foreign in MPI.Get_library_version():
@@ -94,6 +98,61 @@ def end_mpi() -> None:
         MPI.Finalize()
 
 
+def mpi_runs() -> bool:
+    """Return whether MPI has been started here, or in a process that this one is forked from, and not ended."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
+
+
+@cache
+def mpi_process() -> int:
+    """Return the number of the process that uses MPI, which is the first to ask; a forked one knows the answer."""
+    return os.getpid()
+
+
+def is_forked() -> bool:
+    """Return whether this process is forked from a rank."""
+    return mpi_runs() and mpi_process() != os.getpid()
+
+
+def before_fork() -> None:
+    if mpi_runs():
+        mpi_process()
+
+
+def after_fork() -> None:
+    """Set up a forked child."""
+    if mpi_runs() and mpi4py_ends_mpi():
+        atexit.register(refuse_exit)
+
+
+def refuse_after_fork(kind: type, *names: str) -> None:
+    """Have the functions of a class, or those of these names, raise RuntimeError in processes forked from a rank.
+
+    Such a process has the rank's connections and shared memory: with one message or barrier it would corrupt them.
+    """
+    os.register_at_fork(after_in_child=partial(refuse_calls, kind, names))
+
+
+def refuse_calls(kind: type, names: tuple[str, ...]) -> None:
+    if not mpi_runs():
+        return
+    functions = [name for name, value in vars(kind).items() if isinstance(value, FunctionType)]
+    for name in names or [name for name in functions if name in ("__init__", "__call__") or not name.startswith("__")]:
+        setattr(kind, name, refuse)
+    if "__del__" in functions:
+        del kind.__del__  # type: ignore[attr-defined]
+
+
+def refuse(*_: Any, **__: Any) -> NoReturn:
+    """Refuse a call in a forked process."""
+    rank = sys.modules["mpi4py.MPI"].COMM_WORLD.rank
+    raise RuntimeError(
+        f"process {os.getpid()} was forked from rank {rank}, and only ranks can communicate: make this call in "
+        "the rank itself, or have mpirun start more ranks"
+    )
+
+
 def refuse_exit() -> None:
     """End a forked process in which mpi4py would finalize MPI, which would block it and its parent for ever."""
     print(
@@ -104,12 +163,6 @@ def refuse_exit() -> None:
     )
     sys.stdout.flush()
     os._exit(1)
-
-
-def after_fork() -> None:
-    """Set up a forked child."""
-    if mpi4py_ends_mpi():
-        atexit.register(refuse_exit)
 
 
 def import_mpi() -> Any:
@@ -153,10 +206,13 @@ def library_name(mpi: Any) -> str:
 def end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an exception once, as an exception hook, and end all ranks.
 
-    Input that all ranks refuse ends them with status 2.
+    Input that all ranks refuse ends them with status 2.  An error of a process that is forked from a rank ends no rank.
     """
+    if is_forked():
+        sys.__excepthook__(kind, error, trace)
+        return
     MPI: Any = sys.modules.get("mpi4py.MPI")  # noqa: N806
-    started = MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
+    started = mpi_runs()
     alone = not started or MPI.COMM_WORLD.size == 1
     rank = environment.launched_rank() if alone else MPI.COMM_WORLD.rank
     if issubclass(kind, InputError) and not issubclass(kind, LoneInputError):
@@ -200,3 +256,6 @@ def dead_ranks() -> str:
     ranks = MPI.Group.Translate_ranks(dead, range(dead.size), MPI.COMM_WORLD.Get_group())
     names = ", ".join(map(str, ranks))
     return names and (f"ranks {names} have died" if len(ranks) > 1 else f"rank {names} has died")
+
+
+os.register_at_fork(before=before_fork, after_in_child=after_fork)

@@ -14,7 +14,7 @@ from collectives.algorithms import Access, find
 from collectives.communicator import Communicator
 from collectives.job import environment
 from collectives.job.errors import InputError, LoneInputError
-from collectives.job.launch import at_exit
+from collectives.job.launch import at_exit, refuse_after_fork
 from collectives.mpi4py.buffers import NotOurs
 from collectives.mpi4py.calls import DESCRIBE, CollectiveCall, Ranks
 from collectives.mpi4py.requests import PersistentRequest, Run, StartedRequest
@@ -149,6 +149,9 @@ class Ours:
         if self.comm is not None:
             self.comm.free()
             self.comm = None
+
+
+refuse_after_fork(Ours)
 
 
 def agree(comm: MPI.Comm) -> CallPolicy:

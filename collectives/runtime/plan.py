@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from collectives.arrays.device import DEVICE_ERRORS, Device, Event
 from collectives.job.errors import CommunicationError, InputError
+from collectives.job.launch import refuse_after_fork
 from collectives.runtime.checks.call_log import Call
 from collectives.runtime.progress import Progress, Waitable
 from collectives.schedule.moves import Round, show
@@ -317,3 +318,6 @@ class Plan:
         if self.device.is_async and not isinstance(error, CommunicationError | InputError):
             self._progress.tell(f"{self.call.entry() if self.call else self.name}: {error}")
         return CommunicationError(f"{self.name}{where}: {error}")
+
+
+refuse_after_fork(Plan)

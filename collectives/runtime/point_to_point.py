@@ -21,6 +21,7 @@ from collectives.arrays.device import Device
 from collectives.arrays.ops import DTYPES
 from collectives.arrays.views import as_bytes, flat, numpy_view
 from collectives.job.errors import CommunicationError
+from collectives.job.launch import refuse_after_fork
 from collectives.runtime.arguments import check_integer, check_rank
 from collectives.runtime.checks.call_log import Calls
 from collectives.runtime.messages import LARGEST_MESSAGE_BYTES, Messages
@@ -151,6 +152,9 @@ class Arrival(Waitable):
 
     def test(self) -> bool:
         return self.mpi.Iprobe(self.source, self.tag, self.status)
+
+
+refuse_after_fork(Arrival)
 
 
 def probe(context: Context, source: int | None, tag: int, blocking: bool) -> int | None:

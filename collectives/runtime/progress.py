@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from collectives.job import system
 from collectives.job.errors import CommunicationError
-from collectives.job.launch import at_exit_with
+from collectives.job.launch import at_exit_with, refuse_after_fork
 
 if TYPE_CHECKING:
     from collectives.runtime.plan import Plan
@@ -128,6 +128,9 @@ class Progress:
         begin_s = time.monotonic()
         system.yield_core()
         self._naps = MOST_NAPS * (time.monotonic() - begin_s > LATE_S)
+
+
+refuse_after_fork(Progress)
 
 
 class Background:

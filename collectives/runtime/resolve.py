@@ -24,6 +24,7 @@ from collectives.arrays.device import host
 from collectives.arrays.memory import Windows
 from collectives.arrays.views import address_of
 from collectives.job.errors import CommunicationError, InputError, LoneInputError
+from collectives.job.launch import refuse_after_fork
 from collectives.runtime.arguments import REFUSALS, Arguments
 from collectives.runtime.binding import Binder, BufferedPlan, Choice, DeviceBuffers, KeyComparison, MessageBinder
 from collectives.runtime.checks.agreement import NUM_FACTS
@@ -623,3 +624,6 @@ class Resolver:
         channel = Channel(self.memory, self.binder.world_ranks, [context.rank, *others])
         self.agreement.highest([0])  # all have cleared their slots
         return channel
+
+
+refuse_after_fork(Resolver)

@@ -13,6 +13,7 @@ from collectives.arrays.device import TURNS, Device
 from collectives.arrays.ops import BFLOAT16
 from collectives.arrays.views import address_of, pointer
 from collectives.job.errors import CommunicationError
+from collectives.job.launch import refuse_after_fork
 from collectives.runtime import kernels
 from collectives.runtime.channel import Channel
 from collectives.runtime.phases import (
@@ -234,6 +235,9 @@ class Program(Step, Waitable):
     def num_barriers(self) -> int:
         """The number of barriers that this rank has reached, in all runs."""
         return self.channel.num_barriers
+
+
+refuse_after_fork(Program)
 
 
 def like(dtype: np.dtype) -> Any:

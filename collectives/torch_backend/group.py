@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import AllreduceOptions, ProcessGroup, ReduceOp,
 
 from collectives.communicator import Communicator
 from collectives.job.errors import InputError
-from collectives.job.launch import start_mpi
+from collectives.job.launch import refuse_after_fork, start_mpi
 from collectives.runtime.plan import Plan
 from collectives.runtime.resolve import Runs
 from collectives.schedule.spec import OPS
@@ -200,6 +200,9 @@ class Runner(Base):
         late = f"{call} did not finish within its timeout of {limit_s:g} s: not all {self.comm.size} ranks have arrived"
         self.fail(late if isinstance(error, TimeoutError) else str(error))
         return dist.DistBackendError(self.failure)
+
+
+refuse_after_fork(Runner, "run", "begin", "submit", "shutdown", "fail")
 
 
 def untraced(group: type) -> type:

@@ -327,6 +327,79 @@ if comm.rank == 0:
         assert result.stderr.count("was forked from an MPI rank, and its end would be that of MPI: end it by ") == 2
 
 
+FORKED = """
+import os, signal, sys
+from multiprocessing import get_context
+import numpy as np
+import collectives
+
+comm = collectives.world()
+x, part = comm.empty(1000), comm.split(0)
+x[:] = comm.rank
+plan, by_messages = part.plan("all_reduce", x), comm.plan("all_reduce", np.ones(3), algorithm="ring")
+for run in (plan, by_messages):
+    run()
+uses = [plan, plan.start, plan.wait, plan.done, lambda: plan.free(), by_messages, by_messages.start, comm.free]
+all_reduce, probe = comm.all_reduce, comm.probe
+all_reduce(x)
+uses += [lambda: all_reduce(x), comm.barrier, lambda: comm.all_reduce(x, blocking=False)]
+uses += [lambda: comm.plan("all_reduce", x)]
+uses += [lambda: comm.send(x, 0), lambda: comm.recv(x, 0), lambda: probe(0, blocking=False), lambda: comm.split(0)]
+uses += [lambda: comm.empty(3), lambda: comm.broadcast_object(3), lambda: collectives.Communicator(comm.mpi)]
+uses += [collectives.world]
+if comm.rank == 0:  # which waits for rank 1 when it forks
+    call, message = comm.all_reduce(np.ones(100_000), blocking=False), comm.recv(np.ones(3), 1, blocking=False)
+    uses += [call.wait, call.done, message.wait, message.done]
+
+def child():
+    refusals, num_barriers = [], comm._resolver.channel.num_barriers
+    for use in uses:
+        try:
+            use()
+        except RuntimeError as error:
+            refusals.append(f"was forked from rank {comm.rank}, and only ranks" in str(error))
+    os.kill(os.getpid(), signal.SIGUSR2)  # by which a rank writes a file
+    x[:] *= 2
+    if comm._resolver.channel.num_barriers > num_barriers:
+        return False
+    return len(refusals) == len(uses) and all(refusals) and "2" in repr(comm) and repr(plan)
+
+statuses = []
+for end in (lambda: sys.exit(3), lambda: os._exit(4), lambda: 1 / 0):
+    if (forked := os.fork()) == 0:
+        if child():
+            end()
+        os._exit(9)
+    statuses.append(os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]))
+process = get_context("fork").Process(target=child)
+process.start()
+process.join()
+if comm.rank:
+    call = comm.all_reduce(np.ones(100_000), blocking=False)
+    comm.send(np.ones(3), 0)
+else:
+    message.wait()
+call.wait()
+assert x[0] == 32  # each child has doubled it
+x[:] = 1
+for run in (plan, by_messages):
+    run()
+if comm.rank == 0:
+    print(statuses, process.exitcode, x[0])
+"""
+
+
+def test_a_forked_process_is_refused_all_calls(tmp_path):
+    """It leaves the job's memory, messages and files alone, in whichever way it ends."""
+    script = tmp_path / "script.py"
+    script.write_text(FORKED)
+    result = launch(2, "python", script, env={"COLLECTIVES_CALLS": str(tmp_path / "calls")})
+    assert (result.returncode, result.stdout) == (0, "[3, 4, 1] 0 2.0\n"), result.stderr
+    assert not (tmp_path / "calls").exists()
+    assert result.stderr.count("ZeroDivisionError: division by zero") == 2
+    assert "ends the job" not in result.stderr
+
+
 def test_a_rank_that_dies_where_mpi_goes_on_without_it(tmp_path):
     """The others wait in shared memory, where MPI cannot notify them."""
     if "Open MPI" not in watched([find_mpirun(), "--version"], environment(), 60).stdout:

@@ -220,6 +220,15 @@ class WriteOnSignal:
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{words}\n".encode())
 
 
+def forget_recorders() -> None:
+    """Have a forked child write no files of its rank."""
+    if isinstance(handler := signal.getsignal(signal.SIGUSR2), WriteOnSignal):
+        handler.recorders.clear()
+
+
+os.register_at_fork(after_in_child=forget_recorders)
+
+
 def write_on_signal(recorder: Recorder) -> None:
     """Make a recorder write on SIGUSR2, unless the program handles that signal."""
     if threading.current_thread() is not threading.main_thread():
