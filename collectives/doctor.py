@@ -47,6 +47,7 @@ comm = collectives.world()
 comm.barrier()
 os.write(1, f"size {comm.size}\\n".encode())
 """
+KERNELS = "from collectives.runtime import compiler; print(end=compiler.failure())"
 SUM_ON_GPUS = """
 import cupy
 for index in range(cupy.cuda.runtime.getDeviceCount()):
@@ -121,6 +122,19 @@ def settings(limit_s: float) -> Iterator[Finding]:
     if why := environment.refusal():
         words, _, remedy = why.rpartition(": ")
         yield Finding("problem", words, remedy)
+
+
+def compiled_kernels(limit_s: float) -> Iterator[Finding]:
+    """Load the kernels, or have Numba compile them."""
+    if find_spec("numba") is None:
+        return
+    outcome = run_child(KERNELS, limit_s)
+    failure, _, remedy = outcome.output.rpartition(": ")
+    if outcome.how or failure:
+        remedy = remedy or "reinstall Numba and llvmlite"
+        yield Finding("problem", f"there are none, and all data go by messages: {failure or outcome}", remedy)
+    else:
+        yield Finding("ok", "Numba compiles them, or has kept them on disk")
 
 
 def is_launched() -> bool:
@@ -267,7 +281,15 @@ def wait_for(process: subprocess.Popen, limit_s: float) -> str:
     return f"ended with status {status}" if status else ""
 
 
-OF_HOST: tuple[Check, ...] = (versions, settings, launching, shared_memory, cuda, device_memory_by_mpi)
+OF_HOST: tuple[Check, ...] = (
+    versions,
+    settings,
+    compiled_kernels,
+    launching,
+    shared_memory,
+    cuda,
+    device_memory_by_mpi,
+)
 
 
 class RankReport(NamedTuple):

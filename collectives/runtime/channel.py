@@ -1,37 +1,16 @@
 """Barriers of a node's ranks: a slot of shared memory for each, and their staging buffers."""
 
 import ctypes
-import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numba.core import event
 
 from collectives.arrays.device import TURNS
 from collectives.arrays.memory import SymmetricMemory, array
-from collectives.job import environment
 from collectives.runtime import kernels
 from collectives.runtime.phases import LINE_BYTES
 
 SLOT_BYTES = TURNS * LINE_BYTES  # a cache line for even barriers, one for odd ones
-
-
-class FirstCompilation(event.Listener):
-    """Message on stderr, once, that a kernel of the collectives is compiled, as it is not on disk."""
-
-    is_said = False
-
-    def on_start(self, event: event.Event) -> None:
-        if event.data["dispatcher"].py_func.__module__ == kernels.__name__ and not self.is_said:
-            self.is_said = True
-            print("collectives: compiling kernels, once; they stay on disk", file=sys.stderr, flush=True)
-
-    def on_end(self, event: event.Event) -> None:
-        pass
-
-
-if environment.launched_rank() == 0 and environment.launched_size() > 1:
-    event.register("numba:compile", FirstCompilation())
 
 
 class Channel:

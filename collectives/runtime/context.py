@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from collectives.arrays.views import pointer
 from collectives.job import environment
 from collectives.job.launch import library_name
 from collectives.job.settings import is_a
+from collectives.runtime import compiler
 from collectives.runtime.binding import bookkeeping
 from collectives.runtime.checks.agreement import Agreement
 from collectives.runtime.checks.call_log import Call, Calls, Record
@@ -74,7 +74,7 @@ class Context:
             self.agreement.check(f"Communicator(segment_bytes={segment_bytes})", failure)
             self.check, self.timeout_s = settings(self.agreement, check, timeout_s)
             self.node = node_number(self, shared)  # the same on all its ranks
-            self.has_numba = not any(self.agreement.highest([find_spec("numba") is None]))  # on all ranks
+            self.has_numba = has_kernels(self, shared)  # on all ranks
         else:
             self.check, self.timeout_s, self.node = parent.check, parent.timeout_s, parent.node
             self.has_numba = parent.has_numba
@@ -210,6 +210,23 @@ def node_number(context: Context, shared: MPI.Comm) -> int:
     if fake:
         return context.rank // fake[1]
     return ranks_in(context.mpi, shared)[0]
+
+
+def has_kernels(context: Context, shared: MPI.Comm) -> bool:
+    """Return whether all ranks can use the compiled kernels; if not, rank 0 prints why.  Collective.
+
+    The first rank of a node compiles them, if need be, and the others find them on disk.
+    """
+    agreement = context.agreement
+    failure = compiler.failure() if shared.rank == 0 else ""
+    agreement.highest([0])
+    failure = failure or compiler.failure()
+    if not any(agreement.highest([bool(failure)])):
+        return True
+    rank, words = next((rank, words) for rank, words in enumerate(agreement.gather_texts(failure)) if words)
+    if context.rank == 0:
+        compiler.warn(f"rank {rank} has no compiled kernels, and all data go by messages ({words})")
+    return False
 
 
 def tuning_from_file(context: Context) -> Tuning:

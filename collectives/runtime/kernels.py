@@ -9,15 +9,17 @@ It runs without Python's lock, and returns after waiting long, to be called agai
 of a dtype, and keeps the result on disk.
 """
 
+import sys
 import time
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, typeof, types
+from numba.core import event
 from numba.extending import intrinsic, overload
 
-from collectives.job import system
+from collectives.job import environment, system
 from collectives.runtime.phases import ARRAY, LINE_BYTES, NUM_REGISTERS, NUM_SHARED, OUT
 
 BARRIER, COPY, STREAM, REDUCE, REDUCE16, READ, WRITE, PAUSE = range(8)
@@ -779,3 +781,26 @@ def run(frame_address, like, number, array, out):
 def interpreter(like):
     """Return `run` compiled for numbers of this type, to be called without Numba's dispatch by types."""
     return run.compile((types.int64, typeof(like), types.int64, types.int64, types.int64))
+
+
+def check() -> None:
+    """Load from disk, or compile, what every communicator uses."""
+    interpreter(np.uint8(0))
+
+
+class FirstCompilation(event.Listener):
+    """Message on stderr, once, that a kernel of the collectives is compiled, as it is not on disk."""
+
+    is_said = False
+
+    def on_start(self, event: event.Event) -> None:
+        if event.data["dispatcher"].py_func.__module__ == __name__ and not self.is_said:
+            self.is_said = True
+            print("collectives: compiling kernels, once; they stay on disk", file=sys.stderr, flush=True)
+
+    def on_end(self, event: event.Event) -> None:
+        pass
+
+
+if environment.launched_rank() == 0 and environment.launched_size() > 1:
+    event.register("numba:compile", FirstCompilation())

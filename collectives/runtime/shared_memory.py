@@ -16,6 +16,7 @@ from collectives.job.errors import CommunicationError
 from collectives.job.launch import refuse_after_fork
 from collectives.runtime import kernels
 from collectives.runtime.channel import Channel
+from collectives.runtime.compiler import run_unkept
 from collectives.runtime.phases import (
     BOUNCE,
     LINE_BYTES,
@@ -318,4 +319,4 @@ class ProgramBinder(DirectBinder):
 @cache
 def compile_for(dtype: np.dtype) -> Callable[..., int]:
     """Return the interpreter for a dtype, compiled now or loaded from disk."""
-    return kernels.interpreter(like(dtype))
+    return run_unkept(kernels.interpreter)(like(dtype))

@@ -96,3 +96,26 @@ def test_buffers_that_one_rank_has_no_memory_for(cuda):
 def test_a_window_that_one_rank_cannot_open(cuda):
     lines = outputs(ON_DEVICE, "call", "each", "window")
     assert set(lines) == {"InputError: no 4 MiB of device memory that ranks share: rank 1: no address space"}
+
+
+WITHOUT_KERNELS = """
+import os, sys
+if os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) in sys.argv[1]:
+    os.environ["NUMBA_DISABLE_JIT"] = "1"
+import numpy as np
+import collectives
+
+comm, x = collectives.world(), np.ones(1000)
+comm.all_reduce(x)
+with comm.split(0) as part:
+    part.all_reduce(x, blocking=False).wait()
+print(x[0], comm.plan("all_reduce", x).name, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("ranks", "first"), [("1", 1), ("01", 0)])
+def test_ranks_that_cannot_use_numba(ranks, first):
+    result = launch(2, "python", "-c", WITHOUT_KERNELS, ranks)
+    assert (result.returncode, result.stdout) == (0, "4.0 all_reduce recursive_doubling\n" * 2), result.stderr
+    words = "has no compiled kernels, and all data go by messages (NUMBA_DISABLE_JIT is set: unset it)"
+    assert result.stderr == f"collectives: rank {first} {words}\n"

@@ -359,11 +359,13 @@ def test_a_message_of_a_program_that_fails(mpi_comm, name, monkeypatch):
         comm.plan("all_reduce", np.ones(4))()
 
 
-def test_calls_where_a_rank_has_no_numba(mpi_comm, monkeypatch):
+def test_calls_where_a_rank_has_no_numba(mpi_comm, monkeypatch, capsys):
     if mpi_comm.rank == mpi_comm.size - 1:
-        monkeypatch.setattr("collectives.runtime.context.find_spec", lambda name: None)
+        monkeypatch.setattr("collectives.runtime.compiler.failure", lambda: f"lost by test {mpi_comm.size}")
     comm = Communicator(mpi_comm)
     assert not comm._context.has_numba
+    lost = f"rank {comm.size - 1} has no compiled kernels, and all data go by messages (lost by test {comm.size})"
+    assert capsys.readouterr().err == f"collectives: {lost}\n" * (comm.rank == 0)
     for one, other in (CALLS["another length"], CALLS["another collective"], CALLS["one that is not waited for"]):
         check_that_both_are_named(comm, one, other)
     comm.free()

@@ -179,7 +179,7 @@ def process_state(comm):
     return (
         len(comm._context.calls.record.communicators),
         sum(not block.free for block in comm._context.memory.of_host.blocks),
-        set(comm._context.windows.keys) - keys,
+        {window.key for window in comm._context.windows.present} - keys,
         sorted(thread.name for thread in threads),
         [signal.getsignal(number) for number in SIGNALS],
         torch.get_float32_matmul_precision(),

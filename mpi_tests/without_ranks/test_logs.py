@@ -12,7 +12,6 @@ import pytest
 from numba.core import event
 
 from collectives.runtime import kernels
-from collectives.runtime.channel import FirstCompilation
 from models.report import Metrics, TrainingReport
 from mpi_tests.helpers.launch import ROOT, environment
 from mpi_tests.helpers.pages import Page
@@ -204,7 +203,7 @@ def test_every_third_iteration_is_reported_and_the_last(tmp_path, capsys):
 
 
 def test_kernels_that_are_compiled_are_said_once(capsys):
-    listener = FirstCompilation()
+    listener = kernels.FirstCompilation()
     for dispatcher in (SimpleNamespace(py_func=np.sum), kernels.run, kernels.run):
         listener.on_start(event.Event("numba:compile", event.EventStatus.START, {"dispatcher": dispatcher}))
     assert capsys.readouterr().err == "collectives: compiling kernels, once; they stay on disk\n"

@@ -12,13 +12,13 @@ MurmurHash3, 2011, `fmix32` (that of 32 bits, which vector units multiply at onc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, cached_property
-from importlib import import_module
-from importlib.util import find_spec
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from collectives.runtime.compiler import load
 
 GAMMA, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 SHORT_GAMMA, SHORT_FIRST, SHORT_SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
@@ -128,10 +128,9 @@ class Drop(NamedTuple):
         return self.rows.reshape(-1).numpy(), self.columns.numpy(), self.least, number(1 / (1 - self.p))
 
 
-@cache
 def kernels() -> Any:
-    """Return the module of compiled kernels, or None without Numba."""
-    return import_module("parallelism.numerics.pointwise_kernels") if find_spec("numba") else None
+    """Return the module of compiled kernels, or None where Numba cannot be used."""
+    return load("parallelism.numerics.pointwise_kernels").module
 
 
 def mix(key: Tensor, number: Tensor) -> Tensor:

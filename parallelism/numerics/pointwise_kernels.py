@@ -14,6 +14,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from collectives.runtime.compiler import run_unkept
+
 F = np.float32
 GAMMA, FIRST, SECOND = map(np.uint32, (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35))
 PER_LN2, LN2, LN2_REST = F(1.44269504), F(0.693359375), F(-2.12194440e-4)
@@ -21,8 +23,14 @@ C0, C1, C2, C3, C4, C5 = map(F, (1.98756915e-4, 1.39819995e-3, 8.33345191e-3, 4.
 LEAST = F(-87)  # smallest argument used, whose exponential is a normal number
 LOWEST = F(-3e38)
 ONE, SLOPE, CUBIC = F(1), F(2 * (2 / np.pi) ** 0.5), F(0.044715)  # GELU = x sigmoid(SLOPE (x + CUBIC x^3))
-compiled: Any = numba.njit(nogil=True, cache=True, fastmath={"nsz", "contract", "reassoc"})
-pointwise: Any = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"nsz", "contract"})
+
+
+def compiled(function: Any) -> Any:
+    return run_unkept(numba.njit(nogil=True, cache=True, fastmath={"nsz", "contract", "reassoc"})(function))
+
+
+def pointwise(function: Any) -> Any:
+    return run_unkept(numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"nsz", "contract"})(function))
 
 
 @intrinsic
