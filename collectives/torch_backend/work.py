@@ -77,14 +77,20 @@ class PlanWork(Finished):
     ):
         super().__init__(tensors)
         self.plan, self.limit_s, self.error_of, self.queue = plan, limit_s, error_of, queue
+        self.pending: Pending | None = None  # completes the future, if one has been asked for in time
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        self.wait_for_plan(timeout)
+        if self.pending is not None:
+            self.pending.wait(timeout)
+        return True
+
+    def wait_for_plan(self, timeout: timedelta | None = None) -> None:
         limit_s = min(self.limit_s, seconds(timeout))
         if self.error is None:
             self.attempt(lambda: self.plan.wait(limit_s), limit_s)
         if self.error is not None:
             raise self.error
-        return True
 
     def is_completed(self) -> bool:
         return self.error is not None or bool(self.attempt(self.plan.done))
@@ -101,16 +107,18 @@ class PlanWork(Finished):
         return f"{type(self).__name__}({self.plan!r})"
 
     def get_future(self) -> Future:
-        if self.queue is None or self.is_success():
-            return super().get_future()
-        pending = Pending(self.follow, self.tensors, self.limit_s)
-        self.queue.add(pending)
-        return pending.future
+        if self.pending is None:
+            if self.is_success():
+                return super().get_future()
+            assert self.queue is not None
+            self.pending = Pending(self.follow, self.tensors, self.limit_s)
+            self.queue.add(self.pending)
+        return self.pending.future
 
     def follow(self, run: Runs) -> None:
         """Let a thread of the group wait, for the future."""
         self.attempt(lambda: run(Predecessor(self.plan)), self.limit_s)
-        self.wait()
+        self.wait_for_plan()
 
 
 class MessageWork(PlanWork):
@@ -148,6 +156,9 @@ class MessageWork(PlanWork):
             self.tensors[0].detach().copy_(self.compact)
         self.is_finished, self.after = True, event_on(self.compact.device)
 
+    def get_future(self) -> Future:
+        raise NotImplementedError("a message has no future, as over gloo: call wait() of its work")
+
     def _source_rank(self) -> int:
         return self.message.peer
 
@@ -168,7 +179,8 @@ class Pending(Finished):
         self.before, self.after = event_on(self.device), None
         self.stream: Any = None
         self.future: Future = Future(devices=[self.device] if self.device else None)
-        self.over = threading.Event()
+        self.over = over = threading.Event()
+        self.future.add_done_callback(lambda _: over.set())  # before other continuations, which may take long
         self.deadline_s = time.monotonic() + limit_s
         self.awaited = False
 
@@ -201,7 +213,6 @@ class Pending(Finished):
                 self.run_on_stream()
         except Exception as error:  # raised where it is waited for
             self.error = error
-        self.over.set()
 
     def run_on_stream(self) -> None:
         """Run it after the earlier work on its caller's stream; the host does not wait for the device."""
@@ -214,7 +225,10 @@ class Pending(Finished):
             tensor.record_stream(self.stream)  # its memory is not reused before then
 
     def set_future(self) -> None:
-        """Run the future's continuations, too, which may wait for other calls; they follow this one on the device."""
+        """End the work and its future, whose value C++ reads after `wait`.
+
+        This runs the future's continuations, too, which may wait for other calls; they follow this one on the device.
+        """
         with torch.cuda.stream(self.stream) if self.stream else nullcontext():
             if self.error is None:
                 self.future.set_result(self.tensors)

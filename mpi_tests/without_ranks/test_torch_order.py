@@ -84,7 +84,7 @@ def test_a_call_comes_after_its_callers_work_and_before_what_follows_its_end(str
     with streams.use(streams.stream("caller's")):
         pending = work.Pending(run, [out], 60.0, [x])
     assert streams.requests == ["record on caller's", [CUDA]]
-    pending.future.set_result = lambda result: streams.requests.append(f"continue on {streams.current.stream.name}")
+    pending.future.add_done_callback(lambda _: streams.requests.append(f"continue on {streams.current.stream.name}"))
     queue.add(pending)
     queue.end()
     assert streams.requests[2:] == [
@@ -125,6 +125,7 @@ def test_a_message_ends_on_the_stream_of_who_sees_it_first_and_others_follow(str
 def test_tensors_of_the_cpu_have_no_streams(streams):
     pending = work.Pending(lambda run_plan: None, [torch.ones(1)], 60.0)
     pending.run()
+    pending.set_future()
     assert pending.is_success()
     assert streams.requests == [None]
     assert pending.is_completed()

@@ -6,6 +6,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from collectives.torch_backend import work
 from collectives.torch_backend.group import Runner
@@ -53,6 +54,30 @@ def test_calls_run_one_at_a_time(queue):
     for call in calls:
         queue.add(call)
     assert all(call.wait() for call in calls)
+
+
+def test_the_future_is_complete_when_a_wait_returns(queue):
+    """Its continuations may take longer: here they wait for the end of the test."""
+    end, tensors = threading.Event(), [torch.ones(1)]
+    call = work.Pending(lambda run: time.sleep(0.01), tensors, limit_s=60.0)
+    call.get_future().add_done_callback(lambda _: end.wait(5))
+    queue.add(call)
+    call.wait()
+    assert call.get_future().value() == tensors
+    end.set()
+
+
+def test_the_future_of_a_started_plan_is_complete_when_a_wait_returns(queue):
+    """The thread that completes the future comes to it when a call before it has ended."""
+    queue.add(pending(lambda run: time.sleep(0.05)))
+    ended = iter([False])
+    plan = SimpleNamespace(device=None, is_under_way=False, advance=lambda: None, done=lambda: next(ended, True))
+    plan.wait = plan.join = lambda limit_s: None
+    tensors = [torch.ones(1)]
+    started = work.PlanWork(plan, tensors, 60.0, None, queue)
+    future = started.get_future()
+    started.wait()
+    assert future.value() == tensors
 
 
 def test_a_failure_is_the_future_s_too(queue):
