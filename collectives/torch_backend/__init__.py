@@ -13,6 +13,7 @@ from collectives.job.launch import import_mpi
 
 import_mpi()  # before the modules below import mpi4py, which would start MPI
 
+from collectives.torch_backend.ddp import adapt_ddp  # noqa: E402
 from collectives.torch_backend.group import create_group  # noqa: E402
 from collectives.torch_backend.rendezvous import create_store, offer_mpi  # noqa: E402
 
@@ -23,3 +24,4 @@ dist.Backend.register_backend("collectives", create_group, extended_api=True, de
 if passed_by := getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None):
     passed_by.add("collectives")
 offer_mpi()
+adapt_ddp()

@@ -57,6 +57,27 @@ def power_sgd() -> list[float]:
     return train(ddp)
 
 
+def uneven_inputs() -> list[float]:
+    """Train with more batches on later ranks; gradients are divided by the number of ranks that still have one."""
+    rank = dist.get_rank()
+    ddp = nn.parallel.DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    gradients = []
+    with ddp.join(divide_by_initial_world_size=False):
+        for _ in range(3 + 2 * rank):  # the first calls are made in the group's thread, the later ones in DDP's
+            ddp.zero_grad()
+            ddp(torch.full((1, 1), rank + 1.0)).sum().backward()
+            gradients.append(ddp.module.weight.grad.item())
+    return gradients
+
+
+def compressed_gradients() -> list[float]:
+    """Reduce in 16 bits by DDP's built-in hook; these sums are exact."""
+    ddp = nn.parallel.DistributedDataParallel(nn.Linear(3, 1))
+    ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    ddp(torch.full((1, 3), dist.get_rank() + 1.00001)).sum().backward()
+    return ddp.module.weight.grad.flatten().tolist()
+
+
 def compiled() -> list[float]:
     """Train a compiled model with buffers, which are broadcast during the forward pass."""
     module = nn.Sequential(model(), nn.BatchNorm1d(WIDTH))
@@ -128,7 +149,7 @@ def checkpoint() -> list[float]:
     return [x for tensor in state.values() for x in tensor.full_tensor().flatten()[:4].tolist()]
 
 
-PROGRAMS = (ddp, power_sgd, compiled, fsdp2, tensor_parallel, gpipe, one_f_one_b, checkpoint)
+PROGRAMS = (ddp, power_sgd, uneven_inputs, compressed_gradients, compiled, fsdp2, tensor_parallel, gpipe, one_f_one_b, checkpoint)
 
 
 def lacking(program: Callable) -> str:
