@@ -1,5 +1,8 @@
-"""Horovod's interface over these collectives: `import collectives.horovod.torch as hvd` in place of horovod.torch."""
+"""Horovod's interface over these collectives: `import collectives.horovod.torch as hvd` in place of horovod.torch.
 
-from collectives.job.launch import import_mpi
+`hvd.init` starts MPI.  Until then nothing here imports mpi4py.MPI: if the program does, it has MPI started as usual.
+"""
 
-import_mpi()  # before the modules here import mpi4py, which would start MPI
+from collectives.job.environment import before_mpi
+
+before_mpi()

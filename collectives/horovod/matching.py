@@ -5,18 +5,22 @@ those that every rank has, in the order of the lowest rank.  So an asynchronous 
 call or polls one, this one or another; `optimizer.py` reduces gradients during the backward pass.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from collectives.communicator import Communicator
 from collectives.horovod import tensor_calls
 from collectives.job.errors import InputError, LoneInputError
+
+if TYPE_CHECKING:
+    from collectives.communicator import Communicator
 
 NONAME = "noname."
 DEFAULTS = ("None", "1.0")  # of arguments in which ranks agree
@@ -76,7 +80,7 @@ class Description(NamedTuple):
 class NamedCall:
     """A call, which is its own handle: `run` executes it once every rank has made it."""
 
-    def __init__(self, calls: "MatchedCalls", description: Description, run: Callable[[], Any]):
+    def __init__(self, calls: MatchedCalls, description: Description, run: Callable[[], Any]):
         self.calls, self.description, self.run = calls, description, run
         self.result: Any = None
         self.error: Exception | None = None

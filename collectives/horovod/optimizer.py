@@ -4,11 +4,13 @@ Buckets start in the same order on all ranks, each once all its gradients are re
 Before the first one of a step the ranks match calls, so that joined ranks take part.
 """
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,7 +18,6 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from collectives.arrays.views import to_torch
-from collectives.communicator import Communicator
 from collectives.horovod.functions import (
     Adasum,
     Average,
@@ -27,6 +28,9 @@ from collectives.horovod.functions import (
 )
 from collectives.horovod.matching import Description, MatchedCalls, TensorFacts
 from collectives.horovod.process_sets import ProcessSet, global_process_set, rank
+
+if TYPE_CHECKING:
+    from collectives.communicator import Communicator
 
 BUCKET_BYTES = 4 << 20
 Groups = int | Sequence[Sequence[Tensor]] | None

@@ -1,13 +1,17 @@
 """The ranks that take part in calls.  Horovod has one job per process, stored here: `global_process_set`."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from itertools import count
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from collectives.communicator import Communicator
 from collectives.horovod.matching import MatchedCalls
 from collectives.job.launch import start_mpi, world
+
+if TYPE_CHECKING:
+    from collectives.communicator import Communicator
 
 
 class ProcessSet:
@@ -93,6 +97,8 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
         return
     if comm is not None and not isinstance(comm, start_mpi().Comm):
         raise ValueError(f"comm={comm!r}: pass a communicator of mpi4py, and process_sets=[...] for some of the ranks")
+    from collectives.communicator import Communicator  # imports mpi4py.MPI, which the program may do itself before
+
     every = world() if comm is None else Communicator(comm)
     global_process_set.ranks = list(range(every.size))
     global_process_set._open(0, every)

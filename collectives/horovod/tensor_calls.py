@@ -1,14 +1,18 @@
 """Execution of each kind of call on tensors, once all ranks of a communicator have made it."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from collectives.communicator import Communicator
+if TYPE_CHECKING:
+    from collectives.communicator import Communicator
+
 
 Tensors = Sequence[Tensor]
 DENSE = torch.contiguous_format

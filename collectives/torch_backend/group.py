@@ -16,12 +16,12 @@ from torch._C._distributed_c10d import AllreduceOptions, ProcessGroup, ReduceOp,
 
 from collectives.communicator import Communicator
 from collectives.job.errors import InputError
-from collectives.job.launch import refuse_after_fork, start_mpi
+from collectives.job.launch import refuse_after_fork
 from collectives.runtime.plan import Plan
 from collectives.runtime.resolve import Runs
 from collectives.schedule.spec import OPS
 from collectives.torch_backend.calls import Execute, Tensors, TorchCall, caller, options_of, sum_products, sum_sparse
-from collectives.torch_backend.rendezvous import communicator, part
+from collectives.torch_backend.rendezvous import part
 from collectives.torch_backend.work import FAILURES, HELD, CallQueue, Finished, MessageWork, Pending, PlanWork, seconds
 
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 1e-4, 0.05
@@ -424,10 +424,3 @@ def awaited(store: dist.Store, key: str, limit_s: float) -> bytes | None:
     except dist.DistStoreError:
         return None
     return store.get(key)
-
-
-def create_group(backend_options: Any, _: Any) -> "Group":
-    """Create a group on its ranks, and only there, for torch."""
-    mpi, o = start_mpi(), backend_options
-    comm = communicator(mpi, o.store, o.group_rank, o.group_size, o.group_id)
-    return Group(comm, o.store, o.timeout, o.group_id)

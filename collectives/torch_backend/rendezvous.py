@@ -5,18 +5,21 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import numpy as np
 import torch.distributed as dist
-from mpi4py import MPI
 from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
-from collectives.communicator import Communicator
 from collectives.job import environment
 from collectives.job.errors import InputError
 from collectives.job.launch import end_job, start_mpi
+
+if TYPE_CHECKING:  # torch_backend/__init__.py says why these are not imported with it
+    from mpi4py import MPI
+
+    from collectives.communicator import Communicator
 
 SET_BY_HAND = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 NOTHING = [-1, -1]  # RANK and WORLD_SIZE of a rank for which they are not set
@@ -46,7 +49,7 @@ def numbered(url: str) -> bool:
     if environment.launched_size() == 1:
         return any(set_here)
     numbers = [int(os.environ[name]) for name in SET_BY_HAND[:2]] if all(set_here) else NOTHING
-    comm = Communicator(started_world())
+    comm = communicator_of(started_world())
     every = comm.all_gather(np.array(numbers)).reshape(-1, len(numbers)).tolist()
     comm.free()
     if all(numbers == NOTHING for numbers in every):
@@ -76,7 +79,7 @@ def rendezvous(url: str, **options: Any) -> Iterator[tuple[dist.Store, int, int]
     yield create_store(world), world.rank, world.size
 
 
-def create_store(comm: MPI.Comm, timeout: timedelta = timedelta(minutes=5)) -> dist.Store:
+def create_store(comm: "MPI.Comm", timeout: timedelta = timedelta(minutes=5)) -> dist.Store:
     """Create torch's store of keys and values, served by rank 0, whose address and port MPI sends.  Collective."""
     names = comm.allgather(socket.gethostname())
     host = names[0] if len(set(names)) > 1 else "127.0.0.1"
@@ -85,7 +88,7 @@ def create_store(comm: MPI.Comm, timeout: timedelta = timedelta(minutes=5)) -> d
     return server or dist.TCPStore(host, port, None, False, timeout, wait_for_workers=False)
 
 
-def started_world() -> MPI.Intracomm:
+def started_world() -> "MPI.Intracomm":
     """Start MPI's world, which ends the job if a rank fails: the others would wait for it.
 
     Raises: InputError if the launcher has started ranks that are not connected.
@@ -95,9 +98,14 @@ def started_world() -> MPI.Intracomm:
     return start_mpi().COMM_WORLD
 
 
-def communicator(mpi: Any, store: dist.Store, rank: int, size: int, name: str) -> Communicator:
+def communicator_of(mpi_comm: "MPI.Intracomm", **options: Any) -> "Communicator":
+    from collectives.communicator import Communicator
+
+    return Communicator(mpi_comm, **options)
+
+
+def communicator(world: "MPI.Intracomm", store: dist.Store, rank: int, size: int, name: str) -> "Communicator":
     """Make a communicator of those ranks of MPI's world that use a store, in any order."""
-    world = mpi.COMM_WORLD
     store.set(f"world rank of {rank}", str(world.rank))
     if rank == 0:
         ranks = store.multi_get([f"world rank of {r}" for r in range(size)])
@@ -110,10 +118,12 @@ def communicator(mpi: Any, store: dist.Store, rank: int, size: int, name: str) -
     return part(world, members, name)
 
 
-def part(of: Any, ranks: Sequence[int], name: str) -> Communicator:
+def part(of: Any, ranks: Sequence[int], name: str) -> "Communicator":
     """Make a communicator of some ranks of an MPI communicator, which all know them.  Collective among these."""
+    from mpi4py import MPI
+
     largest: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
     mpi_comm = of.Create_group(of.group.Incl(ranks), crc32(name.encode()) % largest)
-    comm = Communicator(mpi_comm, check=True, timeout_s=0)
+    comm = communicator_of(mpi_comm, check=True, timeout_s=0)
     mpi_comm.Free()
     return comm

@@ -149,7 +149,18 @@ def checkpoint() -> list[float]:
     return [x for tensor in state.values() for x in tensor.full_tensor().flatten()[:4].tolist()]
 
 
-PROGRAMS = (ddp, power_sgd, uneven_inputs, compressed_gradients, compiled, fsdp2, tensor_parallel, gpipe, one_f_one_b, checkpoint)
+PROGRAMS = (
+    ddp,
+    power_sgd,
+    uneven_inputs,
+    compressed_gradients,
+    compiled,
+    fsdp2,
+    tensor_parallel,
+    gpipe,
+    one_f_one_b,
+    checkpoint,
+)
 
 
 def lacking(program: Callable) -> str:
