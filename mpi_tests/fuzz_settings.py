@@ -208,7 +208,8 @@ def simulate_case(draws: random.Random) -> Case:
 
 def bench_case(draws: random.Random) -> Case:
     runs = {"iters": bench.RUNS, "warmup_iters": bench.RUNS._replace(least=0), "check": bench.RUNS._replace(least=0)}
-    runs |= {"agg_iters": bench.GROUPS, "average": Range(0, 3), "blocking": Range(0, 1)}
+    runs |= {"agg_iters": bench.CALLS, "window_size": bench.CALLS}
+    runs |= {"average": Range(0, 3), "blocking": Range(0, 3), "unalign": bench.ELEMENTS}
     own = {**runs, "factor": bench.FACTORS, "min-bw": bench.BANDWIDTHS}
     words, absurd = flags(draws, own, {*runs, "factor"})
     words += [f"--dtype={draws.choice(('float', 'half', 'double', 'int8'))}"] * (draws.random() < 0.3)

@@ -2,10 +2,12 @@
 
 import json
 import sys
+from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from collectives.bench.benchmarks import BENCHMARKS
 from collectives.bench.trial import PEERS
 from collectives.communicator import Communicator
 from collectives.runtime.choose.auto import Case, Tuning, limits, network_to_json
@@ -20,13 +22,32 @@ Document = dict[str, Any]
 
 
 class TableColumn(NamedTuple):
-    """A column of the table that is printed; of `is_wide` ones only under --wide."""
+    """A column of the table that is printed, for rows and flags for which it `stands` there."""
 
     title: str
     unit: str
     form: str  # of str.format
     cell: Callable[[Row], Any]
-    is_wide: bool = False
+    stands: Callable[[Row, Namespace], bool] = lambda row, flags: True
+
+    def text(self, row: Row | None) -> str:
+        return self.form.format("-" if row is None else self.cell(row))
+
+
+def has(name: str) -> Callable[[Row, Namespace], bool]:
+    return lambda row, flags: name in row
+
+
+def of_collectives(row: Row, flags: Namespace) -> bool:
+    return "messages_per_s" not in row
+
+
+def of_each_run(row: Row, flags: Namespace) -> bool:
+    return flags.wide or flags.per_iter_timing
+
+
+def wide(row: Row, flags: Namespace) -> bool:
+    return flags.wide
 
 
 def number(microseconds: float | None) -> str:
@@ -42,32 +63,46 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0f}"
 
 
-# nccl-tests' columns in 80 characters, without the type, which is in the heading; plus model, limit and noise.
-COLUMNS = (
-    TableColumn("size", "(B)", "{:>9}", lambda row: row["bytes"]),
-    TableColumn("count", "(elem)", "{:>8}", lambda row: row["count"]),
-    TableColumn("type", "", "{:>8}", lambda row: row["dtype"], is_wide=True),
-    TableColumn("redop", "", "{:>5}", lambda row: row["op"] or "none"),
-    TableColumn("root", "", "{:>4}", lambda row: -1 if row["root"] is None else row["root"]),
+# nccl-tests' columns, in its order: programs that read its tables read ours.  The name stands behind them.
+FIRST = (
+    TableColumn("size", "(B)", "{:>10}", lambda row: row["bytes"]),
+    TableColumn("count", "(elem)", "{:>10}", lambda row: row["count"]),
+    TableColumn("type", "", "{:>8}", lambda row: row["dtype"]),
+    TableColumn("redop", "", "{:>6}", lambda row: row["op"] or "none", of_collectives),
+    TableColumn("root", "", "{:>5}", lambda row: -1 if row["root"] is None else row["root"], of_collectives),
+)
+OF_PLACE = (  # once out of place, once in place
+    TableColumn("overall", "(us)", "{:>8}", lambda row: number(row["overall_us"]), has("overall_us")),
+    TableColumn("compute", "(us)", "{:>8}", lambda row: number(row["compute_us"]), has("compute_us")),
     TableColumn("time", "(us)", "{:>8}", lambda row: number(row["median_us"])),
+    TableColumn("overlap", "(%)", "{:>7}", lambda row: percent(row["overlap_percent"]), has("overlap_percent")),
     TableColumn("algbw", "(GB/s)", "{:>6}", lambda row: f"{row['algbw_gbps']:.2f}"),
     TableColumn("busbw", "(GB/s)", "{:>6}", lambda row: f"{row['busbw_gbps']:.2f}"),
+    TableColumn("messages", "(1/s)", "{:>9}", lambda row: f"{row['messages_per_s']:.0f}", has("messages_per_s")),
     TableColumn("#wrong", "(elem)", "{:>6}", lambda row: "N/A" if row["wrong"] is None else row["wrong"]),
-    TableColumn("algorithm", "", "{:<20}", lambda row: row["algorithm"] + row["mark"]),
-    TableColumn("min", "(us)", "{:>8}", lambda row: number(row["min_us"]), is_wide=True),
-    TableColumn("p99", "(us)", "{:>8}", lambda row: number(row["p99_us"]), is_wide=True),
-    TableColumn("cv", "(%)", "{:>4}", lambda row: percent(row["cv_percent"]), is_wide=True),
-    TableColumn("model", "(us)", "{:>8}", lambda row: number(row["model_us"]), is_wide=True),
-    TableColumn("limit", "(%)", "{:>5}", lambda row: percent(row["bound_percent"]), is_wide=True),
+    TableColumn("min", "(us)", "{:>8}", lambda row: number(row["min_us"]), of_each_run),
+    TableColumn("max", "(us)", "{:>8}", lambda row: number(row["max_us"]), of_each_run),
+    TableColumn("p99", "(us)", "{:>8}", lambda row: number(row["p99_us"]), of_each_run),
+    TableColumn("cv", "(%)", "{:>4}", lambda row: percent(row["cv_percent"]), of_each_run),
+    TableColumn("model", "(us)", "{:>8}", lambda row: number(row["model_us"]), wide),
+    TableColumn("limit", "(%)", "{:>5}", lambda row: percent(row["bound_percent"]), wide),
+)
+LAST = (
+    TableColumn("algorithm", "", "{:<20}", lambda row: row["algorithm"]),
+    TableColumn("timestamp", "", "{:<19}", lambda row: row["ended"], lambda row, flags: flags.report_timestamps),
 )
 
 
-def bus_factor(collective: str, size: int) -> float:
-    """Compute nccl-tests' factor from a vector's bytes per second to those of a rank's link.
+def bus_factor(name: str, size: int) -> float:
+    """Compute nccl-tests' factor from a vector's bytes per second to those of a rank's link; of messages, all links'.
 
-    >>> [bus_factor(name, 4) for name in ("all_reduce", "all_gather", "broadcast")]
-    [1.5, 0.75, 1.0]
+    >>> [bus_factor(name, 4) for name in ("all_reduce", "all_gather", "broadcast", "message_rate")]
+    [1.5, 0.75, 1.0, 2]
     """
+    benchmark = BENCHMARKS.get(name)
+    if benchmark and benchmark.messages:
+        return benchmark.messages.num_links(size)
+    collective = benchmark.spec.name if benchmark else name
     if collective in ("broadcast", "reduce"):
         return 1.0
     return (2 if collective == "all_reduce" else 1) * (size - 1) / size
@@ -101,25 +136,44 @@ def gbps(seconds_per_byte: float) -> str:
     return f"{1e-9 / seconds_per_byte:.1f} GB/s"
 
 
-def heading(row: Row, times: str, is_wide: bool) -> list[str]:
-    """Format the heading above the rows of one collective, place of the result and kind of memory."""
+def heading(rows: Sequence[Row], times: str, flags: Namespace) -> list[str]:
+    """Format the heading above the rows of one collective and kind of memory."""
+    row, in_places = rows[0], places(rows)
     where = f"{row['memory']} memory" if row["device"] == "cpu" else row["device"]
-    place = "in place" if row["in_place"] else "out of place"
-    what = f"{row['collective']} of {row['dtype']}, {place}, {where}" if row["bytes"] else row["collective"]
+    first, of_place, last = columns(row, flags)
     titles, units = (
-        " ".join(column.form.format(getattr(column, field)) for column in COLUMNS if is_wide or not column.is_wide)
+        " ".join(column.form.format(getattr(column, field)) for column in [*first, *of_place * len(in_places), *last])
         for field in ("title", "unit")
     )
-    above = ["#", f"# {what}", f"# time: {times}", "# algorithm: * is chosen by auto, < is the fastest of ours"]
-    return [*above, *(f"#{line[1:]}".rstrip() for line in (titles, units))]
+    indent, width = (sum(len(column.text(None)) + 1 for column in part) for part in (first, of_place))
+    groups = "".join(f"{'in-place' if in_place else 'out-of-place':^{width}}" for in_place in in_places)
+    marks = "# algorithm: * is chosen by auto, < is the fastest of ours"
+    above = ["#", f"# {row['collective']}, {where}" if row["bytes"] else f"# {row['collective']}", f"# time: {times}"]
+    return [*above, marks, *(f"#{line[1:]}".rstrip() for line in (" " * indent + groups, titles, units))]
 
 
-def lines(rows: Sequence[Row], is_wide: bool) -> Iterator[str]:
-    """Format a line for each contestant of one size."""
-    columns, best = [column for column in COLUMNS if is_wide or not column.is_wide], fastest(rows)
-    for row in rows:
-        marked = row | {"mark": "*" if row["name"] == "auto" else "<" if row["name"] == best else ""}
-        yield " ".join(column.form.format(column.cell(marked)) for column in columns).rstrip()
+def columns(row: Row, flags: Namespace) -> list[list[TableColumn]]:
+    """List the columns before those of the places, those of each place, and the last ones."""
+    return [[column for column in part if column.stands(row, flags)] for part in (FIRST, OF_PLACE, LAST)]
+
+
+def places(rows: Sequence[Row]) -> list[bool]:
+    """List whether rows are in place: out of place first, if there are both."""
+    return sorted({row["in_place"] for row in rows})
+
+
+def lines(rows: Sequence[Row], flags: Namespace) -> Iterator[str]:
+    """Format a line for each contestant of one size: its results out of place and in place side by side."""
+    first, of_place, last = columns(rows[0], flags)
+    best = {place: fastest([row for row in rows if row["in_place"] == place]) for place in places(rows)}
+    for name in dict.fromkeys(row["name"] for row in rows):
+        own = {row["in_place"]: row for row in rows if row["name"] == name}
+        any_row = next(iter(own.values()))
+        marks = {place: "*" if name == "auto" else "<" if name == best[place] else "" for place in own}
+        algorithm = "/".join(dict.fromkeys(row["algorithm"] + marks[place] for place, row in own.items()))
+        cells = [column.text(any_row) for column in first]
+        cells += [column.text(own.get(place)) for place in best for column in of_place]
+        yield " ".join([*cells, *(column.text(any_row | {"algorithm": algorithm}) for column in last)]).rstrip()
 
 
 def footer(rows: Sequence[Row]) -> str:
@@ -151,7 +205,7 @@ def to_json(document: Document) -> str:
 
 
 def tuning(
-    comm: Communicator, around: dict[str, Any], network: Network, source: str, sizes: Sequence[Sequence[Row]]
+    comm: Communicator, around: dict[str, Any], network: Network, source: str, sizes: Iterable[Sequence[Row]]
 ) -> Tuning:
     """Choose the algorithms that `auto` is to take, from the rows of each size."""
     winners: dict[Case, list[tuple[int, str]]] = defaultdict(list)

@@ -1,10 +1,12 @@
 """A run of the benchmark on the ranks of a job."""
 
+import itertools
 import os
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache, partial
 from textwrap import fill
@@ -14,9 +16,21 @@ import numpy as np
 
 from collectives import algorithms
 from collectives.algorithms import Algorithm
-from collectives.bench import constants, html, peers, report
+from collectives.bench import constants, html, overlap, peers, report
+from collectives.bench.benchmarks import BENCHMARKS
 from collectives.bench.report import Document, Row
-from collectives.bench.trial import PEERS, Trial, element_counts, places
+from collectives.bench.trial import (
+    BLOCKING,
+    EACH,
+    PEERS,
+    RANK_TIMES,
+    MessageTrial,
+    Trial,
+    Workload,
+    element_counts,
+    places,
+    trial_of,
+)
 from collectives.communicator import Communicator
 from collectives.job import system
 from collectives.job.errors import InputError
@@ -30,10 +44,11 @@ from collectives.schedule.cost import Network
 from collectives.schedule.draw import Bar, Diagram, MessageLine
 from collectives.schedule.events import simulate
 from collectives.schedule.moves import Send
-from collectives.schedule.spec import COLLECTIVES, Chunks
+from collectives.schedule.spec import Chunks
 
 LINK_REPEATS = 10
 WIDTH = 80  # of a terminal
+MOST_LINES = 1000  # in files of an endless run: the last ones
 CHECKED_ARRAYS = 6  # in and out of place, and to fill and compare them
 DIRECT = -1  # instead of a round's number: a program of several rounds, in shared memory
 
@@ -46,6 +61,8 @@ class Contestant(NamedTuple):
     trial: Trial
     call: constants.Action  # on a device it may still run after it returns
     free: Callable[[], None]
+    start: Callable[[], constants.Action] | None = None  # of a non-blocking call; returns its wait
+    num_messages: int = 1  # one after the other in the call, whose time is divided by it
 
     @property
     def run(self) -> constants.Action:
@@ -64,11 +81,15 @@ def run(comm: Communicator, flags: Namespace) -> int:
         draw_space_time(comm, flags, network)
         return 0
     missing = peers.start(comm, flags)
+    memory = [peak_memory_mib(comm)]
     speeds = fill(report.describe(network, comm.topology.nodes), WIDTH, subsequent_indent="# ")
     print(*missing.values(), speeds, sep="\n", flush=True)
     document = report.conditions(comm, started, network, flags.device, timed_as(flags))
     rows = measured(comm, flags, network, missing, document)
+    memory.append(peak_memory_mib(comm))
     print(report.footer(rows))
+    if flags.memory_report:
+        print("# Host memory of the largest process: {:.0f} MiB before the first size, {:.0f} at most".format(*memory))
     if flags.tune:
         print(f"algorithm='auto' follows {flags.tune} under COLLECTIVES_TUNING={flags.tune}")
     average = report.average_gbps(rows)
@@ -80,14 +101,14 @@ def run(comm: Communicator, flags: Namespace) -> int:
 
 def measured(comm: Communicator, flags: Namespace, network: Network, missing: Any, document: Document) -> list[Row]:
     """Measure and print, and write the files after each size, as an interrupt leaves no time.  Collective."""
-    sizes: list[list[Row]] = []
+    sizes: deque[list[Row]] = deque(maxlen=None if flags.run_cycles else MOST_LINES)
     document["results"] = []
     for rows in results(comm, flags, network, missing):
-        if not sizes or any(sizes[-1][0][name] != rows[0][name] for name in ("collective", "memory", "in_place")):
-            show(*report.heading(rows[0], document["times"], flags.wide))
-        show(*report.lines(rows, flags.wide))
+        if not sizes or any(sizes[-1][0][name] != rows[0][name] for name in ("collective", "memory")):
+            show(*report.heading(rows, document["times"], flags))
+        show(*report.lines(rows, flags))
         sizes.append(rows)
-        document["results"] += rows
+        document["results"] = [row for of_size in sizes for row in of_size]
         write(comm, flags, document, network, sizes)
     if not sizes:
         write(comm, flags, document, network, sizes)
@@ -107,68 +128,107 @@ def refuse_too_large(comm: Communicator, flags: Namespace) -> None:
 def results(comm: Communicator, flags: Namespace, network: Network, missing: Any) -> Iterator[list[Row]]:
     """Make one measurement after the other, and name the peers that can't take part.  Collective."""
     say = cache(show)  # prints each line once
-    planned = [
-        (workload, in_place, count)
-        for workload in flags.workloads
-        for in_place in ((COLLECTIVES[workload.collective].in_place,) if flags.tune else places(workload.collective))
-        for count in element_counts(workload, comm.size, flags.sizes)
-    ]
-    for workload, in_place, count in progress_bar(planned, "size", comm.rank):
-        trial = Trial(comm, workload, count, in_place)
-        names = [name for name in flags.names[trial.collective] if name not in missing]
-        if contestants := [one for name in names if (one := able(comm, trial, name, flags, say))]:
-            yield measure(comm, contestants, flags, network)
+    steps = planned(comm.size, flags)
+    for workload, count, cycle in progress_bar(list(steps) if flags.run_cycles else steps, "size", comm.rank):
+        rows = []
+        own = (BENCHMARKS[workload.collective].spec.in_place,)
+        for in_place in own if flags.tune else places(workload.collective):
+            trial = trial_of(comm, workload, count, in_place, flags.unalign)
+            names = [name for name in flags.names[workload.collective] if name not in missing]
+            contestants = [one for name in names if (one := able(comm, trial, name, flags, say))]
+            rows += measure(comm, contestants, flags, network) if contestants else []
+        if rows:
+            ended = datetime.now().strftime("%Y-%m-%d %H:%M:%S")
+            yield [row | {"cycle": cycle, "ended": ended} for row in rows]
+
+
+def planned(size: int, flags: Namespace) -> Iterator[tuple[Workload, int, int]]:
+    """Yield each measurement's workload, number of elements and cycle."""
+    for workload in flags.workloads:
+        for cycle in range(flags.run_cycles) if flags.run_cycles else itertools.count():
+            for count in element_counts(workload, size, flags.sizes):
+                yield workload, count, cycle
 
 
 def measure(comm: Communicator, contestants: Sequence[Contestant], flags: Namespace, network: Network) -> list[Row]:
     """Time the contestants of one measurement, in turns, and check their results.  Collective."""
-    times = samples_s(comm, contestants, flags)
+    calls_s, samples = samples_s(comm, contestants, flags)
+    more = overlaps(comm, contestants, calls_s, flags) if contestants[0].start else [{} for _ in contestants]
     wrong = num_wrong(comm, contestants, flags.check)
     for one in contestants:
         one.free()
     rows, nodes = [], comm.topology.nodes
     for i, one in enumerate(contestants):
-        (collective, memory, device, *_), nbytes, model_s, bound_s = one.trial.workload, one.trial.nbytes, None, None
-        if device == "cpu":  # the host's rates do not apply to devices
-            bound_s = constants.bound_s(collective, nbytes, nodes, network)
+        trial, model_s, bound_s = one.trial, None, None
+        is_modelled = not (trial.benchmark.messages or trial.benchmark.is_uneven)
+        if trial.workload.device == "cpu" and is_modelled:  # the host's rates do not apply to devices
+            bound_s = constants.bound_s(trial.collective, trial.nbytes, nodes, network)
             if one.name not in PEERS:
-                row = algorithms.find(collective, one.algorithm)
-                model_s = auto.ranking(nbytes, (row,), nodes, network, memory)[0][1]
-        rows.append(row_of(one, times[:, i], model_s, bound_s, wrong[i] if flags.check else None))
+                row = algorithms.find(trial.collective, one.algorithm)
+                model_s = auto.ranking(trial.nbytes, (row,), nodes, network, trial.workload.memory)[0][1]
+        num = wrong[i] if flags.check else None
+        rows.append(row_of(one, calls_s[i], samples[:, i], model_s, bound_s, num, flags.per_iter_skip) | more[i])
     return rows
 
 
-def samples_s(comm: Communicator, contestants: Sequence[Contestant], flags: Namespace) -> np.ndarray:
-    """Measure seconds of a call, by repeat and contestant.  Collective."""
+def samples_s(comm: Communicator, contestants: Sequence[Contestant], flags: Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """Measure seconds of a call: by contestant, and by timed run and contestant.  Collective."""
     trial = contestants[0].trial
     calls = [one.call if flags.agg_iters == 1 else grouped(comm, one, flags.agg_iters) for one in contestants]
-    in_a_row = 1 if flags.blocking else flags.iters
-    constants.samples(comm, [with_device_sync(call, trial) for call in calls], 0, flags.warmup_iters)
-    actions = [with_device_sync(repeated(call, in_a_row) if in_a_row > 1 else call, trial) for call in calls]
-    times = constants.samples(comm, actions, flags.iters // in_a_row, 0, flags.average)
-    return times / (in_a_row * flags.agg_iters)
+    calls_of_run = flags.agg_iters * np.array([one.num_messages for one in contestants])
+    synced = [with_device_sync(call, trial) for call in calls]
+    constants.samples(comm, synced, 0, flags.warmup_iters)
+    if flags.blocking == EACH:
+        samples = constants.samples(comm, synced, flags.iters, 0, flags.average) / calls_of_run
+        return np.median(samples, axis=0), samples
+    barrier = comm.plan("barrier")
+    runs = {0: calls, 1: [in_turn(call, barrier) for call in synced], 2: synced}[flags.blocking]
+    noted = [InARow(run, flags.iters) for run in runs]
+    rows = noted if flags.per_iter_timing else [in_turn(*[run] * flags.iters) for run in runs]
+    seconds = constants.samples(comm, [with_device_sync(row, trial) for row in rows], 1, 0, flags.average)
+    barrier.free()
+    calls_s = seconds / flags.iters / calls_of_run
+    if not flags.per_iter_timing:
+        return calls_s[0], calls_s
+    lengths, op = np.stack([np.diff(row.times) for row in noted], axis=1), RANK_TIMES[flags.average]
+    return calls_s[0], (comm.all_reduce(lengths, op=op) if op else comm.broadcast(lengths)) / calls_of_run
+
+
+class InARow:
+    """So many runs, one after the other, with the time at which each ends."""
+
+    def __init__(self, run: constants.Action, times: int):
+        self.run, self.times = run, [0.0] * (times + 1)
+
+    def __call__(self) -> None:
+        times, run, clock = self.times, self.run, time.perf_counter
+        times[0] = clock()
+        for i in range(1, len(times)):
+            run()
+            times[i] = clock()
+
+
+def in_turn(*actions: constants.Action) -> constants.Action:
+    def run() -> None:
+        for action in actions:
+            action()
+
+    return run
 
 
 def timed_as(flags: Namespace) -> str:
     """Describe the times, as in "medians of 20 calls, slowest rank"."""
     calls = "calls" if flags.agg_iters == 1 else f"groups of {flags.agg_iters} calls"
-    words = f"medians of {flags.iters} {calls}" if flags.blocking else f"means of {flags.iters} {calls} in a row"
-    return f"{words}, {flags.average}"
-
-
-def repeated(call: constants.Action, times: int) -> constants.Action:
-    def run() -> None:
-        for _ in range(times):
-            call()
-
-    return run
+    if flags.blocking == EACH:
+        return f"medians of {flags.iters} {calls}, {flags.average}"
+    return f"means of {flags.iters} {calls} {BLOCKING[flags.blocking]}, {flags.average}"
 
 
 def grouped(comm: Communicator, one: Contestant, times: int) -> constants.Action:
-    """Return so many calls that start together; a peer's run one after the other."""
-    if one.name in PEERS:
-        return repeated(one.call, times)
+    """Return so many calls that start together; those of peers, messages and non-blocking ones, one after the other."""
     trial = one.trial
+    if one.name in PEERS or one.start or isinstance(trial, MessageTrial):
+        return in_turn(*[one.call] * times)
     arrays = () if trial.spec.gives is Chunks.NONE else (trial.x,)
     call = partial(getattr(comm, trial.collective), *arrays, algorithm=one.name, **trial.arguments)
 
@@ -180,25 +240,48 @@ def grouped(comm: Communicator, one: Contestant, times: int) -> constants.Action
     return run
 
 
+def overlaps(
+    comm: Communicator, contestants: Sequence[Contestant], calls_s: np.ndarray, flags: Namespace
+) -> list[dict[str, float]]:
+    """Measure computation that takes as long as each call, alone and while the call runs.  Collective."""
+    works = [overlap.computation(seconds) for seconds in calls_s]
+    both = [
+        with_device_sync(overlap.during(one.start, work), one.trial)
+        for one, work in zip(contestants, works, strict=True)
+        if one.start
+    ]
+    times = constants.samples(comm, [*works, *both], flags.iters, flags.warmup_iters, flags.average)
+    compute_s, overall_s = np.median(times, axis=0).reshape(2, -1)
+    return [overlap.numbers(*seconds) for seconds in zip(calls_s, compute_s, overall_s, strict=True)]
+
+
 def row_of(
-    one: Contestant, samples_s: np.ndarray, model_s: float | None, bound_s: float | None, wrong: int | None
+    one: Contestant,
+    call_s: float,
+    samples_s: np.ndarray,
+    model_s: float | None,
+    bound_s: float | None,
+    wrong: int | None,
+    skip: int = 0,
 ) -> Row:
-    """Compute a contestant's row from the slowest rank's seconds in each iteration."""
-    trial, (collective, memory, device, dtype, op, root) = one.trial, one.trial.workload
-    median_s = float(np.median(samples_s))
-    algbw_gbps = 1e-9 * trial.nbytes / median_s
+    """Compute a contestant's row from the seconds of a call, and of each timed run, of which statistics `skip` some."""
+    trial, (name, memory, device, dtype, op, root) = one.trial, one.trial.workload
+    algbw_gbps, factor, counted = 1e-9 * trial.nbytes / call_s, report.bus_factor(name, trial.size), samples_s[skip:]
     numbers = {
-        "min_us": samples_s.min() * 1e6,
-        "median_us": median_s * 1e6,
-        "p99_us": np.percentile(samples_s, 99) * 1e6,
-        "cv_percent": 100 * samples_s.std() / samples_s.mean(),
+        "min_us": counted.min() * 1e6,
+        "median_us": call_s * 1e6,
+        "p99_us": np.percentile(counted, 99, method="inverted_cdf") * 1e6,  # one of the runs, as in nccl-tests
+        "max_us": counted.max() * 1e6,
+        "cv_percent": 100 * counted.std() / counted.mean(),
         "algbw_gbps": algbw_gbps,
-        "busbw_gbps": algbw_gbps * report.bus_factor(collective, trial.size),
+        "busbw_gbps": algbw_gbps * factor,
         "model_us": None if model_s is None else model_s * 1e6,
-        "bound_percent": None if bound_s is None else 100 * bound_s / median_s,
+        "bound_percent": None if bound_s is None else 100 * bound_s / call_s,
     }
+    if trial.benchmark.messages:
+        numbers["messages_per_s"] = factor / call_s
     return {
-        "collective": collective,
+        "collective": name,
         "name": one.name,
         "algorithm": one.algorithm,
         "memory": memory,
@@ -210,7 +293,7 @@ def row_of(
         "count": trial.count,
         "in_place": trial.in_place,
         "samples_us": (samples_s * 1e6).round(3).tolist(),
-        **{name: None if number is None else round(float(number), 6) for name, number in numbers.items()},
+        **{name: None if number is None else float(f"{number:.9g}") for name, number in numbers.items()},
         "wrong": wrong,
     }
 
@@ -223,21 +306,40 @@ def able(
     Collective.  Raises: InputError for an algorithm that was requested by name.
     """
     try:
-        return contestant(comm, trial, name)
+        return contestant(comm, trial, name, flags.window_size)
     except InputError as error:
         if name in flags.algorithms and name not in PEERS:
             raise
         if name in PEERS:
             place = "in place" if trial.in_place else "out of place"
-            say(f"# {name} does no {trial.collective} of {trial.dtype} {place}: {error}")
+            say(f"# {name} does no {trial.workload.collective} of {trial.dtype} {place}: {error}")
     return None
 
 
-def contestant(comm: Communicator, trial: Trial, name: str) -> Contestant:
+def contestant(comm: Communicator, trial: Trial, name: str, window: int = 1) -> Contestant:
+    """Bind the contestant of a name to a trial's arrays.  Collective."""
+    start: Callable[[], constants.Action] | None
+    if isinstance(trial, MessageTrial):
+        call = peers.message_call(comm, trial, name, window)
+        num_messages = 2 if trial.messages.reply == "vector" else window if trial.messages.is_windowed else 1
+        return Contestant(name, name if name in PEERS else "messages", trial, call, no_action, None, num_messages)
     if name in PEERS:
-        return Contestant(name, name, trial, peers.peer_call(comm, trial, name), lambda: None)
-    plan = comm.plan(trial.collective, trial.x, algorithm=name, **trial.arguments)
-    return Contestant(name, plan.name.split()[1], trial, plan, plan.free)
+        algorithm, call, free = name, peers.peer_call(comm, trial, name), no_action
+        start = peers.start_of(comm, trial, call) if trial.benchmark.overlaps else None
+    else:
+        plan = comm.plan(trial.collective, trial.x, algorithm=name, **trial.arguments)
+        algorithm, call, free = plan.name.split()[1], plan, plan.free
+        start = (lambda: plan.start().wait) if trial.benchmark.overlaps else None
+    return Contestant(name, algorithm, trial, overlap.waited(start) if start else call, free, start)
+
+
+def no_action() -> None:
+    pass
+
+
+def peak_memory_mib(comm: Communicator) -> float:
+    """Return the largest resident memory of all ranks until now.  Collective."""
+    return float(comm.all_reduce(np.array([system.peak_memory_bytes() / (1 << 20)]), op="max")[0])
 
 
 def with_device_sync(call: Callable[[], Any], trial: Trial) -> Callable[[], Any]:
@@ -265,7 +367,9 @@ def num_wrong(comm: Communicator, contestants: Sequence[Contestant], times: int)
     return comm.all_reduce(wrong).tolist()
 
 
-def write(comm: Communicator, flags: Namespace, document: Document, network: Network, sizes: list[list[Row]]) -> None:
+def write(
+    comm: Communicator, flags: Namespace, document: Document, network: Network, sizes: Iterable[list[Row]]
+) -> None:
     """Write the requested files, each in one go.  Collective."""
     with comm.agreed():
         if comm.rank:

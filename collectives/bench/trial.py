@@ -8,14 +8,16 @@ which int8 holds, and bfloat16 exactly.  For bitwise ops, a rank has one of 6 bi
 import functools
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from collectives.arrays import views
 from collectives.arrays.ops import COMPLEX
+from collectives.bench.benchmarks import BENCHMARKS
 from collectives.schedule.moves import shares
-from collectives.schedule.spec import COLLECTIVES, OF_BITS, OF_TRUTHS, OPS, At, Chunks
+from collectives.schedule.spec import OF_BITS, OF_TRUTHS, OPS, At, Chunks
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 PEERS = ("mpi", "gloo", "nccl")  # names used like an algorithm's: other libraries' collectives
 # The reduction of times over ranks, in the order of nccl-tests' --average: an op, or rank 0's own time.
 RANK_TIMES = {"rank 0": None, "mean of ranks": "avg", "fastest rank": "min", "slowest rank": "max"}
+# How runs are timed, in the numbering of nccl-tests' --blocking; each run's own time does not count the barrier before.
+BLOCKING = ("in a row", "in a row with a barrier after each", "in a row, waiting for each", "each after a barrier")
+EACH = 3
 GIVERS, PERIOD = 6, 7  # a product's 2^6, and unlike the lengths of chunks, so that one in another's place shows
 MOVED = 113  # different numbers for collectives that do not reduce
 NUM_BITS, EVERY_BIT = 6, 2**6 - 1
@@ -30,7 +35,7 @@ NEVER = 120  # does not occur in results
 
 
 class Workload(NamedTuple):
-    """A collective, and the arrays that it is measured on."""
+    """The name of a benchmark, which is a collective's as a rule, and the arrays that it is measured on."""
 
     collective: str
     memory: str = "symmetric"
@@ -40,9 +45,9 @@ class Workload(NamedTuple):
     root: int = 0
 
 
-def places(collective: str) -> tuple[bool, ...]:
-    """List whether a collective works in place: out of place first, if it does both."""
-    spec = COLLECTIVES[collective]
+def places(name: str) -> tuple[bool, ...]:
+    """List whether a benchmark works in place: out of place first, if it does both."""
+    spec = BENCHMARKS[name].spec
     both = "out" in spec.takes and not spec.exchanges and (spec.in_place or not spec.rooted)
     return (False, True) if both else (spec.in_place,)
 
@@ -54,25 +59,42 @@ def element_counts(workload: Workload, size: int, sizes: Sequence[int]) -> list[
     [1, 4, 16]
     >>> element_counts(Workload("all_gather"), 8, sizes=[4, 16, 64])
     [8, 16]
+    >>> element_counts(Workload("all_to_all_v"), 4, sizes=[4, 64])  # 0, 1, 2 and 3 units
+    [6, 18]
     """
-    spec = COLLECTIVES[workload.collective]
+    _, spec, is_uneven, _, messages = BENCHMARKS[workload.collective]
     if spec.gives is Chunks.NONE:
         return [0]
-    unit = 1 if spec.in_place else size
+    unit = 1 if spec.in_place or messages else sum(uneven(1, 0, size)) if is_uneven else size
     itemsize = workload.dtype.itemsize
     return list(dict.fromkeys(unit * math.ceil(max(1, nbytes) / (unit * itemsize)) for nbytes in sizes))
+
+
+def uneven(unit: int, rank: int, size: int) -> list[int]:
+    """List the lengths of the chunks that a rank sends, as many units as a rank is further on.
+
+    As in nccl-tests' alltoallv, every rank sends and receives as much as any other.
+
+    >>> uneven(10, 1, 4), uneven(10, 0, 1)
+    ([30, 0, 10, 20], [10])
+    """
+    return [unit * ((other - rank) % size) for other in range(size)] if size > 1 else [unit]
 
 
 class Trial:
     """A collective's arguments on this rank, for a vector of `count` elements, and its exact result.
 
-    Collective: arrays are allocated.
+    Its arrays begin `unalign` elements into their memory.  Collective: arrays are allocated.
     """
 
-    def __init__(self, comm: "Communicator", workload: Workload, count: int, in_place: bool | None = None):
-        self.workload, self.collective, self.count = workload, workload.collective, count
+    def __init__(
+        self, comm: "Communicator", workload: Workload, count: int, in_place: bool | None = None, unalign: int = 0
+    ):
+        self.workload, self.count, self.unalign = workload, count, unalign
         self.rank, self.size, self.root = comm.rank, comm.size, workload.root
-        self.spec = COLLECTIVES[self.collective]
+        self.benchmark = BENCHMARKS[workload.collective]
+        self.spec = self.benchmark.spec
+        self.collective = self.spec.name
         self.gives, self.gets = (side.on(self.rank, self.size, self.root) for side in (self.spec.gives, self.spec.gets))
         self.in_place = self.spec.in_place if in_place is None else in_place
         self.dtype, self.nbytes = workload.dtype, count * workload.dtype.itemsize
@@ -83,14 +105,18 @@ class Trial:
             self.arguments["op"] = workload.op
         if self.spec.rooted:
             self.arguments["root"] = self.root
+        if self.benchmark.is_uneven:
+            self.arguments["send_counts"] = self.lengths(self.rank)
+            self.arguments["recv_counts"] = [self.lengths(source)[self.rank] for source in range(self.size)]
 
     def allocate(self, comm: "Communicator") -> tuple[Any, Any]:
         """Return `x` and the array of the result: the same, or a part of one in the other, or None for none."""
 
         def empty(count: int) -> Any:
+            length = count + self.unalign
             if self.workload.memory == "symmetric":
-                return comm.empty(count, self.dtype, self.workload.device)
-            return self.device.empty(count, self.dtype)
+                return comm.empty(length, self.dtype, self.workload.device)[self.unalign :]
+            return self.device.empty(length, self.dtype)[self.unalign :]
 
         if self.spec.gives is Chunks.NONE:
             return None, None
@@ -101,14 +127,19 @@ class Trial:
             whole = empty(self.count)
             own = whole[self.place(range(self.rank, self.rank + 1))]
             return (whole, own) if self.spec.gets is Chunks.OWN else (own, whole)
-        share = self.count // self.size
-        x, out = (empty(len(chunks) * share) for chunks in (self.gives, self.gets))  # on all ranks
+        x, out = (empty(len(chunks) * self.count // self.size) for chunks in (self.gives, self.gets))  # on all ranks
         return x if self.gives else None, out if self.gets else None
 
-    def place(self, chunks: range) -> slice:
-        """Return the slice of consecutive chunks in a vector."""
-        cut = shares(self.count, self.size)
-        return slice(cut[chunks.start].start, cut[chunks.stop - 1].stop)
+    def lengths(self, rank: int) -> list[int]:
+        """List the lengths of the chunks of a rank's vector."""
+        if self.benchmark.is_uneven:
+            return uneven(self.count // sum(uneven(1, 0, self.size)), rank, self.size)
+        return [len(share) for share in shares(self.count, self.size)]
+
+    def place(self, chunks: range, rank: int = 0) -> slice:
+        """Return the slice of consecutive chunks in a rank's vector."""
+        ends = [0, *accumulate(self.lengths(rank))]
+        return slice(ends[chunks.start], ends[chunks.stop])
 
     def input(self) -> Any:
         """Compute this rank's input; None for no array."""
@@ -136,7 +167,8 @@ class Trial:
         for chunk, (source,) in zip(self.gets, sources, strict=True):
             sent = self.rank if self.spec.exchanges else chunk
             vector = self.input_of(source)
-            chunks.append(vector if self.spec.gives is Chunks.OWN else vector[self.place(range(sent, sent + 1))])
+            place = self.place(range(sent, sent + 1), source)
+            chunks.append(vector if self.spec.gives is Chunks.OWN else vector[place])
         return np.concatenate(chunks)
 
     def fill(self) -> None:
@@ -158,6 +190,34 @@ class Trial:
         self.device.copy(result, self.out)
         self.device.synchronize()
         return int(np.count_nonzero(result != self.expected()))
+
+
+class MessageTrial(Trial):
+    """The vectors that a rank sends and receives; the element of a reply has an array of its own."""
+
+    def __init__(self, comm: "Communicator", workload: Workload, *arguments: Any, **more: Any):
+        messages = BENCHMARKS[workload.collective].messages
+        assert messages is not None
+        self.messages, self.partners = messages, messages.partners(comm.rank, comm.size)
+        self.is_first = self.partners is not None and comm.rank < self.partners[0]  # of a pair
+        super().__init__(comm, workload, *arguments, **more)
+        self.element = self.device.empty(1, self.dtype)
+
+    def allocate(self, comm: "Communicator") -> tuple[Any, Any]:
+        x, out = super().allocate(comm)
+        is_target = self.messages.both_ways or not self.is_first or self.messages.reply == "vector"
+        return x, out if self.partners and is_target else None
+
+    def expected(self) -> Any:
+        return None if self.partners is None else self.input_of(self.partners[1])
+
+
+def trial_of(
+    comm: "Communicator", workload: Workload, count: int, in_place: bool | None = None, unalign: int = 0
+) -> Trial:
+    """Make the trial of a benchmark.  Collective."""
+    kind = MessageTrial if BENCHMARKS[workload.collective].messages else Trial
+    return kind(comm, workload, count, in_place, unalign)
 
 
 def operand(count: int, dtype: np.dtype, rank: int, size: int, op: str) -> np.ndarray:

@@ -1,6 +1,8 @@
 """Complete runs of the benchmark of collectives."""
 
 import json
+import re
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from collectives.bench.report import bus_factor
 from collectives.bench.trial import places
 from collectives.schedule.spec import COLLECTIVES
 from mpi_tests.helpers.launch import launch, refusal
+from mpi_tests.helpers.pages import Page, check_charts
 from mpi_tests.helpers.reference import MOVES, ROOTED
 
 PLACES = [(collective, in_place) for collective in COLLECTIVES for in_place in places(collective)]
@@ -64,29 +67,71 @@ def test_results_are_complete_and_right(run_of_all):
     assert sorted({r["bytes"] for r in rows if r["collective"] == "all_reduce"}) == [64, 1024]
 
 
-def test_the_table_has_a_line_for_each_contestant_and_place(run_of_all):
+def test_the_table_has_a_line_for_each_contestant_and_size(run_of_all):
     output, data = run_of_all
     lines = [line.split() for line in output.splitlines() if not line.startswith(("#", "--peers"))]
-    assert len(lines) == len(data["results"])
+    assert len(lines) == len({(r["collective"], r["bytes"], r["name"]) for r in data["results"]})
     first = lines[0]
-    assert first[:4] == ["64", "8", "max", "-1"]
-    assert first[7] == "0"
-    assert first[8].endswith("*")
-    assert "# all_reduce of float64, in place, symmetric memory\n" in output
+    assert first[:5] == ["64", "8", "float64", "max", "-1"]
+    assert (first[8], first[12]) == ("0", "0")
+    assert first[13].endswith("*")
+    assert "# all_reduce, symmetric memory\n" in output
     assert "# time: medians of 3 calls, slowest rank\n" in output
     assert "--peers nccl: left out: it is not for --device cpu" in output
     assert "# Wrong elements    : 0 OK" in output
-    assert max(len(line) for line in output.splitlines() if " does no " not in line) <= 80
+    assert max(len(line) for line in output.splitlines() if " does no " not in line) <= 125
     assert "\x1b" not in output  # no bar, and no colors, off a terminal
 
 
 def test_a_table_may_be_wide_and_of_calls_in_a_row():
-    result = bench(2, *TINY, "--wide", "-z", 0, "-m", 2, "-a", 1, "-A", "ring", "mpi")
+    flags = "-N", 2, "-I", 1, "-K", 1, "-S", 1, "-M", 1, "-u", 1, "-R", 0
+    result = bench(2, *TINY, "--wide", "-z", 0, "-m", 2, "-a", 1, "-A", "ring", "mpi", *flags)
     assert result.returncode == 0, result.stderr
     assert "# time: means of 3 groups of 2 calls in a row, mean of ranks\n" in result.stdout
+    assert "# all_reduce, ordinary memory\n" in result.stdout
+    assert re.search(
+        r"^# Host memory of the largest process: \d+ MiB before the first size, \d+ at most$", result.stdout, re.M
+    )
     lines = [line.split() for line in result.stdout.splitlines() if not line.startswith("#")]
-    assert [(line[2], line[9]) for line in lines] == [("float32", "ring<"), ("float32", "mpi")] * 4
-    assert {len(line) for line in lines} == {15}
+    assert [(line[0], line[25]) for line in lines] == 2 * [(n, a) for n in ("64", "1024") for a in ("ring<", "mpi")]
+    for line in lines:
+        datetime.strptime(" ".join(line[26:]), "%Y-%m-%d %H:%M:%S")
+
+
+def test_what_osu_measures(tmp_path):
+    names = ["sendrecv", "alltoallv", "latency", "bandwidth", "bidirectional", "message_rate", "iallreduce", "ibarrier"]
+    files = "--json", tmp_path / "r.json", "--html", tmp_path / "r.html"
+    result = bench(2, *names, *TINY, "-W", 3, "--peers", "gloo", *files)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "# Wrong elements    : 0 OK" in result.stdout
+    data = json.loads((tmp_path / "r.json").read_text())
+    by_name: dict[str, list] = {}
+    for row in data["results"]:
+        by_name.setdefault(row["collective"], []).append(row)
+    assert [name.replace("_", "") for name in by_name] == [name.replace("_", "") for name in names]
+    for name, rows in by_name.items():
+        assert {row["name"] for row in rows} == {"auto", "mpi", "gloo"}
+        for row in rows:
+            assert row["wrong"] == 0
+            links = 2 if name == "bidirectional" else 1
+            if "messages_per_s" in row:
+                assert row["messages_per_s"] == pytest.approx(links * 1e6 / row["median_us"], rel=1e-3)
+                assert row["busbw_gbps"] == pytest.approx(links * row["algbw_gbps"], rel=1e-2, abs=1e-5)
+            if name.startswith("i"):
+                share = 100 - 100 * (row["overall_us"] - row["compute_us"]) / row["median_us"]
+                assert row["overlap_percent"] == pytest.approx(max(0, share), abs=1e-3)
+    page = Page((tmp_path / "r.html").read_text())
+    check_charts(page)
+    rates = [row["messages_per_s"] for row in by_name["latency"]]
+    assert [row["messages/s"] for row in page.tables["t2"]] == pytest.approx(rates, rel=1e-5)
+    assert all(row["overlap, %"] >= 0 for row in page.tables["t6"])
+
+
+def test_all_roots():
+    result = bench(2, "broadcast", "gather", *TINY, "-r", -1, "-A", "auto")
+    assert result.returncode == 0, result.stderr
+    lines = [line.split() for line in result.stdout.splitlines() if not line.startswith("#")]
+    assert [line[4] for line in lines] == 2 * ["0", "0", "1", "1"]
 
 
 def test_a_process_alone_works(tmp_path):

@@ -21,10 +21,10 @@ def rows(output: str) -> list[list[str]]:
     """Return collective, memory, bytes and algorithm of each line of the tables."""
     table, case = [], []
     for line in output.splitlines():
-        if heading := re.fullmatch(r"# (?:(\w+) of \w+, .*, (\w+) memory|(barrier))", line):
+        if heading := re.fullmatch(r"# (?:(\w+), (\w+) memory|(barrier))", line):
             case = [heading[1], heading[2]] if heading[1] else ["barrier", "ordinary"]
         elif re.match(r" +\d", line):
-            table.append([*case, line.split()[0], line.split()[8].rstrip("<*")])
+            table.append([*case, line.split()[0], line.split()[9].rstrip("<*")])
     return table
 
 

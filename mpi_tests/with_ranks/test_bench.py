@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from collectives.bench.benchmarks import BENCHMARKS
 from collectives.bench.constants import samples
 from collectives.bench.run import contestant, grouped
-from collectives.bench.trial import RANK_TIMES, Trial, Workload, element_counts, places
+from collectives.bench.trial import RANK_TIMES, Trial, Workload, element_counts, places, trial_of
 from collectives.schedule.spec import COLLECTIVES
 
 
@@ -52,3 +53,21 @@ def test_every_collective_may_be_grouped(comm, collective):
     grouped(comm, one, 1)()
     assert trial.num_wrong() == 0
     one.free()
+
+
+@pytest.mark.sizes(2, 3, 5)
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name not in COLLECTIVES])
+def test_every_other_benchmark_moves_what_it_says(new_comm, name):
+    """By our own calls and by MPI's, on arrays of every kind, aligned or not."""
+    comm = new_comm
+    for memory, unalign, whose in (("symmetric", 0, "auto"), ("ordinary", 3, "auto"), ("ordinary", 1, "mpi")):
+        workload = Workload(name, memory, root=comm.size - 1)
+        for count in element_counts(workload, comm.size, [64, 100_000]):
+            trial = trial_of(comm, workload, count, places(name)[0], unalign)
+            one = contestant(comm, trial, whose, window=5)
+            for times in (1, 3):
+                trial.fill()
+                comm.barrier()
+                grouped(comm, one, times)()
+                assert trial.num_wrong() == 0 or (times > 1 and trial.spec.reduces and trial.in_place)
+            one.free()
