@@ -2,6 +2,7 @@
 
 mpirun -n 2 python -m collectives.bench all_reduce -a all --peers mpi,gloo --html report.html
 python -m collectives.bench.html before.json after.json --html both.html
+python -m collectives.bench.html benchmarks/results/peers-openmpi-4.json --html peers.html
 """
 
 import json
@@ -22,15 +23,17 @@ from collectives.job.settings import Parser
 from collectives.job.system import write
 from collectives.runtime.choose.auto import parse_network
 from collectives.schedule import draw
+from collectives.schedule.spec import COLLECTIVES
 
 CASE = ("collective", "memory", "device", "dtype", "op", "root", "in_place")  # the same within a section
 PARTS = {"schema", "command", "started", "environment", "ranks", "nodes", "links", "results"}
 FIELDS = {*CASE, "name", "algorithm", "bytes", "samples_us", "min_us", "median_us", "p99_us", "model_us", "busbw_gbps"}
-TIMES = ("min", "quartile 1", "median", "quartile 3", "p99", "model", "limit")
-COLUMNS = (
-    Column("run"), Column("size", "bytes"), Column("name"), Column("algorithm"), *(Column(f"{t}, µs") for t in TIMES),
-    Column("busbw, GB/s"), Column("of limit, %"), Column("wrong"),
-)  # fmt: skip
+PEERS_PARTS = {"ranks", "cores", "mpi", "numpy", "repeats", "results"}  # of a file of benchmarks/peers.py
+DIGITS = 3
+TIMES = ("min", "quartile 1", "median", "quartile 3", "p99", "model", "limit", "overall", "compute")
+RATES = ("overlap, %", "messages/s", "busbw, GB/s", "of limit, %")
+NUMBERS = [Column(name, digits=DIGITS) for name in (*(f"{time}, µs" for time in TIMES), *RATES)]
+COLUMNS = Column("run"), Column("size", "bytes"), Column("name"), Column("algorithm"), *NUMBERS, Column("wrong")
 BANDS = [["min, µs", "quartile 3, µs"], ["quartile 1, µs", "quartile 3, µs"]]
 LEGEND = (
     "; bands reach from the first to the third quartile, and fainter ones down to the minimum. Thin dotted lines are "
@@ -39,6 +42,7 @@ LEGEND = (
 )
 Times = dict[str, dict[int, float]]  # by contestant and size
 INK = 7  # the limit's color; contestants have the preceding ones
+MARKERS = 4
 
 
 class Crossover(NamedTuple):
@@ -60,7 +64,13 @@ class Measured(NamedTuple):
 def main() -> int:
     """Write a page from the documents of one run or two."""
     parser = Parser("python -m collectives.bench.html", __doc__)
-    parser.add_argument("results", nargs="+", type=Path, metavar="JSON", help="one or two files of bench --json")
+    parser.add_argument(
+        "results",
+        nargs="+",
+        type=Path,
+        metavar="JSON",
+        help="one or two files of bench --json, or of benchmarks/peers.py",
+    )
     parser.add_argument("--html", type=Path, required=True, metavar="FILE", help="path of the page")
     try:
         flags = parser.parse_args()
@@ -96,11 +106,40 @@ def read(path: Path) -> Document:
         has_all = data.keys() >= PARTS and all(row.keys() >= FIELDS for row in data["results"])
         if has_all and data["schema"] == SCHEMA:
             return data
+        if data.keys() == PEERS_PARTS:
+            return of_peers(data)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}: pass a file that collectives.bench --json has written") from None
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, KeyError):
         pass  # refused below
-    raise ValueError(f"{path}: no results of collectives.bench: pass a file that its --json has written")
+    raise ValueError(
+        f"{path}: no results of collectives.bench: pass a file that its --json or benchmarks/peers.py has written"
+    )
+
+
+def of_peers(data: dict[str, Any]) -> Document:
+    """Convert a file of benchmarks/peers.py, where a name says the kind of memory, and a copy's time is the limit."""
+    rows = []
+    for result in data["results"]:
+        collective, nbytes, seconds = result["collective"], result["bytes"], result["seconds"]
+        in_place, op = collective in ("all_reduce", "broadcast"), "sum" if COLLECTIVES[collective].reduces else None
+        case = dict(zip(CASE, (collective, "each kind of", "cpu", "float32", op, None, in_place), strict=True))
+        for name in [name for name in seconds if name != "copy"]:
+            times = {"min_us": None, "median_us": seconds[name] * 1e6, "p99_us": None, "model_us": None}
+            busbw = 1e-9 * nbytes / seconds[name] * bus_factor(collective, data["ranks"])
+            limit = {"bound_percent": 100 * seconds["copy"] / seconds[name], "wrong": 0}
+            own = {"name": name, "algorithm": name, "bytes": nbytes, "samples_us": [], "busbw_gbps": busbw}
+            rows.append(case | own | times | limit)
+    return {
+        "command": ["python", "benchmarks/peers.py"],
+        "started": "",
+        "environment": {name: data[name] for name in ("mpi", "numpy", "cores")},
+        "ranks": data["ranks"],
+        "nodes": [data["ranks"]],
+        "times": f"medians of {data['repeats']} runs, slowest rank",
+        "links": None,
+        "results": rows,
+    }
 
 
 def report(runs: dict[str, Document]) -> str:
@@ -118,13 +157,10 @@ def report(runs: dict[str, Document]) -> str:
 
 def machine(number: int, name: str, document: Document) -> Section:
     """Show the machine, the command and the date of a run."""
-    network = parse_network(document["links"])
-    entries = {
-        "command": shlex.join(document["command"]),
-        "started": document["started"],
-        "speeds": describe(network, [range(length) for length in document["nodes"]]).removeprefix("# "),
-        **document["environment"],
-    }
+    entries = {"command": shlex.join(document["command"]), "started": document["started"], **document["environment"]}
+    if document["links"]:
+        nodes = [range(length) for length in document["nodes"]]
+        entries["speeds"] = describe(parse_network(document["links"]), nodes).removeprefix("# ")
     return Section(f"Machine and command of {name}", tables=[pairs(f"m{number}", f"Run {name}", entries)])
 
 
@@ -134,12 +170,12 @@ def section(number: int, case: tuple, rows: Sequence[Measured], runs: Sequence[s
     where = f"{memory} memory" if device == "cpu" else device
     more = [dtype, *([op] if op else []), *([] if root is None else [f"root {root}"])]
     place = "in place" if in_place else "out of place"
-    has_sizes = collective != "barrier"
+    has_sizes = any(row["bytes"] for _, _, row in rows)
     heading = f"{collective}, {where}, {place}: {' '.join(more)}" if has_sizes else collective
     table = Table(f"t{number}", heading, COLUMNS, [line(each) for each in rows])
     one_run = {"run"} if len(runs) == 1 else set()
     no_choice = {"algorithm"} if all(row["name"] == row["algorithm"] for _, _, row in rows) else set()
-    table = table.without(one_run | no_choice)
+    table = table.without(one_run | no_choice | (table.empty & {each.name for each in NUMBERS}))
     if not has_sizes:
         return Section(heading, tables=[table])
     ranges = [crossovers(medians([row for name, _, row in rows if name == run])) for run in runs]
@@ -147,7 +183,7 @@ def section(number: int, case: tuple, rows: Sequence[Measured], runs: Sequence[s
     text = f"Lines are {' and '.join(times)}{LEGEND}"
     if len(runs) > 1:
         text += f" Solid lines are of {runs[0]}, dashed ones of {runs[1]}; the bar is of {runs[0]}."
-    charts = list(charts_of(f"t{number}", rows, runs, ranges[0]))
+    charts = list(charts_of(table, rows, runs, ranges[0]))
     fastest = [(run, *each) for run, of_run in zip(runs, ranges, strict=True) for each in of_run]
     columns = Column("run"), Column("fastest"), Column("from", "bytes"), Column("to", "bytes")
     caption = "Fastest by size; between two sizes measured, where the lines cross"
@@ -164,38 +200,51 @@ def line(measured: Measured) -> tuple:
     lower, upper = np.percentile(samples, [25, 75]).tolist() if samples else (None, None)
     limit = None if percent is None else percent / 100 * row["median_us"]
     times = row["min_us"], lower, row["median_us"], upper, row["p99_us"], row["model_us"], limit
-    return run, row["bytes"], row["name"], row["algorithm"], *times, row["busbw_gbps"], percent, row["wrong"]
+    more = (row.get(name) for name in ("overall_us", "compute_us", "overlap_percent", "messages_per_s"))
+    return run, row["bytes"], row["name"], row["algorithm"], *times, *more, row["busbw_gbps"], percent, row["wrong"]
 
 
 def charts_of(
-    table: str, rows: Sequence[Measured], runs: Sequence[str], ranges: Sequence[Crossover]
+    table: Table, rows: Sequence[Measured], runs: Sequence[str], ranges: Sequence[Crossover]
 ) -> Iterator[Chart]:
-    """Draw bandwidth and time against size."""
-    names = list(dict.fromkeys(row["name"] for _, _, row in rows))
+    """Draw bandwidth and time against size, and the overlap and the rate of messages that the table may have."""
+    names, has = list(dict.fromkeys(row["name"] for _, _, row in rows)), {column.name for column in table.columns}
     rates = {run: bus_factor(row["collective"], document["ranks"]) for run, document, row in rows}
-    looks = {name: {"color": i % INK, "marker": i + i // INK} for i, name in enumerate(names)}
+    looks = {name: {"color": i % INK, "marker": (i + 2 * (i // INK)) % MARKERS} for i, name in enumerate(names)}
     times = medians([row for run, _, row in rows if run == runs[0]])
     ours = {name: of_name for name, of_name in times.items() if name not in PEERS}
     predicted = ["auto"] if "auto" in names else list(dict.fromkeys(each.name for each in crossovers(ours)))
     lines: list[dict[str, Any]] = []
     for run, rate in rates.items():
         suffix, of_run = (f" ({run})", {"run": run}) if len(runs) > 1 else ("", {})
-        of_all = {"column": "median, µs", "bands": BANDS, "dash": runs.index(run), "rate": rate}
+        of_all = {
+            "column": "median, µs",
+            "bands": [pair for pair in BANDS if has.issuperset(pair)],
+            "dash": runs.index(run),
+            "rate": rate,
+        }
         lines += [{"name": name + suffix, "where": {**of_run, "name": name}, **of_all, **looks[name]} for name in names]
     of_first = {"run": runs[0]} if len(runs) > 1 else {}
     thin_lines = [(name, f"model of {name}", "model, µs", looks[name]["color"], 2) for name in predicted]
     thin_lines.append((names[0], "limit", "limit, µs", INK, 1))
-    for name, words, column, color, dash in thin_lines:
+    for name, words, column, color, dash in [line for line in thin_lines if line[2] in has]:
         look = {"color": color, "dash": dash, "thin": True, "rate": rates.get(runs[0])}
         lines.append({"name": words, "where": {**of_first, "name": name}, "column": column, **look})
     strip = [
         {"name": each.name, "from": each.begin, "to": each.end, "color": looks[each.name]["color"]} for each in ranges
     ]
     x = {"column": "size", "log": True, "unit": "B", "label": "size of the vector", "name": "size"}
-    both = {"kind": "lines", "table": table, "x": x, "lines": lines, "ranges": strip}
+    both = {"kind": "lines", "table": table.key, "x": x, "lines": lines, "ranges": strip}
     if all(rates.values()):
         yield {**both, "title": "Bus bandwidth", "y": {"log": True, "unit": "GB/s", "rate": True}}
     yield {**both, "title": "Time", "y": {"log": True, "unit": "µs"}}
+    for column, title, y in (
+        ("overlap, %", "Overlap with computation", {"unit": "%", "zero": True}),
+        ("messages/s", "Messages at all links", {"log": True, "unit": "/s"}),
+    ):
+        if column in has:
+            of_column = [line | {"column": column, "bands": []} for line in lines if not line.get("thin")]
+            yield {**both, "title": title, "lines": of_column, "y": y, "ranges": []}
 
 
 def comparison(number: int, rows: Sequence[Measured], runs: Sequence[str]) -> Table:
@@ -205,7 +254,8 @@ def comparison(number: int, rows: Sequence[Measured], runs: Sequence[str]) -> Ta
     for size, name in dict.fromkeys((size, name) for _, size, name in times):
         first, second = (times.get((run, size, name)) for run in runs)
         lines.append((size, name, first, second, second / first if first and second else None))
-    columns = Column("size", "bytes"), Column("name"), *(Column(f"{run}, µs") for run in runs), Column("ratio")
+    numbers = [Column(name, digits=DIGITS) for name in (*(f"{run}, µs" for run in runs), "ratio")]
+    columns = Column("size", "bytes"), Column("name"), *numbers
     return Table(f"c{number}", f"Medians side by side; ratio: {runs[1]} over {runs[0]}", columns, lines)
 
 

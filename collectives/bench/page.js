@@ -63,6 +63,7 @@ function si(value, unit) {
     : unit === "ms" ? [[1e3, "s"], [1, "ms"], [1e-3, "µs"]]
     : unit === "B" ? [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]]
     : unit === "MiB" ? [[2 ** 10, "GiB"], [1, "MiB"]]
+    : unit === "%" ? [[1, "%"]]
     : unit === "GB/s" ? [[1, "GB/s"], [1e-3, "MB/s"], [1e-6, "kB/s"]]
     : [[1e9, `G${unit}`], [1e6, `M${unit}`], [1e3, `k${unit}`], [1, unit]];
   const plain = unit === "" ? [1, unit] : null;
@@ -151,6 +152,35 @@ function keys(figure, entries) {
 
 // --- lines ---
 
+const FEW = 3; // lines that need no switches
+const hidden = new Map(); // by table: the names of lines that are switched off, in all of its charts
+
+function switches(figure, spec, lines) {
+  if (!hidden.has(spec.table)) hidden.set(spec.table, new Set());
+  const off = hidden.get(spec.table);
+  if (lines.length <= FEW || figure.querySelector(".switches")) return off;
+  const list = html(figure, "div");
+  list.className = "switches";
+  const redraw = () => {
+    for (const other of document.querySelectorAll("figure")) {
+      if (JSON.parse(other.dataset.chart).table !== spec.table) continue;
+      for (const box of other.querySelectorAll(".switches input")) box.checked = box.name ? !off.has(box.name) : !off.size;
+      drawn.delete(other);
+      draw(other, other.clientWidth);
+    }
+  };
+  const add = (name, text, fill, act) => {
+    const label = html(list, "label"), box = html(label, "input");
+    Object.assign(box, {type: "checkbox", name, checked: name ? !off.has(name) : !off.size});
+    if (fill) html(label, "i", undefined, `background:${fill}`);
+    label.append(text);
+    box.addEventListener("change", () => { act(box.checked); redraw(); });
+  };
+  add("", "all", null, (on) => lines.forEach((line) => off[on ? "delete" : "add"](line.name)));
+  for (const line of lines) add(line.name, line.name, color(line.color), (on) => off[on ? "delete" : "add"](line.name));
+  return off;
+}
+
 let clips = 0; // in the page
 const MARKERS = [
   (r) => `M${-r},0a${r},${r} 0 1,0 ${2 * r},0a${r},${r} 0 1,0 ${-2 * r},0`,
@@ -204,8 +234,10 @@ function extent(values, axis) {
 
 function drawLines(figure, spec) {
   const rows = rowsOf(spec.table);
-  const lines = spec.lines.map((line) => ({...line, points: pointsOf(line, rows, spec)})).filter((l) => l.points.length);
-  if (!lines.length) return;
+  const every = spec.lines.map((line) => ({...line, points: pointsOf(line, rows, spec)})).filter((l) => l.points.length);
+  if (!every.length) return;
+  const off = switches(figure, spec, every), some = every.filter((line) => !off.has(line.name));
+  const lines = some.length ? some : every; // at least one, for the axes
   const needed = 90 + LABEL_HEIGHT * lines.length;
   const [picture, width] = start(figure, spec, Math.max(needed, figure.clientWidth < 480 ? 280 : 360));
   const points = lines.flatMap((line) => line.points);
@@ -225,10 +257,12 @@ function drawLines(figure, spec) {
   const clip = svg(svg(picture, "clipPath", {id: `clip${++clips}`}), "rect", {
     x: box.left - 5, y: box.top - 5, width: box.right - box.left + 10, height: box.bottom - box.top + 10});
   const plot = svg(picture, "g", {"clip-path": `url(#${clip.parentNode.id})`});
+  if (!some.length) return;
   const groups = new Map(lines.map((line) => [line, svg(plot, "g")]));
   const path = (list) => list.map(([a, b], i) => `${i ? "L" : "M"}${a.toFixed(1)},${b.toFixed(1)}`).join("");
   for (const line of lines) for (const i of line.points[0].bands.keys()) {
     const full = line.points.filter((p) => p.bands[i].every((value) => value !== null));
+    if (!full.length) continue;
     const edge = (side) => full.map((p) => [x(p.x), y(p.bands[i][side])]);
     svg(groups.get(line), "path", {class: "band", fill: color(line.color), d: `${path([...edge(0), ...edge(1).reverse()])}Z`});
   }

@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+UNITS = ("GiB", 30), ("MiB", 20), ("KiB", 10)
 Chart = Mapping[str, Any]
 
 
 class Column(NamedTuple):
-    """A column of a table: `unit` is "bytes" where cells show sizes, as 64 KiB."""
+    """A column of a table: `unit` is "bytes" where cells show sizes, as 64 KiB; `digits` are those of other numbers."""
 
     name: str
     unit: str = ""
+    digits: int = 6
 
 
 class Table(NamedTuple):
@@ -95,28 +97,42 @@ def table_html(table: Table) -> str:
 
 
 def cell(value: Any, column: Column) -> str:
-    """Write a cell; a size, shown in words, has its number in an attribute.
+    """Write a cell; a size in words, and a number that is rounded to fewer digits, has its number in an attribute.
 
     >>> cell(65536, Column("size", "bytes")), cell(0.1 + 0.2, Column("time")), cell("<a>", Column("name"))
     ('<td data-v=65536>64 KiB', '<td>0.3', '<td class=text>&lt;a&gt;')
+    >>> cell(12345.678, Column("time", digits=3)), cell(2, Column("wrong", digits=3))
+    ('<td data-v=12345.7>12300', '<td>2')
     """
     if value is None:
         return "<td>"
     if isinstance(value, str):
         return f"<td class=text>{escape(value)}"
-    return f"<td data-v={value}>{shown(value)}" if column.unit == "bytes" else f"<td>{value:.6g}"
+    if column.unit == "bytes":
+        return f"<td data-v={value}>{shown(value)}"
+    number = f"{value:.6g}"
+    text = number if isinstance(value, int) else rounded(value, column.digits)
+    return f"<td>{number}" if float(text) == float(number) else f"<td data-v={number}>{text}"
+
+
+def rounded(value: float, digits: int) -> str:
+    """Format a number with so many significant digits, without an exponent if it is large.
+
+    >>> rounded(12345.6, 3), rounded(0.012345, 3), rounded(7, 3)
+    ('12300', '0.0123', '7')
+    """
+    return f"{float(f'{value:.{digits}g}'):.15g}"
 
 
 def shown(nbytes: float) -> str:
     """Format bytes by the largest binary unit that leaves at least 1.
 
-    >>> [shown(nbytes) for nbytes in (8, 65536, 3 << 19, 1 << 40)]
-    ['8 B', '64 KiB', '1.5 MiB', '1024 GiB']
+    >>> [shown(nbytes) for nbytes in (8, 65536, 3 << 19, 1 << 40, 62.444)]
+    ['8 B', '64 KiB', '1.5 MiB', '1024 GiB', '62.4 B']
     """
-    for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if nbytes >= 1 << shift:
-            return f"{nbytes / (1 << shift):.4g} {unit}"
-    return f"{nbytes:.4g} B"
+    unit, shift = next((each for each in UNITS if nbytes >= 1 << each[1]), ("B", 0))
+    number = nbytes / (1 << shift)
+    return f"{rounded(number, 4 if number.is_integer() else 3)} {unit}"
 
 
 def pairs(key: str, caption: str, values: Mapping[str, Any]) -> Table:

@@ -91,6 +91,37 @@ def test_the_nearest_size_is_told_under_the_pointer(pages):
         assert "mpi" in tip
 
 
+def test_lines_are_switched_off_in_all_charts_of_a_table(pages):
+    names = "return [...document.querySelectorAll(`#s0 figure:nth-of-type(${arguments[0]}) svg text > title`)]"
+    names += ".map((title) => title.textContent)"
+    with browser() as driver:
+        show(driver, pages["bench"])
+
+        def labels(figure):
+            return {*driver.execute_script(names, figure)}
+
+        def switch(figure, name):
+            driver.find_element(
+                "css selector", f"#s0 figure:nth-of-type({figure}) .switches input[name='{name}']"
+            ).click()
+
+        every = labels(1)
+        assert {"mpi", "ring", "limit"} <= every
+        lines = len(driver.find_elements("css selector", "#s0 figure:nth-of-type(1) svg .line"))
+        switch(1, "ring")
+        assert (labels(1), labels(2)) == (every - {"ring"}, every - {"ring"})
+        assert len(driver.find_elements("css selector", "#s0 figure:nth-of-type(1) svg .line")) == lines - 2
+        switch(2, "ring")
+        assert labels(1) == every
+        switch(1, "")
+        assert labels(1) == labels(2) == set()
+        switch(2, "mpi")
+        assert labels(1) == labels(2) == {"mpi"}
+        switch(2, "")
+        assert labels(1) == labels(2) == every
+        assert console(driver) == []
+
+
 @pytest.mark.parametrize("name", ["--report", "--prometheus"])
 def test_a_file_that_cannot_be_written_ends_a_run_before_it_begins(tmp_path, name):
     result = launch(

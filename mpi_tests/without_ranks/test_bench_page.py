@@ -1,6 +1,7 @@
 """The page of the benchmark's results: its numbers, crossovers, and errors for invalid files."""
 
 import json
+import re
 from argparse import Namespace
 from contextlib import nullcontext
 from itertools import pairwise
@@ -14,8 +15,10 @@ from collectives.bench.html import crossing, crossovers
 from collectives.bench.trial import PEERS
 from collectives.runtime.choose.auto import network_to_json
 from collectives.schedule.cost import NETWORK
+from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.pages import Page, check_charts, check_fetches_nothing
 
+RESULTS = ROOT / "benchmarks" / "results"
 SIZES = tuple(8 * 4**i for i in range(12))
 
 
@@ -74,6 +77,68 @@ def test_bandwidth_and_time_are_drawn_with_the_model_and_the_limit():
     )
 
 
+def test_no_two_lines_look_the_same():
+    names = [f"algorithm_{i}" for i in range(28)]
+    page = Page(html.report({"a": document([row(name, size) for name in names for size in SIZES])}))
+    looks = [(line["color"], line["marker"]) for line in page.charts[0]["lines"] if line["name"] in names]
+    assert len({*looks}) == len(looks) == 28
+
+
+def test_numbers_have_three_digits():
+    text = html.report({"a": document([row(median_us=12345.6, min_us=0.0123456, p99_us=2.0, wrong=1234)])})
+    cells = re.findall(r"<td[^>]*>([^<]*)", text[text.index("<tbody>") : text.index("</tbody>")])
+    assert {"12300", "0.0123", "2", "1234"} <= {*cells}
+    assert all(len(re.sub(r"^0\.0*|[.-]", "", cell).rstrip("0")) <= 3 for cell in cells[3:-1]), cells
+    assert Page(text).tables["t0"][0]["median, µs"] == 12345.6
+
+
+def test_overlap_and_messages_have_charts():
+    more = {"overall_us": 3.0, "compute_us": 2.0, "overlap_percent": 40.0}
+    rows = [row(name, size, collective="iall_reduce", **more) for name in ("ring", "mpi") for size in SIZES]
+    rows += [row("auto", size, collective="message_rate", op=None, messages_per_s=5e5) for size in SIZES]
+    page = Page(html.report({"a": document([*ROWS, *rows])}))
+    check_charts(page)
+    titles = [(chart["table"], chart["title"]) for chart in page.charts[2:]]
+    assert titles[2:3] + titles[5:] == [("t1", "Overlap with computation"), ("t2", "Messages at all links")]
+    assert (page.tables["t1"][0]["overlap, %"], page.tables["t2"][0]["messages/s"]) == (40, 5e5)
+    assert "overlap, %" not in page.tables["t0"][0].keys() | page.tables["t2"][0].keys()
+    assert {line["column"] for line in page.charts[4]["lines"]} == {"overlap, %"}
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("rig-*[!g].json")), ids=lambda file: file.stem)
+def test_results_of_the_rig_are_read(file):
+    rows, page = json.loads(file.read_text())["results"], Page(html.report({"a": html.read(file)}))
+    check_charts(page)
+    check_numbers(page, [(each["bytes"], each["name"], each["median_us"]) for each in rows])
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("peers-*.json")), ids=lambda file: file.stem)
+def test_results_of_peers_are_read(file):
+    data, page = json.loads(file.read_text()), Page(html.report({"a": html.read(file)}))
+    check_charts(page)
+    expected = [
+        (each["bytes"], name, seconds * 1e6)
+        for each in data["results"]
+        for name, seconds in each["seconds"].items()
+        if name != "copy"
+    ]
+    check_numbers(page, expected)
+    first, at = data["results"][0], page.tables["t0"][0]
+    assert at["limit, µs"] == pytest.approx(first["seconds"]["copy"] * 1e6, rel=1e-5)
+    factor = 2 * (data["ranks"] - 1) / data["ranks"]  # of all_reduce
+    assert at["busbw, GB/s"] == pytest.approx(factor * at["size"] / at["median, µs"] * 1e-3, rel=1e-4)
+
+
+def check_numbers(page: Page, expected: list[tuple[int, str, float]]) -> None:
+    """Check sizes, names and medians, in the order of the page's sections."""
+    tables = [rows for key, rows in page.tables.items() if key.startswith("t")]
+    shown = sorted((each["size"], each["name"], each["median, µs"]) for rows in tables for each in rows)
+    assert len(shown) == len(expected) > 0
+    for ours, theirs in zip(shown, sorted(expected), strict=True):
+        assert ours[:2] == theirs[:2]
+        assert ours[2] == pytest.approx(theirs[2], rel=1e-5)
+
+
 def test_lines_cross_where_both_take_the_same_time():
     times = {"tree": {8: 1.0, 64: 3.0, 512: 30.0}, "ring": {8: 4.0, 64: 5.0, 512: 10.0}}
     (first, second) = crossovers(times)
@@ -128,7 +193,7 @@ def test_bandwidths_are_by_each_run_s_own_ranks():
 def test_barriers_have_a_table_alone():
     page = Page(html.report({"a": document([row("direct", 0, collective="barrier", op=None, bound_percent=None)])}))
     assert page.charts == []
-    assert page.tables["t0"][0]["limit, µs"] is None
+    assert "limit, µs" not in page.tables["t0"][0]
 
 
 def test_all_of_a_large_run_is_below_half_a_megabyte():
@@ -165,7 +230,10 @@ def test_files_become_a_page(monkeypatch, capsys, tmp_path):
     ("words", "message"),
     [
         (["none.json"], "none.json: No such file or directory: pass a file that collectives.bench --json has written"),
-        (["text"], "text: no results of collectives.bench: pass a file that its --json has written"),
+        (
+            ["text"],
+            "text: no results of collectives.bench: pass a file that its --json or benchmarks/peers.py has written",
+        ),
         (["list.json"], "list.json: no results of collectives.bench"),
         (["half.json"], "half.json: no results of collectives.bench"),
         (["a.json", "a.json"], "a.json is named twice"),
@@ -195,7 +263,15 @@ def test_an_interrupt_leaves_what_was_measured(monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "results", results)
-    flags = Namespace(json=tmp_path / "r.json", html=tmp_path / "r.html", tune=None, workloads=[], wide=False)
+    flags = Namespace(
+        json=tmp_path / "r.json",
+        html=tmp_path / "r.html",
+        tune=None,
+        wide=False,
+        run_cycles=1,
+        per_iter_timing=False,
+        report_timestamps=False,
+    )
     with pytest.raises(KeyboardInterrupt):
         run.measured(SimpleNamespace(rank=0, agreed=nullcontext), flags, NETWORK, {}, document([]))
     assert json.loads(flags.json.read_text())["results"] == ROWS[:3]
