@@ -38,4 +38,4 @@ def test_64_ranks_end_with_right_results(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     data = json.loads(file.read_text())
     assert data["ranks"] == 64
-    assert [(r["bytes"], r["wrong"]) for r in data["results"]] == ([(1024, 0)] * 3 + [(4096, 0)] * 3) * 2
+    assert [(r["bytes"], r["wrong"]) for r in data["results"]] == [(1024, 0)] * 6 + [(4096, 0)] * 6

@@ -8,7 +8,7 @@ import pytest
 
 from collectives.bench.benchmarks import BENCHMARKS
 from collectives.bench.constants import samples
-from collectives.bench.run import contestant, grouped
+from collectives.bench.timing import contestant, grouped
 from collectives.bench.trial import RANK_TIMES, Trial, Workload, element_counts, places, trial_of
 from collectives.schedule.spec import COLLECTIVES
 
@@ -55,7 +55,7 @@ def test_every_collective_may_be_grouped(comm, collective):
     one.free()
 
 
-@pytest.mark.sizes(2, 3, 5)
+@pytest.mark.sizes(1, 2, 3, 5)
 @pytest.mark.parametrize("name", [name for name in BENCHMARKS if name not in COLLECTIVES])
 def test_every_other_benchmark_moves_what_it_says(new_comm, name):
     """By our own calls and by MPI's, on arrays of every kind, aligned or not."""

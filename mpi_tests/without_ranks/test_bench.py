@@ -13,11 +13,12 @@ import pytest
 
 from collectives.arrays.views import dtype_of
 from collectives.bench import __main__ as bench
-from collectives.bench import constants, overlap, run
+from collectives.bench import constants, overlap, run, timing
 from collectives.bench import trial as numbers
 from collectives.bench.constants import bound_s
 from collectives.bench.report import average_gbps, bus_factor, fastest, footer, heading, lines
-from collectives.bench.run import Contestant, contestant, row_of
+from collectives.bench.run import row_of
+from collectives.bench.timing import Contestant, contestant
 from collectives.bench.trial import Trial, Workload, element_counts, places, trial_of
 from collectives.job import system
 from collectives.schedule.cost import Link, Network
@@ -427,8 +428,8 @@ def test_the_command_lines_of_nccl_tests_are_taken(monkeypatch, form):
     assert (flags.blocking, flags.average, flags.run_cycles, flags.unalign) == (2, "mean of ranks", 0, 1)
     assert (flags.report_timestamps, flags.memory_report, flags.per_iter_timing, flags.per_iter_skip) == (1, 1, 1, 3)
     assert (str(flags.json), flags.memory, flags.op, flags.root) == ("x.json", "symmetric", "max", -1)
-    assert run.timed_as(flags) == "means of 9 groups of 4 calls in a row, waiting for each, mean of ranks"
-    assert run.timed_as(parsed(monkeypatch)) == "medians of 20 calls, slowest rank"
+    assert timing.timed_as(flags) == "means of 9 groups of 4 calls in a row, waiting for each, mean of ranks"
+    assert timing.timed_as(parsed(monkeypatch)) == "medians of 20 calls, slowest rank"
     assert parsed(monkeypatch, "-R", "0").memory == "ordinary"
 
 
@@ -483,7 +484,7 @@ class Clock:
 
     def __init__(self, monkeypatch, size=2):
         self.now, self.size, self.log = 0.0, size, []
-        for module in (run, constants, overlap):
+        for module in (constants, overlap, timing):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
     def taking(self, seconds, result=None):
@@ -528,7 +529,7 @@ def test_the_time_is_of_one_call(monkeypatch, blocking, agg_iters, per_iter):
     contestants = [
         Contestant(name, name, HOST, lambda: calls.append(clock.taking(1)()), None) for name in ("mpi", "gloo")
     ]
-    calls_s, samples = run.samples_s(clock, contestants, parsed(monkeypatch, *words.split()))
+    calls_s, samples = timing.samples_s(clock, contestants, parsed(monkeypatch, *words.split()))
     call_s = 1 + (100 / agg_iters if blocking == 1 else 0)
     assert samples.shape == ((5, 2) if per_iter or blocking == 3 else (1, 2))
     assert [*calls_s, *samples.flat] == pytest.approx([call_s] * (2 + samples.size))
@@ -539,7 +540,9 @@ def test_each_run_in_a_row_is_timed(monkeypatch):
     clock = Clock(monkeypatch)
     lengths = iter(range(1, 6))
     one = Contestant("mpi", "mpi", HOST, lambda: clock.taking(next(lengths))(), None)
-    calls_s, samples = run.samples_s(clock, [one], parsed(monkeypatch, *["-n", "5", "-w", "0", "-z", "0", "-I", "1"]))
+    calls_s, samples = timing.samples_s(
+        clock, [one], parsed(monkeypatch, *["-n", "5", "-w", "0", "-z", "0", "-I", "1"])
+    )
     assert (calls_s.tolist(), samples.tolist()) == ([3], [[1], [2], [3], [4], [5]])
 
 
@@ -567,7 +570,7 @@ def test_messages_in_numbers(monkeypatch, name):
         "latency": [("send", 3, 1000, True), ("recv", 3, 1000, True)],
         "bidirectional": recvs * WINDOW + sends * WINDOW,
     }.get(name, sends * WINDOW + [("recv", 3, 1, True)])
-    calls_s, samples = run.samples_s(clock, [one], parsed(monkeypatch, "-n", "3", "-w", "0"))
+    calls_s, samples = timing.samples_s(clock, [one], parsed(monkeypatch, "-n", "3", "-w", "0"))
     measured = row_of(one, calls_s[0], samples[:, 0], None, None, 0)
     message_s, links = MESSAGE_S[name]
     assert measured["median_us"] == pytest.approx(message_s * 1e6)
@@ -590,8 +593,8 @@ def test_overlap_in_numbers(monkeypatch, rest_s, percent):
 
     one = Contestant("auto", "ring", HOST, overlap.waited(start), None, start)
     flags = parsed(monkeypatch, "-n", "3", "-w", "1")
-    calls_s, _ = run.samples_s(clock, [one], flags)
-    (measured,) = run.overlaps(clock, [one], calls_s, flags)
+    calls_s, _ = timing.samples_s(clock, [one], flags)
+    (measured,) = timing.overlaps(clock, [one], calls_s, flags)
     assert measured == {"compute_us": 10e6, "overall_us": (10 + rest_s) * 1e6, "overlap_percent": percent}
 
 
