@@ -480,10 +480,8 @@ def test_cycles_go_through_all_sizes(monkeypatch):
 class Clock:
     """Seconds that pass only in the actions of a test, and a communicator whose barriers take 100 of them."""
 
-    rank, size = 0, 2
-
-    def __init__(self, monkeypatch, size=2):
-        self.now, self.size, self.log = 0.0, size, []
+    def __init__(self, monkeypatch, rank=0, size=2):
+        self.now, self.rank, self.size, self.log = 0.0, rank, size, []
         for module in (constants, overlap, timing):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
 
@@ -534,6 +532,20 @@ def test_the_time_is_of_one_call(monkeypatch, blocking, agg_iters, per_iter):
     assert samples.shape == ((5, 2) if per_iter or blocking == 3 else (1, 2))
     assert [*calls_s, *samples.flat] == pytest.approx([call_s] * (2 + samples.size))
     assert len(calls) == 2 * (5 + 2) * agg_iters
+
+
+@pytest.mark.parametrize("name", ["latency", "bandwidth", "message_rate"])
+def test_the_second_of_a_pair_replies(monkeypatch, name):
+    clock = Clock(monkeypatch, rank=3, size=6)
+    contestant(clock, trial_of(clock, Workload(name), 1000), "auto", WINDOW).call()
+    one_back = [("recv", 0, 1000, True), ("send", 0, 1000, True)]
+    assert clock.log == (
+        one_back if name == "latency" else [("recv", 0, 1000, False)] * WINDOW + [("send", 0, 1, True)]
+    )
+    idle = contestant(clock, trial_of(Clock(monkeypatch, rank=6, size=7), Workload(name), 1000), "auto", WINDOW)
+    clock.log.clear()
+    idle.call()
+    assert clock.log == []
 
 
 def test_each_run_in_a_row_is_timed(monkeypatch):
