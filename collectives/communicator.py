@@ -106,6 +106,7 @@ class Communicator:
 
     def host_names(self) -> list[str]:
         """Return the name of each rank's host.  Collective."""
+        self._resolver.drain()
         return self._context.host_names()
 
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":

@@ -89,6 +89,15 @@ class Cuda(Device):
             self.runtime.eventRecord(event.ptr, self.current_stream())
             self.runtime.streamWaitEvent(self.stream.ptr, event.ptr)
 
+    def share_stream(self) -> Callable[[], None]:
+        stream = self.xp.cuda.get_current_stream(self.index)
+
+        def use() -> None:
+            self.on_device().use()
+            stream.use()
+
+        return use
+
     def record(self) -> Event:
         with self.on_device():
             event = self.xp.cuda.Event(disable_timing=True)
@@ -173,6 +182,11 @@ class TorchCuda(Cuda):
         import torch
 
         return torch.cuda.current_stream(self.index).cuda_stream
+
+    def share_stream(self) -> Callable[[], None]:
+        import torch
+
+        return partial(torch.cuda.set_stream, torch.cuda.current_stream(self.index))
 
 
 class OpenedEvent:

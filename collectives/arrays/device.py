@@ -5,7 +5,7 @@ Everything above works on flat arrays, slices of them, and these operations.
 """
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -26,6 +26,10 @@ class Event:
 
 
 DONE = Event()
+
+
+def nothing() -> None:
+    pass
 
 
 class Device:
@@ -102,6 +106,10 @@ class Device:
 
     def begin(self) -> None:
         """Order later work on the device's stream after the caller's current stream."""
+
+    def share_stream(self) -> Callable[[], None]:
+        """Return a function that makes the caller's current stream that of the thread which calls it."""
+        return nothing
 
     def record(self) -> Event:
         """Return an event after all that is on the device's stream by now."""

@@ -288,8 +288,11 @@ class Plan:
         self._last = self._event = device.record()
         self._num_runs += 1
 
-    def _finish(self) -> None:
-        """Raise the run's error, if it has failed, else order the caller's current stream after it."""
+    def take_end(self) -> Event | None:
+        """Return the event at the end of the latest run, if that has not been waited for.
+
+        Raises: the run's error, if it has failed.
+        """
         failure, self._failure = self._failure, None
         if failure is not None:
             try:
@@ -297,9 +300,14 @@ class Plan:
             finally:
                 del failure  # the error's traceback has this frame: arrays would live until Python collects the cycle
         last, self._last = self._last, None
-        if last is None:
+        if last is not None:
+            self._progress.queued.discard(self)
+        return last
+
+    def _finish(self) -> None:
+        """Raise the run's error, if it has failed, else order the caller's current stream after it."""
+        if (last := self.take_end()) is None:
             return
-        self._progress.queued.discard(self)
         try:
             self.device.end(last)
         except DEVICE_ERRORS as error:

@@ -3,11 +3,12 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import count
 from threading import get_ident
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from mpi4py import MPI
@@ -76,14 +77,16 @@ class Progress:
         Raises: TimeoutError when the clock `time.monotonic` passes `deadline_s`.
         """
         number = next(self._num_waits)
-        self.waits[number] = get_ident(), waiting, words
+        is_helper = self.background.is_helper
+        if not is_helper:
+            self.waits[number] = get_ident(), waiting, words
         others = [plan for plan in self.started if plan is not waiting]
         look = awaited.test if others else awaited.spin
         num_barriers, since_s = awaited.num_barriers, time.monotonic()
         try:
             while not look():
-                if self.failure:
-                    raise CommunicationError(self.failure)
+                if self.failure or (is_helper and self.background.ended):
+                    raise CommunicationError(self.failure or "this process ends")
                 for plan in others:
                     plan.advance()
                 now_s = time.monotonic()
@@ -93,7 +96,7 @@ class Progress:
                     num_barriers, since_s = awaited.num_barriers, now_s
                 self.relax(now_s - since_s)
         finally:
-            del self.waits[number]
+            self.waits.pop(number, None)
 
     def release_queued(self) -> None:
         """Drop the references to plans whose work a device has done meanwhile."""
@@ -106,11 +109,12 @@ class Progress:
     def inside(self, waiting: "Plan") -> Iterator[None]:
         """Record a wait inside MPI or CUDA."""
         number = next(self._num_waits)
-        self.waits[number] = get_ident(), waiting, ""
+        if not self.background.is_helper:
+            self.waits[number] = get_ident(), waiting, ""
         try:
             yield
         finally:
-            del self.waits[number]
+            self.waits.pop(number, None)
 
     def relax(self, waited_s: float) -> None:
         """Give up the core to others, the more the longer a wait has made no progress."""
@@ -133,6 +137,28 @@ class Progress:
 refuse_after_fork(Progress)
 
 
+class InThread(Waitable):
+    """The end of a function that a thread of its own runs, since it waits for other ranks."""
+
+    def __init__(self, function: Callable[[], Any], helpers: "dict[int, threading.Thread]"):
+        self.function, self.helpers = function, helpers
+        self.future: Future[Any] = Future()
+        self.thread = threading.Thread(target=self._run, name="collectives new call", daemon=True)
+        self.thread.start()
+
+    def test(self) -> bool:
+        return self.future.done()
+
+    def _run(self) -> None:
+        self.helpers[get_ident()] = self.thread
+        try:
+            self.future.set_result(self.function())
+        except BaseException as error:  # raised by `future.result`
+            self.future.set_exception(error)
+        finally:
+            del self.helpers[get_ident()]
+
+
 class Background:
     """A thread that advances the plans of a list, and sleeps while none advances, or there are none.
 
@@ -141,6 +167,9 @@ class Background:
     nothing to do when it wakes, as the process has waited at once, looks again each millisecond for a while: meanwhile
     nothing wakes it.  MPI must allow calls from several threads; else there is no
     background thread, and plans advance only when their process waits or calls `done()`.
+
+    `helpers` are further threads, each of which agrees on a started call with the other ranks.  Their waits are not
+    those of the process, and end with it.
     """
 
     def __init__(self, plans: "Sequence[Plan]"):
@@ -148,8 +177,14 @@ class Background:
         self.allowed = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.thread: threading.Thread | None = None
         self.starting = threading.Lock()
+        self.helpers: dict[int, threading.Thread] = {}
         self.work = threading.Event()
         self.ended = False
+
+    @property
+    def is_helper(self) -> bool:
+        """Whether the calling thread is one of them."""
+        return get_ident() in self.helpers
 
     def attend(self) -> None:
         """Wake the thread: there is work to do."""
@@ -168,8 +203,17 @@ class Background:
     def end(self) -> None:
         self.ended = True
         self.work.set()
-        if self.thread is not None:
-            self.thread.join()
+        for thread in filter(None, [self.thread, *self.helpers.values()]):
+            thread.join()
+
+    def finish(self, function: Callable[[], Any]) -> "Generator[Waitable, None, Any]":
+        """Run a function that waits for other ranks, and return its result: by a thread, if MPI allows it."""
+        if not self.allowed:
+            return function()
+        waiting = InThread(function, self.helpers)
+        if not waiting.test():
+            yield waiting
+        return waiting.future.result()
 
     def pause(self) -> None:
         """End the thread, until another plan is started."""

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from operator import mul
 from textwrap import shorten
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 from collectives import algorithms
@@ -133,6 +134,7 @@ class Resolver:
         self.staging: dict[str, StagingBuffers] = {}  # of calls, which run one after the other, by device
         self.kernels: KernelCalls | None = None  # once there are calls that devices compare
         self.latest: Callable[[], Plan | None] = lambda: None
+        self.turn: int | None = None  # the thread that resolves a started call
         self.plans: weakref.WeakSet[Plan] = weakref.WeakSet()  # of the caller
 
     # --- calls ---
@@ -239,7 +241,10 @@ class Resolver:
 
     def run_unsigned(self, request: Request, at_once: bool) -> Any:
         """Run a call on fused arrays, or one without a signature."""
-        if packed := self.pack(request):
+        packed, failure = self.pack(request)
+        if failure:
+            self.refuse(request.collective, failure, request.run, request.place)
+        if packed:
             result = packed.result(self.run(*packed.request, at_once))
             packed.end()
             return result
@@ -248,45 +253,41 @@ class Resolver:
         plan.free()
         return plan.result
 
-    def pack(self, request: Request) -> PackedCall | None:
-        """Return a call on fused or strided arrays of the host as one on contiguous arrays; None for others.
+    def pack(self, request: Request) -> tuple[PackedCall | None, str]:
+        """Return a call on fused or strided arrays of the host as one on contiguous arrays, None for others.
 
-        Raises: InputError on every rank if one has wrong arrays.
+        If its arrays are wrong, return why.
         """
         fused = request.x if isinstance(request.x, Fused) else None
-        failure = "" if fused is None else fused.failure
+        if fused is not None and fused.failure:
+            return None, fused.failure
         try:
-            if fused is not None and not failure:
-                return pack_fused(request, self.context.rank) if fused.device is host() else None
+            if fused is not None:
+                return pack_fused(request, self.context.rank) if fused.device is host() else None, ""
             if is_strided(request.x) or is_strided(request.out):
-                return pack_strided(request, self.context.rank)
+                return pack_strided(request, self.context.rank), ""
         except REFUSALS as error:
-            failure = f"{request.collective}: {error}"
-        if failure:
-            self.refuse(request.collective, failure, request.run, request.place)
-        return None
+            return None, f"{request.collective}: {error}"
+        return None, ""
 
     def refuse(self, collective: str, failure: str, run: Runs = run_now, place: Place | None = None) -> None:
         """Refuse a call on all ranks.  Raises: InputError on each of them."""
         with Call(self.calls, collective) as call:
             call.place = place or call.place
-            if not self.check:
-                raise LoneInputError(failure)
-            self.agreement.check("", failure, (), call, partial(self.gate, run))
+            self.refuse_call(call, failure, run)
+
+    def refuse_call(self, call: Call, failure: str, run: Runs = run_now) -> None:
+        """Refuse a call that has been entered, as `refuse`."""
+        if not self.check:
+            raise LoneInputError(failure)
+        self.agreement.check("", failure, (), call, partial(self.gate, run))
 
     def start(self, collective: str, x: Any, out: Any, options: tuple) -> Plan:
-        """Start a collective, for the caller to wait for."""
-        request = Request(collective, x, out, options)
-        signed, packed = self.sign_start(request), None
-        if signed is None and (packed := self.pack(request)):
-            request, signed = packed.request, self.sign_start(packed.request)
-        plan = self.plan_once(request, signed)
-        if packed:
-            plan.enclose((), packed.after, packed.result(plan.result))
-        return plan.start()
+        """Start a collective, for the caller to wait for, without waiting for the other ranks."""
+        return self.plan_later(Request(collective, x, out, options)).start()
 
     def sign_start(self, request: Request) -> Signed | None:
-        """Return a call's signature, if its binding may be started without waiting for the other ranks."""
+        """Return a call's signature, if there are bindings of it that run without further agreement."""
         is_native = request.options[-1] == "mpi"  # waits inside MPI
         is_uneven = request.arguments.get("send_counts") is not None  # ranks exchange counts first
         if is_native or is_uneven:
@@ -298,46 +299,40 @@ class Resolver:
         except Unsigned:
             return None
 
-    def plan_once(self, request: Request, signed: Signed | None = None, is_late: bool = False) -> Plan:
-        """Make a plan for one run, counted as this call: if it is signed, of its signature's binding.
-
-        Where there is no such binding yet, one that `is_late` is agreed on when it runs.
-        """
-        bound = self.bound.get(signed[0]) if signed else None
-        if bound or (signed and is_late):
-            call = bound.call.of_plan(bound.call.name) if bound else Call(self.calls, request.collective)
-            call.enter(place=request.place)
-        else:
-            with Call(self.calls, request.collective) as call:
-                call.place = request.place or call.place
-                resolved = self.resolve(call, request)
-                with self.telling(call):
-                    bound = self.bind_call(call, signed, resolved) if signed else None
-                    plan = None if bound else self.bind(resolved)
-        if signed:
-            plan = StartedCall(self, request, signed, bound, call, self.latest())
-            self.latest = weakref.ref(plan)
-        assert plan is not None
+    def plan_once(self, request: Request) -> Plan:
+        """Make a plan for one run, counted as this call.  Collective."""
+        with Call(self.calls, request.collective) as call:
+            call.place = request.place or call.place
+            resolved = self.resolve(call, request)
+            with self.telling(call):
+                plan = self.bind(resolved)
         call.name, call.under_way = plan.name, True  # until the plan has ended: its run is not counted again
         plan.call = call
         return plan
 
     def begin_bound(self, request: Request) -> Plan | None:
-        """Start a call if its binding may be started without waiting for the other ranks."""
+        """Start a call if it has been bound, and the ranks need not agree on it."""
         signed = self.sign_start(request)
-        return self.plan_once(request, signed).start() if signed and signed[0] in self.bound else None
+        return self.plan_later(request, signed).start() if signed and signed[0] in self.bound else None
 
-    def plan_later(self, request: Request) -> Plan:
-        """Make a plan for one run without waiting for the other ranks: a new one is agreed on when it runs.
-
-        Arrays on devices are agreed on at once.
-        """
-        return self.plan_once(request, self.sign_start(request), is_late=True)
+    def plan_later(self, request: Request, signed: Signed | None = None) -> StartedCall:
+        """Make a plan for one run, counted as this call: a new one is agreed on when it runs."""
+        signed, packed, failure = signed or self.sign_start(request), None, ""
+        if signed is None:
+            packed, failure = self.pack(request)
+            if packed:
+                request, signed = packed.request, self.sign_start(packed.request)
+        bound = self.bound.get(signed[0]) if signed else None
+        call = bound.call.of_plan(bound.call.name) if bound else Call(self.calls, request.collective)
+        call.enter(place=request.place)  # under way until it has ended: its run is not counted again
+        plan = StartedCall(self, request, signed, bound, call, self.latest(), packed, failure)
+        self.latest = weakref.ref(plan)
+        return plan
 
     def drain(self, run: Runs = run_now) -> None:
-        """Wait for the started calls: programs on one channel run one after the other."""
+        """Wait for the started calls, unless for one of them, in its turn: programs on one channel run one by one."""
         latest = self.latest()
-        if latest is not None and latest.is_under_way:
+        if latest is not None and latest.is_under_way and self.turn != get_ident():
             run(Predecessor(latest))
 
     def plan(self, collective: str, x: Any, arguments: dict[str, Any]) -> Plan:
@@ -398,7 +393,7 @@ class Resolver:
         description = failure = ""
         facts = [0] * NUM_FACTS
         if isinstance(x, Fused) and x.buffer is None:
-            self.allocate(x)
+            self.allocate(x, call)
         fused = x if isinstance(x, Fused) else None
         algorithm = arguments.pop("algorithm", "auto")
         try:
@@ -426,13 +421,12 @@ class Resolver:
             choice = self.binder.choose(a, algorithm, call_facts(a.spec, facts, on_buffers=all_move))
         return Resolved(a, operands, choice, fused, self.num_bound, all_move)
 
-    def allocate(self, fused: Fused) -> None:
-        """Give fused arrays a buffer that the ranks of a node can access, where possible.  Collective.
+    def allocate(self, fused: Fused, call: Call) -> None:
+        """Give fused arrays of a call a buffer that the ranks of a node can access, where possible.  Collective.
 
         Raises: InputError on every rank where arrays are incompatible, or ranks' lengths differ.
         """
-        with Call(self.calls, "fuse") as call:
-            self.agreement.check(str(fused), fused.failure, call=call if self.check else None)
+        self.agreement.check(str(fused), fused.failure, call=call if self.check else None)
         fused.buffer = self.context.memory.empty(fused.device, len(fused), fused.dtype)
 
     def arguments(self, collective: str, x: Any, algorithm: str, arguments: dict[str, Any]) -> Arguments:
@@ -449,16 +443,24 @@ class Resolver:
         return a
 
     def exchange_counts(self, a: Arguments) -> Operands:
-        """Exchange the counts of an all-to-all of uneven chunks."""
+        """Exchange the counts of an all-to-all of uneven chunks.  Collective.
+
+        Raises: InputError on every rank where one's counts or result do not fit.
+        """
         assert a.send_counts is not None
-        incoming = self.agreement.exchange(a.send_counts)
-        with self.context.agreed(f"counts of {a.collective}"):
+        incoming, failure, operands = self.agreement.exchange(a.send_counts), "", None
+        try:
             if a.recv_counts not in (None, incoming):
                 raise ValueError(
                     f"{a.collective}: recv_counts={a.recv_counts}, but {incoming} is sent: pass that, or omit it"
                 )
             a.recv_counts = incoming
-            return operands_of(a)
+            operands = operands_of(a)
+        except REFUSALS as error:
+            failure = str(error) or type(error).__name__
+        self.agreement.check(f"counts of {a.collective}", failure)
+        assert operands is not None
+        return operands
 
     # --- binding ---
 

@@ -6,10 +6,15 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING
 
-from collectives.arrays.device import host
+from collectives.arrays.device import Device, host
+from collectives.arrays.views import flat
+from collectives.runtime.arguments import REFUSALS
 from collectives.runtime.checks.call_log import Call
+from collectives.runtime.packed import Fused, PackedCall
 from collectives.runtime.plan import MismatchError, Plan
 from collectives.runtime.progress import Waitable
 
@@ -26,54 +31,114 @@ class StartedCall(Plan):
     """A started call.  It begins when the previous one on its communicator has ended.
 
     All bound calls share one channel, where programs run one after the other, in the same order on all ranks.  If the
-    ranks' bindings turn out to differ, or this rank has none, they resolve the call in its turn.
+    ranks' bindings turn out to differ, or this rank has none, they resolve the call in its turn, by a thread that waits
+    for the others.  A call that is not `signed` is resolved each time.  `failure` says why its arguments are refused.
     """
 
     def __init__(
-        self, resolver: Resolver, request: Request, signed: Signed, bound: Bound | None, call: Call, ahead: Plan | None
+        self,
+        resolver: Resolver,
+        request: Request,
+        signed: Signed | None,
+        bound: Bound | None,
+        call: Call,
+        ahead: Plan | None,
+        packed: PackedCall | None = None,
+        failure: str = "",
     ):
         self.resolver, self.request, self.signed, self.bound, self.ahead = resolver, request, signed, bound, ahead
-        super().__init__(call.name, None, resolver.progress, host(), [])
+        self.packed, self.failure = packed, failure
+        super().__init__(call.name, None, resolver.progress, host() if signed else device_of(request), [])
         if bound:
             self.place_in(bound)
         self.call = self.entered = call
         self.keep = request.x, request.out
         self.inner: Plan | None = None  # the plan whose messages it runs
+        self.resolving = False
 
     def place_in(self, bound: Bound) -> None:
+        assert self.signed is not None
         self.result, self.addresses, self.keys = bound.place(self.request.x, self.request.out, *self.signed[1:3])
 
     def release(self) -> None:
         """Drop the references to the arrays, once the run has ended and its result is not needed."""
         self.request, self.result, self.keep = self.request._replace(x=None, out=None), None, None
-        self.before, self.after = [], []
+        self.inner = None
 
     def awaits(self) -> str:
         if self.ahead:
             return f"the end of {self.ahead.name}"
-        return self.inner.awaits() if self.inner else super().awaits()
+        words = self.inner.awaits() if self.inner else super().awaits()
+        return f"where the ranks agree on it, {words}" if self.resolving else words
 
     def _run(self) -> Iterator[Waitable]:
+        self.device.begin()
+        use_stream = self.device.share_stream()
         if self.ahead is not None and self.ahead.is_under_way:
             yield Predecessor(self.ahead)
         self.ahead = None
-        while not (yield from self.attempt()):
+        if self.bound is None and self.signed and (bound := self.resolver.bound.get(self.signed[0])):
+            self.take(bound)  # of the same call ahead of this one
+        has_differed = False
+        while self.bound is None or not (yield from self.attempt()):
+            has_differed = self.bound is not None
             self.entered.name = self.request.collective  # as ranks compare it
-            resolved = self.resolver.resolve(self.entered, self.request, compared=True)
-            with self.resolver.telling(self.entered):
-                bound = self.resolver.bind_call(self.entered, self.signed, resolved)
-            if self.bound is None:
-                self.place_in(bound)
-            self.bound = bound
-            self.entered.name = bound.call.name
-        self.device.copy_pairs(self.after)
-        self.keep = None
+            self.resolving = True
+            resolve = partial(self.resolve, has_differed, use_stream)
+            is_alone = self.resolver.context.size == 1
+            binding = resolve() if is_alone else (yield from self._progress.background.finish(resolve))
+            self.resolving = False
+            if isinstance(binding, Plan):
+                yield from self.follow(binding)
+                break
+            self.take(binding)
+        if self.packed:
+            self.packed.end()
+            self.result = self.packed.result(self.result)
+        self.keep = self.packed = None
+
+    def take(self, bound: Bound) -> None:
+        if self.bound is None:
+            self.place_in(bound)
+        self.bound, self.name = bound, bound.call.name
+        self.entered.name = self.name
+
+    def resolve(self, has_differed: bool, use_stream: Callable[[], None]) -> Bound | Plan:
+        """Agree on the call and bind it, in its turn; start a plan of it if it has no signature.  Collective.
+
+        `has_differed`: the ranks have already found that their bindings differ.  `use_stream` makes the stream of the
+        caller this thread's.
+        """
+        use_stream()
+        resolver, call = self.resolver, self.entered
+        resolver.turn = get_ident()
+        try:
+            if self.failure:
+                resolver.refuse_call(call, self.failure)
+            self.inner = None if has_differed else resolver.comparison
+            resolved = resolver.resolve(call, self.request, compared=has_differed)
+            self.inner = None
+            with resolver.telling(call):
+                return (
+                    resolver.bind_call(call, self.signed, resolved) if self.signed else resolver.bind(resolved).start()
+                )
+        finally:
+            resolver.turn = None
+
+    def follow(self, plan: Plan) -> Iterator[Waitable]:
+        """Wait for the run of a plan, and take over its end."""
+        self.inner, self.result = plan, plan.result
+        self.name = self.entered.name = plan.name
+        if plan.is_under_way:
+            yield Predecessor(plan)
+        self._last = self._event = plan.take_end()
+        self._num_runs += 1
 
     def attempt(self) -> Generator[Waitable, None, bool]:
         """Run the binding, unless another rank would run a different one; return whether all have run it."""
         bound, resolver = self.bound, self.resolver
-        number, binding = (self.entered.number * resolver.check, bound.number) if bound else (0, 0)
-        own = bound.program if bound else None
+        assert bound is not None
+        number, binding, own = self.entered.number * resolver.check, bound.number, bound.program
         program: Program | None = own or resolver.comparison.only
         places = (self.addresses, self.keys) if own else (NOWHERE, NOWHERE)
         self.inner = None
@@ -92,13 +157,19 @@ class StartedCall(Plan):
                 yield arrival
             if arrival.has_failed:
                 return False
-        if bound is None:
-            return False
         if bound.program is None:
             self.inner = plan = resolver.plan_at(bound, self.addresses)
             plan.prepare()
             yield from plan._run()
         return True
+
+
+def device_of(request: Request) -> Device:
+    """Return the device of a call's arrays; the host for arguments that will be refused."""
+    try:
+        return request.x.device if isinstance(request.x, Fused) else flat(request.x)[0]
+    except (AttributeError, *REFUSALS):
+        return host() if request.out is None else device_of(request._replace(x=request.out, out=None))
 
 
 class Predecessor(Waitable):

@@ -112,6 +112,115 @@ def check_started_calls(comm, collective, memory, monkeypatch):
                     same(works[turn].wait(), expected(collective, args[turn], comm.rank), (collective, count, run))
 
 
+KINDS = {
+    "ordinary": lambda comm, values: values.copy(),
+    "symmetric": lambda comm, values: put(comm, "symmetric", values),
+    "strided": lambda comm, values: np.repeat(values, 2)[::2],
+}
+
+
+def in_two_groups(comm, start):
+    """Start on the first half of the ranks, then on the others, so that a start which waits never ends."""
+    late = comm.rank >= comm.size // 2
+    works = None if late else start()
+    comm.mpi.Barrier()
+    return start() if late else works
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_starting_a_new_call_does_not_wait_for_other_ranks(new_comm, kind):
+    comm = new_comm
+    xs = inputs(comm.size, 24 * comm.size)
+    calls = [(name, algorithm) for name in COLLECTIVES for algorithm in ("auto", "ring", "binomial", "mpi")]
+    calls = [(name, algorithm) for name, algorithm in calls if algorithm in algorithms_of(name, comm.size)]
+    arrays = [KINDS[kind](comm, xs[comm.rank]) for _ in calls]
+
+    def start():
+        return [
+            getattr(comm, name)(x, algorithm=algorithm, blocking=False)
+            for x, (name, algorithm) in zip(arrays, calls, strict=True)
+        ]
+
+    works = in_two_groups(comm, start)
+    same(comm.all_reduce(xs[comm.rank].copy()), expected("all_reduce", xs, comm.rank))
+    for work, call in zip(works, calls, strict=True):
+        same(work.wait(), expected(call[0], xs, comm.rank), call)
+
+
+def test_starting_new_calls_of_other_forms_does_not_wait_for_other_ranks(new_comm):
+    comm, ones = new_comm, np.ones(3)
+    lists = [np.full((2, 3), comm.rank + 1.0), np.full(4, comm.rank + 1.0)]
+    sends = [comm.rank + dest for dest in range(comm.size)]
+
+    def start():
+        return [
+            comm.barrier(blocking=False),
+            comm.all_reduce(comm.fuse(lists), blocking=False),
+            comm.all_to_all(np.full(sum(sends), float(comm.rank)), send_counts=sends, blocking=False),
+            *(comm.all_reduce(ones.copy(), blocking=False) for _ in range(3)),
+        ]
+
+    _, fused, uneven, *repeated = in_two_groups(comm, start)
+    total = sum(range(1, comm.size + 1))
+    for work in repeated:
+        same(work.wait(), comm.size * ones)
+    assert all(array is own for array, own in zip(fused.wait(), lists, strict=True))
+    for array in lists:
+        same(array, np.full(array.shape, float(total)))
+    same(uneven.wait(), np.concatenate([np.full(comm.rank + source, float(source)) for source in range(comm.size)]))
+
+
+def test_new_calls_on_several_communicators_start_and_end_in_any_order(new_comm):
+    """Each rank starts them in an order of its own, and waits in another one."""
+    parts = [new_comm.split(0) for _ in range(4)]
+    for turn in range(3):
+        works = {}
+        for index in np.random.default_rng([turn, new_comm.rank]).permutation(len(parts)):
+            x = np.full(10 * turn + index + 1, 2.0**index)
+            works[index] = parts[index].all_reduce(x, algorithm=("ring", "auto")[index % 2], blocking=False)
+        for index in np.random.default_rng([turn, new_comm.rank, 1]).permutation(len(parts)):
+            same(works[index].wait(), np.full(10 * turn + index + 1, 2.0**index * new_comm.size))
+    for part in parts:
+        part.free()
+
+
+STARTED_WRONG = {
+    "another length": (lambda comm, odd: comm.all_reduce(np.ones(4 + odd), blocking=False), "ranks disagree: rank 0"),
+    "another collective": (
+        lambda comm, odd: (comm.broadcast if odd else comm.all_reduce)(np.ones(7), blocking=False),
+        "ranks disagree: rank 0 calls all_reduce",
+    ),
+    "no array": (
+        lambda comm, odd: comm.all_reduce([1.0] if odd else np.ones(1), blocking=False),
+        "rank 1: all_reduce: list is not an array",
+    ),
+    "a read-only array with gaps": (
+        lambda comm, odd: comm.all_reduce(np.broadcast_to(1.0, 4) if odd else np.ones(4), blocking=False),
+        "rank 1: all_reduce: x is read-only",
+    ),
+    "counts": (
+        lambda comm, odd: comm.all_to_all(
+            np.ones(comm.size), send_counts=[1] * comm.size, recv_counts=[1 + odd] * comm.size, blocking=False
+        ),
+        "rank 1: all_to_all: recv_counts=",
+    ),
+}
+
+
+@pytest.mark.parametrize(("start", "words"), STARTED_WRONG.values(), ids=STARTED_WRONG)
+def test_what_is_wrong_with_a_started_call_is_raised_by_its_wait(new_comm, start, words):
+    comm, x = new_comm, np.ones(5)
+    before = comm.all_reduce(x.copy(), blocking=False)
+    wrong = in_two_groups(comm, lambda: start(comm, comm.rank == 1))
+    after = comm.all_reduce(x.copy(), blocking=False)
+    same(comm.all_gather(np.array([comm.rank])), np.arange(comm.size))
+    with pytest.raises(InputError, match=f"^{words}") as caught:
+        wrong.wait()
+    assert len(set(comm.mpi.allgather(str(caught.value)))) == 1
+    for work in (before, after):
+        same(work.wait(), comm.size * x)
+
+
 def test_later_calls_on_fused_arrays_do_not_agree_anew(comm, monkeypatch):
     for run in range(4):
         if run == 1:

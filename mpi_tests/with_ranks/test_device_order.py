@@ -120,6 +120,35 @@ def test_plans_that_are_left_to_a_thread(new_comm, cuda):
 
 
 @pytest.mark.sizes(2)
+@each_mode
+@pytest.mark.parametrize("algorithm", ["two_shot", "ring", "auto"])
+def test_started_calls_do_not_wait_for_other_ranks(new_comm, cuda, algorithm, mpi_reads):
+    """A thread binds each of them, after the work on the caller's stream."""
+    cuda.use(1, mpi_reads=mpi_reads)
+    xs, comm = inputs(2, 1000), new_comm
+    arrays = [cuda.symmetric(comm, xs[comm.rank]) if algorithm == "two_shot" else cuda.put(xs[comm.rank])]
+    arrays.append(cuda.put(xs[comm.rank]))
+    cuda.stream.synchronize()
+    cuda.lag(LATE_US)
+    for run in range(3):
+        for x in arrays:
+            cuda.fill(x, xs[comm.rank] + np.float32(run))
+        comm.mpi.Barrier()
+        if comm.rank:
+            comm.mpi.Barrier()
+        works = [comm.all_reduce(arrays[0], algorithm=algorithm, blocking=False)]
+        works.append(comm.all_gather(arrays[1], blocking=False))
+        if comm.rank == 0:
+            comm.mpi.Barrier()
+        results = [work.wait() for work in works]
+        args = [values + np.float32(run) for values in xs]
+        for collective, result in zip(("all_reduce", "all_gather"), results, strict=True):
+            actual = in_turn(comm, lambda result=result: cuda.get(result))
+            same(actual, expected(collective, args, comm.rank), (run, collective))
+            cuda.fill(result, actual * 0)
+
+
+@pytest.mark.sizes(2)
 @pytest.mark.parametrize("algorithm", ["two_shot", "ring"])
 @pytest.mark.parametrize("make", ["call", "plan"])
 def test_memory_of_a_run_that_nobody_waits_for_is_not_given_out_again(new_comm, cuda, algorithm, make):

@@ -371,7 +371,7 @@ WRONG = {
         "all_reduce: takes no out with fused arrays, which get the results themselves: omit it",
     ),
     "fused arrays that are read-only, not waited for": (
-        lambda comm: comm.all_reduce(comm.fuse([np.zeros(4), read_only(4)]), blocking=False),
+        lambda comm: comm.all_reduce(comm.fuse([np.zeros(4), read_only(4)]), blocking=False).wait(),
         "all_reduce: array 1 is read-only: pass an array that may be written",
     ),
     "fused arrays that are read-only": (
