@@ -1348,7 +1348,7 @@ DEVICE_CHECKS = [
     mutant(ON_DEVICE, "| call.number * is_compared &", "| 0 &", DIFFER),
     mutant(ON_DEVICE, "        if self.channel.failure[0]:\n", "        if False:\n", DIFFER),
     mutant(ON_DEVICE, "        self.channel.recover()\n", "", DIFFER),
-    mutant(ON_DEVICE, "        if entry := kernel_calls.differed():", "        if False:", UNHEARD),
+    mutant(ON_DEVICE, "    if entry := calls.differed():", "    if False:", UNHEARD),
     mutant(RESOLVE, '            self.agreement.check("free", "")', "            pass", UNHEARD),
     mutant(RESOLVE, "            self.kernels.gate()\n", "            pass\n", DIFFER),
     mutant(RESOLVE, "compared=not isinstance(mismatch, LateMismatchError)", "compared=True", DIFFER),
