@@ -49,7 +49,7 @@ def save_hugging_face(model: Model, directory: str | Path):
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     with replacing(directory / "config.json") as config, replacing(directory / "model.safetensors") as weights:
-        config.write_text(json.dumps(hugging_face_config(model.config), indent=2) + "\n")
+        config.write_text(json.dumps(hugging_face_config(model.config), indent=2, allow_nan=False) + "\n")
         try:
             save_file(to_hugging_face(model), weights, metadata={"format": "pt"})
         except SafetensorError as error:

@@ -152,15 +152,44 @@ class TrainingReport:
             sink(record)
         if self.file is not None:
             with self.writing("metrics.jsonl"):
-                print(json.dumps(record), file=self.file, flush=True)
+                print(to_json(record), file=self.file, flush=True)
+
+
+def to_json(record: dict[str, Any]) -> str:
+    """Format a record as a line of metrics.jsonl.  JSON has no word for a number that is not finite: it is null.
+
+    >>> to_json({"iter": 3, "loss": math.nan, "lr": 0.5})
+    '{"iter": 3, "loss": null, "lr": 0.5, "not_finite": {"loss": "NaN"}}'
+    """
+    words = {
+        name: json.dumps(value)
+        for name, value in record.items()
+        if isinstance(value, float) and not math.isfinite(value)
+    }
+    more = {"not_finite": words} if words else {}
+    return json.dumps({**record, **dict.fromkeys(words), **more}, allow_nan=False)
+
+
+def from_json(line: str) -> Any:
+    """Parse a line of metrics.jsonl.
+
+    >>> from_json('{"iter": 3, "loss": null, "not_finite": {"loss": "-Infinity"}}')
+    {'iter': 3, 'loss': -inf}
+
+    Raises: ValueError for a line that is not JSON.
+    """
+    record = json.loads(line)
+    if isinstance(record, dict) and isinstance(words := record.pop("not_finite", None), dict):
+        record |= {name: float(str(word)) for name, word in words.items()}
+    return record
 
 
 def draw_recorded(out_dir: str, vocab_size: int) -> None:
     """Draw loss.png from metrics.jsonl, whose last line may be incomplete."""
     records = []
     for line in Path(out_dir, "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        with suppress(json.JSONDecodeError):
-            records.append(json.loads(line))
+        with suppress(ValueError):
+            records.append(from_json(line))
     with replacing(Path(out_dir, "loss.png")) as temporary:
         loss_figure(records, vocab_size).savefig(temporary, format="png")
 

@@ -6,7 +6,6 @@ python -m training.report out out-2 --html both.html
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from collectives.bench.page import Chart, Column, Section, Table, page, pairs
 from collectives.job.settings import Parser
 from collectives.job.system import write
 from collectives.schedule import draw
-from models.report import smoothed
+from models.report import from_json, smoothed
 from training.out_dir import METRICS, SETTINGS
 
 Record = dict[str, Any]
@@ -58,7 +57,7 @@ def read(run: Path) -> list[Record]:
     """
     path = run / METRICS
     try:
-        records = [json.loads(line) for line in path.read_text().splitlines()]
+        records = [from_json(line) for line in path.read_text().splitlines()]
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}: pass the folder that a run has written to") from None
     except ValueError:

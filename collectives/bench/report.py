@@ -198,8 +198,10 @@ def conditions(comm: Communicator, started: str, network: Network, device: str, 
 
 def to_json(document: Document) -> str:
     """Write everything about a run as JSON, with a line for each result."""
-    results = ",\n".join(f"  {json.dumps(row)}" for row in document["results"])
-    parts = [f' "{name}": {json.dumps(value)}' for name, value in document.items() if name != "results"]
+    results = ",\n".join(f"  {json.dumps(row, allow_nan=False)}" for row in document["results"])
+    parts = [
+        f' "{name}": {json.dumps(value, allow_nan=False)}' for name, value in document.items() if name != "results"
+    ]
     parts += [f' "results": [\n{results}\n ]', f' "average_busbw_gbps": {average_gbps(document["results"])}']
     return "{\n" + ",\n".join(parts) + "\n}\n"
 

@@ -282,6 +282,8 @@ def test_another_model_is_refused_by_all(comm, checkpoints, folder):
 @pytest.mark.sizes(2)
 def test_what_cannot_be_saved(comm, checkpoints, folder):
     assert "metadata must be JSON-serializable" in refusal(checkpoints.save, 1, [ramp(comm)], {"x": torch.zeros(2)})
+    words = "metadata must be JSON-serializable: Out of range float values are not JSON compliant"
+    assert words in refusal(checkpoints.save, 1, [ramp(comm)], {"x": math.nan})
     half = [ramp(comm)] if comm.rank else []
     checkpoints.save(2, half, {})
     assert "parameter of x: all ranks' parts have 12 of 24 elements" in refusal(checkpoints.wait)

@@ -14,7 +14,17 @@ from matplotlib.figure import Figure
 
 from collectives.job.system import replacing
 from models import killed
-from models.report import Metrics, TrainingReport, iteration_line, loss_figure, peak_memory_mib, smoothed
+from models.report import (
+    Metrics,
+    TrainingReport,
+    draw_recorded,
+    iteration_line,
+    loss_figure,
+    peak_memory_mib,
+    smoothed,
+)
+from training.report import read
+from training.report import report as page_of
 
 EXAMPLE = Metrics(12, 300, 2.3456, 0.89, 9.99e-4, 12345, 34.5e9, None, 120, 12, 512)
 
@@ -53,6 +63,35 @@ def test_records_and_lines(tmp_path, capsys):
     lines = [iteration_line(metrics(1, 4.0)), iteration_line(metrics(2, 3.0)), "iter 2/300 | val loss 3.5000"]
     assert capsys.readouterr().out.splitlines() == lines
     assert sorted(path.name for path in tmp_path.iterdir()) == ["loss.png", "metrics.jsonl"]
+
+
+def strictly(line):
+    """Parse a line as a reader does that knows only JSON."""
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(line, parse_constant=refuse)
+
+
+def test_numbers_that_are_not_finite_are_null_and_a_word(tmp_path):
+    """Our readers restore them: the figure, also of a run that was killed, and the report."""
+    spoilt = metrics(2, math.nan)._replace(grad_norm=math.inf, lr=-math.inf)
+    with TrainingReport(str(tmp_path), max_iters=300, vocab_size=64, progress=False) as report:
+        report.iteration(metrics(1, 4.0))
+        report.iteration(spoilt)
+        report.validation(2, math.nan)
+    first, second, third = map(strictly, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert "not_finite" not in first
+    assert [second[name] for name in ("loss", "grad_norm", "lr", "iter")] == [None, None, None, 2]
+    assert second["not_finite"] == {"loss": "NaN", "grad_norm": "Infinity", "lr": "-Infinity"}
+    assert third == {"iter": 2, "val_loss": None, "not_finite": {"val_loss": "NaN"}}
+    (tmp_path / "loss.png").unlink()
+    draw_recorded(str(tmp_path), 64)
+    assert (tmp_path / "loss.png").exists()
+    records = read(tmp_path)
+    assert repr(records[1]) == repr(spoilt._asdict())
+    assert 'id="records"' in page_of({"run": records})
 
 
 def test_a_record_is_in_the_file_at_once(tmp_path):

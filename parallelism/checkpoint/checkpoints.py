@@ -82,8 +82,8 @@ class Checkpoints(CheckpointLoader):
             for part in parts:
                 part.check()
             try:
-                metadata = json.loads(json.dumps(whole))
-            except TypeError as error:
+                metadata = json.loads(json.dumps(whole, allow_nan=False))
+            except (TypeError, ValueError) as error:
                 raise ValueError(f"a checkpoint's metadata must be JSON-serializable: {error}") from None
         offers = {identity(part): part for part in parts}
         sizes = {key: part.extent.length * part.tensor.element_size() for key, part in offers.items()}

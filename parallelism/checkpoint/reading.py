@@ -59,7 +59,7 @@ class Index(NamedTuple):
 
 def sealed(values: Any) -> str:
     """Return JSON with a checksum that detects a change of any byte."""
-    text = json.dumps(values, separators=(",", ":"))
+    text = json.dumps(values, separators=(",", ":"), allow_nan=False)
     return f'{{"crc32":{crc32(text.encode())},"index":{text}}}\n'
 
 

@@ -155,7 +155,7 @@ def save_picture(path: str, timeline: Timeline, spans: Sequence[Span]) -> None:
 def save_trace(path: str, spans: Sequence[Span]) -> None:
     """Write spans in Chrome's trace event format, atomically: one process per rank, one arrow per message."""
     trace = {"traceEvents": [*names(spans), *events(spans), *arrows(spans)], "displayTimeUnit": "ms"}
-    write(path, json.dumps(trace))
+    write(path, json.dumps(trace, allow_nan=False))
 
 
 def names(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
