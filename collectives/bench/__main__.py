@@ -23,7 +23,7 @@ import numpy as np
 from collectives import algorithms
 from collectives.arrays import views
 from collectives.bench.benchmarks import BENCHMARKS, GROUPS
-from collectives.bench.trial import BLOCKING, PEERS, RANK_TIMES, Workload
+from collectives.bench.trial import BLOCKING, EACH, PEERS, RANK_TIMES, Workload
 from collectives.job.settings import Parser, Range, ladder, num_bytes
 from collectives.runtime.choose import links
 from collectives.runtime.choose.auto import MEMORIES
@@ -272,6 +272,10 @@ def check(flags: argparse.Namespace, size: int) -> None:
     for name in flags.collectives:
         if BENCHMARKS[name].messages and name != "sendrecv" and size == 1:
             raise ValueError(f"{name} needs two ranks: start it by mpirun -n 2")
+        if BENCHMARKS[name].overlaps and flags.blocking != EACH:  # as computation is timed that way, too
+            raise ValueError(
+                f"--blocking {flags.blocking} is not for {name}, timed run by run: leave it out, or pass 3"
+            )
         if (flags.tune or flags.space_time) and name not in COLLECTIVES:
             raise ValueError(f"{'--tune' if flags.tune else '--space-time'} is for collectives: leave {name} out")
 

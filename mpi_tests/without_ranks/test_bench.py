@@ -304,6 +304,7 @@ def test_the_average_is_of_our_algorithms_and_wrong_elements_fail():
         (["allsum"], "argument NAME: 'allsum' is not a benchmark: use all, overlap, all_reduce, "),
         (["latency", "-A", "ring"], "--algorithms ring: there are auto, mpi, all"),
         (["all_to_all_v", "-A", "bruck"], "algorithm 'bruck' needs equal chunks: on 3 ranks with uneven chunks, use "),
+        (["iscan", "-z", "0"], "--blocking 0 is not for iscan, timed run by run: leave it out, or pass 3"),
         (["latency", "--tune", "t.json"], "--tune is for collectives: leave latency out"),
         (["iall_reduce", "-A", "ring", "--space-time", "x.png"], "--space-time is for collectives: leave iall_reduce"),
         (["-r", "3"], "--root 3: there are ranks 0 to 2"),
