@@ -273,9 +273,8 @@ def check(flags: argparse.Namespace, size: int) -> None:
         if BENCHMARKS[name].messages and name != "sendrecv" and size == 1:
             raise ValueError(f"{name} needs two ranks: start it by mpirun -n 2")
         if BENCHMARKS[name].overlaps and flags.blocking != EACH:  # as computation is timed that way, too
-            raise ValueError(
-                f"--blocking {flags.blocking} is not for {name}, timed run by run: leave it out, or pass 3"
-            )
+            remedy = "leave it out, or pass 3"
+            raise ValueError(f"--blocking {flags.blocking} is not for {name}, timed run by run: {remedy}")
         if (flags.tune or flags.space_time) and name not in COLLECTIVES:
             raise ValueError(f"{'--tune' if flags.tune else '--space-time'} is for collectives: leave {name} out")
 
