@@ -194,13 +194,13 @@ def test_the_doctor_tries_nothing_that_a_library_denies(answers, doctor):
 
 def test_mpich_is_asked_once_it_has_started(answers, doctor, monkeypatch):
     """It ends a process that asks before."""
-    asked = []
+    calls = []
     answers(MPICH.format(0, 0))
     monkeypatch.setattr(cuda_aware, "library", lambda: "MPICH 5.0.2")
-    monkeypatch.setattr(checks.launch, "start_mpi", lambda: asked.append("start"))
-    monkeypatch.setattr(cuda_aware, "supports_cuda", lambda path: asked.append("support"))
+    monkeypatch.setattr(checks.launch, "start_mpi", lambda: calls.append("start"))
+    monkeypatch.setattr(cuda_aware, "supports_cuda", lambda path: calls.append("support"))
     assert verdicts(examine(checks.device_memory_by_mpi)) == ["ok"]
-    assert asked == ["start", "support"]
+    assert calls == ["start", "support"]
 
 
 def test_a_rank_starts_no_job(answers, doctor, monkeypatch):
