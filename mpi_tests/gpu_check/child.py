@@ -73,7 +73,7 @@ def lines_of(
 
     Raises: BadEndError if it fails, runs for more than `limit_s` seconds, or prints nothing for `silent_s`.
     """
-    deadline, found = time.monotonic() + limit_s, queue.SimpleQueue[str]()
+    deadline, lines = time.monotonic() + limit_s, queue.SimpleQueue[str]()
     with tempfile.TemporaryFile("w+", errors="replace") as errors:
         process = subprocess.Popen(
             [str(argument) for argument in arguments],
@@ -87,26 +87,26 @@ def lines_of(
             start_new_session=True,
         )
         assert process.stdout is not None
-        threading.Thread(target=forward, args=(process.stdout, found), daemon=True).start()
+        threading.Thread(target=forward, args=(process.stdout, lines), daemon=True).start()
         try:
-            while line := found.get(timeout=min(max(0.0, deadline - time.monotonic()), silent_s or limit_s)):
+            while line := lines.get(timeout=min(max(0.0, deadline - time.monotonic()), silent_s or limit_s)):
                 if line.endswith("\n"):  # not one that was cut off
                     yield line
             process.wait(max(1.0, deadline - time.monotonic()))
         except (queue.Empty, subprocess.TimeoutExpired):
-            raise BadEndError("too long", f"not finished in time: {said(errors)}") from None
+            raise BadEndError("too long", f"not finished in time: {error_line(errors)}") from None
         finally:
             stop(process)
         if process.returncode:
             how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit status {process.returncode}"
-            raise BadEndError("crashed", f"{how}: {said(errors)}")
+            raise BadEndError("crashed", f"{how}: {error_line(errors)}")
 
 
-def forward(stream: IO[str], found: queue.SimpleQueue[str]) -> None:
+def forward(stream: IO[str], lines: queue.SimpleQueue[str]) -> None:
     """Put a stream's lines into a queue, and "" at its end."""
     for line in stream:
-        found.put(line)
-    found.put("")
+        lines.put(line)
+    lines.put("")
 
 
 def stop(process: subprocess.Popen) -> None:
@@ -119,7 +119,7 @@ def stop(process: subprocess.Popen) -> None:
             process.wait(TERMINATION_S)
 
 
-def said(errors: IO[str]) -> str:
+def error_line(errors: IO[str]) -> str:
     errors.seek(0)
     return last_line(errors.read())
 

@@ -41,15 +41,15 @@ def main() -> None:
     for name in names:
         try:
             with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-                found = {"losses": losses(comm, MIXES[name], device, int(iterations))}
+                result = {"losses": losses(comm, MIXES[name], device, int(iterations))}
         except collectives.InputError as error:  # on all ranks
-            found = {"refused": str(error)}
+            result = {"refused": str(error)}
         except Exception:
             traceback.print_exc()
             sys.stderr.flush()
             MPI.COMM_WORLD.Abort(1)
         if comm.rank == 0:
-            print(json.dumps({"mix": name, **found}), flush=True)
+            print(json.dumps({"mix": name, **result}), flush=True)
 
 
 if __name__ == "__main__":

@@ -32,11 +32,11 @@ def check(setting: Setting) -> Iterator[Row]:
     try:
         for line in lines_on_ranks(setting, RANKS, "-m", "mpi_tests.gpu_check.torch_distributed", setting.device):
             if line.startswith('{"case"'):
-                found = json.loads(line)
-                left.remove(found["case"])
-                text = f"within {found['worst']:.1e}"
-                good = found["worst"] <= TOLERANCE
-                yield Row(f"{NAME}, {found['case']}", f"within {TOLERANCE:g}", text, verdict(good))
+                result = json.loads(line)
+                left.remove(result["case"])
+                text = f"within {result['worst']:.1e}"
+                good = result["worst"] <= TOLERANCE
+                yield Row(f"{NAME}, {result['case']}", f"within {TOLERANCE:g}", text, verdict(good))
     except BadEndError as error:
         yield Row(f"{NAME}, {left.pop(0)}" if left else NAME, "an end", str(error), error.verdict)
     for case in left:
