@@ -256,8 +256,9 @@ def test_gradients_are_reduced_between_earlier_and_later_work_on_torchs_stream(
     new_comm, cuda, plans, zero_stage, monkeypatch
 ):
     """CuPy's current stream, on which nothing happens, is another one."""
+    torchs = cuda.torchs_stream(monkeypatch)
     replica = sharded(new_comm, zero_stage).replica
-    torchs, gradients = cuda.torchs_stream(monkeypatch), replica.arena.gradients.array
+    gradients = replica.arena.gradients.array
     own = slice(0, len(gradients)) if zero_stage == 0 else replica.units[0].chunks[new_comm.rank]
     cuda.stream.synchronize()
     cuda.lag(LATE_US)
