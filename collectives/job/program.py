@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from mpi4py.run import run_command_line
@@ -22,8 +23,10 @@ def run_program(launcher: str, prepare: Callable[[], None]) -> None:
     """
     words = command_line(f"usage: python -m {launcher} [-m module | -c code | program.py] [arguments]")
     sys.excepthook = end_job
-    arrive = start_mpi().COMM_WORLD.Dup().Ibarrier  # MPI's own, apart from the program's calls
+    mpi = start_mpi()
+    barrier = mpi.Comm.Ibarrier  # MPI's own, which `prepare` may replace
     prepare()
+    arrive = partial(barrier, mpi.COMM_WORLD.Dup())  # apart from the program's calls
     try:
         run_command_line(words)
     except SystemExit as error:

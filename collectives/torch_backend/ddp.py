@@ -5,7 +5,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn import parallel
+
+Reducer: Any = dist.Reducer  # to mypy, classes whose methods may be replaced
+DistributedDataParallel: Any = parallel.DistributedDataParallel
 
 
 def adapt_ddp() -> None:
@@ -17,13 +20,13 @@ def adapt_ddp() -> None:
 def hold_works_of_reducers() -> None:
     """Keep the work that `join` hands to a reducer: C++ keeps a part of it only, without our methods."""
     works: WeakKeyDictionary[Any, dist.Work] = WeakKeyDictionary()
-    hand_over = dist.Reducer._set_forward_pass_work_handle
+    hand_over = Reducer._set_forward_pass_work_handle
 
     def hand_over_and_hold(reducer: Any, work: dist.Work, use_static_world_size: bool) -> None:
         works[reducer] = work
         hand_over(reducer, work, use_static_world_size)
 
-    dist.Reducer._set_forward_pass_work_handle = hand_over_and_hold
+    Reducer._set_forward_pass_work_handle = hand_over_and_hold
 
 
 def compress_in_python() -> None:

@@ -1,8 +1,12 @@
 """Programs for torchrun that use the libraries most often met there, each of which prints numbers of every rank."""
 
 DATA = """
-import os
+import os, sys
 import torch
+
+def show(*numbers):
+    sys.stdout.write(f"loss {' '.join(map(str, numbers))}\\n")  # in one write: torchrun's ranks do not buffer
+    sys.stdout.flush()
 
 rank = int(os.environ["RANK"])
 x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
@@ -24,7 +28,7 @@ for x, y in batches:
     accelerator.backward(loss)
     optimizer.step()
     optimizer.zero_grad()
-print("loss", accelerator.gather(loss.detach()).tolist(), flush=True)
+show(accelerator.gather(loss.detach()).tolist())
 accelerator.end_training()
 """
 )
@@ -52,7 +56,7 @@ arguments = TrainingArguments(
 )
 trainer = Trainer(Model(), arguments, train_dataset=data, eval_dataset=data)
 trainer.train()
-print("loss", arguments.world_size, trainer.evaluate()["eval_loss"], flush=True)
+show(arguments.world_size, trainer.evaluate()["eval_loss"])
 torch.distributed.destroy_process_group()
 """
 )
@@ -84,7 +88,7 @@ trainer = lightning.Trainer(
 )
 module = Module()
 trainer.fit(module, batches)
-print("loss", rank, trainer.world_size, module.loss.item(), flush=True)
+show(rank, trainer.world_size, module.loss.item())
 torch.distributed.destroy_process_group()
 """
 )
@@ -92,7 +96,6 @@ torch.distributed.destroy_process_group()
 DEEPSPEED = (
     DATA
     + """
-import sys
 import deepspeed
 
 deepspeed.init_distributed(dist_backend="gloo")
@@ -108,7 +111,7 @@ for step in range(5):
     loss = torch.nn.functional.mse_loss(engine(mine), mine.sum(1, keepdim=True))
     engine.backward(loss)
     engine.step()
-print("loss", rank, loss.item(), flush=True)
+show(rank, loss.item())
 torch.distributed.destroy_process_group()
 """
 )

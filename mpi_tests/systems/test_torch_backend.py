@@ -149,7 +149,7 @@ VARIABLES = """
 import json, os, sys
 names = set(os.environ) - set(json.loads(sys.argv[1]))
 variables = {name: os.environ[name] for name in names}
-print(json.dumps([int(os.environ["RANK"]), sys.argv[2:], dict(sorted(variables.items()))]))
+sys.stdout.write(json.dumps([int(os.environ["RANK"]), sys.argv[2:], variables]) + "\\n")
 """
 OF_THE_LAUNCHER = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}  # every job has others
 OF_ITS_AGENT = {f"TORCHELASTIC_{name}" for name in ("USE_AGENT_STORE", "ERROR_FILE", "SIGNALS_TO_HANDLE")}
