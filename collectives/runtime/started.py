@@ -119,9 +119,9 @@ class StartedCall(Plan):
             resolved = resolver.resolve(call, self.request, compared=has_differed)
             self.inner = None
             with resolver.telling(call):
-                return (
-                    resolver.bind_call(call, self.signed, resolved) if self.signed else resolver.bind(resolved).start()
-                )
+                if self.signed:
+                    return resolver.bind_call(call, self.signed, resolved)
+                return resolver.bind(resolved).start()
         finally:
             resolver.turn = None
 

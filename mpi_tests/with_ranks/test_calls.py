@@ -184,6 +184,20 @@ def test_new_calls_on_several_communicators_start_and_end_in_any_order(new_comm)
         part.free()
 
 
+@pytest.mark.sizes(1, 2)
+def test_new_calls_that_are_started_where_mpi_allows_one_thread(new_comm):
+    """Then ranks agree on them in the thread that starts them, or waits."""
+    new_comm._context.progress.background.allowed = False
+    ones, sends = np.ones(5), [1] * new_comm.size
+    works = [new_comm.all_reduce(ones.copy(), blocking=False) for _ in range(2)]
+    works.append(new_comm.all_reduce(np.ones(10)[::2], blocking=False))
+    uneven = new_comm.all_to_all(np.ones(new_comm.size), send_counts=sends, blocking=False)
+    same(new_comm.all_reduce(np.ones(7)), np.full(7, float(new_comm.size)))
+    for work in works[::-1]:
+        same(work.wait(), new_comm.size * ones)
+    same(uneven.wait(), np.ones(new_comm.size))
+
+
 STARTED_WRONG = {
     "another length": (lambda comm, odd: comm.all_reduce(np.ones(4 + odd), blocking=False), "ranks disagree: rank 0"),
     "another collective": (
