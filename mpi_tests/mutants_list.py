@@ -1324,8 +1324,8 @@ DEVICE_CHECKS = [
     mutant(PLAN, "            self._progress.tell(", "            str(", HEARD),
     mutant(
         "collectives/runtime/progress.py",
-        "                if self.failure:\n",
-        "                if False:\n",
+        "                if self.failure or (is_helper",
+        "                if (is_helper",
         ("test_device_failures.py", "hear_of"),
     ),
     mutant(PLAN, "            progress.on_devices[id(self)] = self", "            pass", NAMED),
@@ -1370,8 +1370,8 @@ DEVICE_CHECKS = [
     mutant(RESOLVE, "            self.progress.tell(words)\n", "", BINDING_FAILURES),
     mutant(
         RESOLVE,
-        "            with self.telling(call):\n                plan = self.bind",
-        "            if True:\n                plan = self.bind",
+        "            with self.telling(call):\n                plan = self.bind_short",
+        "            if True:\n                plan = self.bind_short",
         BINDING_FAILURES,
     ),
     mutant(
