@@ -16,8 +16,9 @@ SERVED = {"gloo", "nccl", "mpi", "collectives", "undefined"}  # the last is that
 
 def be_torchrun() -> None:
     comm = world()
-    os.environ |= rank_variables(comm.rank, comm.topology)
-    if os.environ["LOCAL_WORLD_SIZE"] != "1":
+    variables = rank_variables(comm.rank, comm.topology)
+    os.environ |= variables
+    if variables["LOCAL_WORLD_SIZE"] != "1":
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported
     import torch.distributed as dist
 

@@ -175,9 +175,9 @@ def test_windows_that_threads_add_and_remove():
 
     def change(key):
         for _ in range(2000):
-            windows.add(Window(key, key << 20, 100, {}, None))
+            windows.add(window := Window(key, key << 20, 100, {}, None))
             assert windows.key_at((key << 20) + 99) == key
-            windows.remove(key)
+            windows.remove([window])
 
     def look():
         while not is_over.is_set():
