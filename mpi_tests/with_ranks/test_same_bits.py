@@ -43,3 +43,10 @@ def test_schedules_of_one_rank_beside_accumulation(comm, name):
 @pytest.mark.sizes(4)
 def test_zero_beside_data_parallelism(comm, zero_stage):
     check(on(comm, zero_stage=zero_stage, **STEPS), replicated(comm))
+
+
+@pytest.mark.sizes(2)
+def test_data_parallelism_beside_accumulation_of_an_untied_model(comm):
+    """Each gradient is one rank's or micro-batch's added to the other's; uses of tied weights are added up before."""
+    untied = STEPS | {"model": "llama", "tied": False}
+    check(on(comm, **untied), on_first(comm, num_micro_batches=comm.size, **untied))
