@@ -42,11 +42,10 @@ def stays(setting):
     time.sleep(setting.left_s + 600)
 
 
-gpu_check.CHECKS = {
-    check.__name__: gpu_check.ListedCheck(f"mpi_tests.helpers.gpu_standins:{check.__name__}", 10)
-    for check in (passes, fails, lacks, raises, dies, stays)
-}
-child.SPARE = 0.0
-
 if __name__ == "__main__":
+    gpu_check.CHECKS = {
+        check.__name__: gpu_check.ListedCheck(f"mpi_tests.helpers.gpu_standins:{check.__name__}", 10)
+        for check in (passes, fails, lacks, raises, dies, stays)
+    }
+    child.SPARE = 0.0
     sys.exit(gpu_check.main(module="mpi_tests.helpers.gpu_standins"))
