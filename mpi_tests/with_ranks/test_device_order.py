@@ -15,6 +15,7 @@ from collectives import Communicator
 from collectives.arrays.cuda import TorchCuda
 from mpi_tests.helpers.cuda_arrays import each_mode, to_tensor
 from mpi_tests.helpers.reference import expected, inputs, reduced, same
+from parallelism.buffers.tensor_collectives import ExposedTime
 from parallelism.data.loop import Sharded
 from parallelism.zero.matrices import ElementRoute, Exchange
 from parallelism.zero.units import ShardGroups
@@ -274,6 +275,6 @@ def test_gradients_are_reduced_between_earlier_and_later_work_on_torchs_stream(
 def test_all_plans_of_training_follow_torchs_stream(new_comm, cuda, plans, zero_stage, monkeypatch):
     cuda.torchs_stream(monkeypatch)
     sharded(new_comm, zero_stage)
-    Exchange(new_comm, [ElementRoute("matrix", 0, 1, 5)], torch.float32, "cuda:0")
+    Exchange(new_comm, [ElementRoute("matrix", 0, 1, 5)], torch.float32, "cuda:0", ExposedTime())
     assert len(plans) > 1
     assert {type(plan.device) for plan in plans} == {TorchCuda}
