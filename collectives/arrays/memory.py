@@ -10,6 +10,7 @@ import os
 import tempfile
 import weakref
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -80,7 +81,8 @@ class Windows:
     """The windows of this process, of all communicators, which several threads may use.
 
     Arrays in one that is removed are ordinary arrays from then on, which keep it alive, as do runs in progress that
-    have begun before: `by_key` has it as long.
+    have begun before: `by_key` has it as long.  One that a started call is pinned to is removed when that has ended, as
+    the call may yet have to be agreed on.
     """
 
     by_key: WeakValueDictionary[int, Window] = field(default_factory=WeakValueDictionary)
@@ -89,6 +91,8 @@ class Windows:
     places: Places = ([], [], [])  # replaced as a whole, for threads that read it meanwhile
     span: tuple[int, int] = (0, 0)  # from the first window's beginning to the last one's end
     changing: Lock = field(default_factory=Lock)
+    pins: Counter[int] = field(default_factory=Counter)  # of started calls, by key
+    leaving: set[int] = field(default_factory=set)  # keys of pinned windows that are to be removed
 
     def window_of(self, view: Any) -> Window | None:
         """Return the window in which a flat array lies, if it lies in one."""
@@ -112,7 +116,22 @@ class Windows:
     def remove(self, windows: Collection[Window]) -> None:
         """Remove windows, on all ranks at the same place among their calls."""
         with self.changing:
-            self.arrange([window for window in self.present if window not in windows])
+            self.leaving |= {window.key for window in windows}
+            self.sweep()
+
+    def pin(self, keys: Collection[int]) -> None:
+        with self.changing:
+            self.pins.update(keys)
+
+    def unpin(self, keys: Collection[int]) -> None:
+        with self.changing:
+            self.pins -= Counter(keys)
+            self.sweep()
+
+    def sweep(self) -> None:
+        if gone := self.leaving - self.pins.keys():
+            self.leaving -= gone
+            self.arrange([window for window in self.present if window.key not in gone])
 
     def arrange(self, windows: list[Window]) -> None:
         windows.sort(key=lambda window: window.address)

@@ -141,18 +141,18 @@ class InThread(Waitable):
     """The end of a function that a thread of its own runs, since it waits for other ranks."""
 
     def __init__(self, function: Callable[[], Any], helpers: "dict[int, threading.Thread]"):
-        self.function, self.helpers = function, helpers
+        self.helpers = helpers
         self.future: Future[Any] = Future()
-        self.thread = threading.Thread(target=self._run, name="collectives new call", daemon=True)
+        self.thread = threading.Thread(target=self._run, args=(function,), name="collectives new call", daemon=True)
         self.thread.start()
 
     def test(self) -> bool:
         return self.future.done()
 
-    def _run(self) -> None:
+    def _run(self, function: Callable[[], Any]) -> None:
         self.helpers[get_ident()] = self.thread
         try:
-            self.future.set_result(self.function())
+            self.future.set_result(function())
         except BaseException as error:  # raised by `future.result`
             self.future.set_exception(error)
         finally:

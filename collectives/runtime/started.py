@@ -55,6 +55,15 @@ class StartedCall(Plan):
         self.keep = request.x, request.out
         self.inner: Plan | None = None  # the plan whose messages it runs
         self.resolving = False
+        self.pinned = [key for key in signed[2] if key] if signed else []
+        if self.pinned:
+            resolver.windows.pin(self.pinned)
+
+    def _end(self) -> None:
+        if self.pinned:
+            self.resolver.windows.unpin(self.pinned)
+            self.pinned = []
+        super()._end()
 
     def place_in(self, bound: Bound) -> None:
         assert self.signed is not None
