@@ -182,7 +182,7 @@ class Pending(Finished):
         self.over = over = threading.Event()
         self.future.add_done_callback(lambda _: over.set())  # before other continuations, which may take long
         self.deadline_s = time.monotonic() + limit_s
-        self.awaited = False
+        self.awaited = self.has_run = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         self.awaited = True
@@ -196,6 +196,8 @@ class Pending(Finished):
         return True
 
     def is_completed(self) -> bool:
+        if self.has_run:
+            self.over.wait()  # until the thread that has run it sets the future, at once
         return self.over.is_set() and is_past(self.after)
 
     def __repr__(self) -> str:
@@ -213,6 +215,7 @@ class Pending(Finished):
                 self.run_on_stream()
         except Exception as error:  # raised where it is waited for
             self.error = error
+        self.has_run = True
 
     def run_on_stream(self) -> None:
         """Run it after the earlier work on its caller's stream; the host does not wait for the device."""
