@@ -161,7 +161,15 @@ def config_of(args: argparse.Namespace, data: str) -> Config:
     names = "device", "dtype", "n_layer", "n_head", "n_embd", "block_size", "micro_batch_size"
     shape = {name: getattr(args, name) for name in names}
     steps = {"max_iters": args.steps * (args.turns + 1), "warmup_iters": 1, "lr": 6e-4}
-    return Config(data=[data], out_dir="", compile=not args.no_compile, **steps, **shape)
+    return Config(
+        data=[data],
+        token_dtype="uint16",
+        vocab_size=args.vocab_size,
+        out_dir="",
+        compile=not args.no_compile,
+        **steps,
+        **shape,
+    )
 
 
 def make_data(args: argparse.Namespace, path: Path) -> None:

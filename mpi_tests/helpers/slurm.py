@@ -39,6 +39,9 @@ def missing():
     return [program for program in PROGRAMS if shutil.which(program) is None]
 
 
+ACTIVE = ("PENDING", "RUNNING", "COMPLETING")
+
+
 class Slurm:
     """Context manager of a Slurm cluster on a running rig."""
 
@@ -100,11 +103,13 @@ class Slurm:
         submitted = self.run("sbatch", "--parsable", "-o", output, "-e", output, *arguments, env=env)
         job = submitted.stdout.strip()
         assert job, submitted.stderr
-        self.wait_for(lambda: self.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), f"end of job {job}", timeout)
+        self.wait_for(lambda: self.state(job) not in ACTIVE, f"end of job {job}", timeout)
         return self.state(job), output.read_text()
 
     def state(self, job):
-        return re.search(r"JobState=(\w+)", self.run("scontrol", "show", "job", job).stdout)[1]
+        """Return a job's state: of an array, that of a task that has not ended, else of one that has failed."""
+        states = re.findall(r"JobState=(\w+)", self.run("scontrol", "show", "job", job).stdout)
+        return max(states, key=lambda state: (state in ACTIVE, state != "COMPLETED"))
 
     def wait_for(self, happened, what, patience_s=30):
         deadline = time.monotonic() + patience_s
