@@ -423,12 +423,13 @@ class Communicator:
         if self._requests is not None:
             yield
             return
+        run, start = self._resolver.run, self._resolver.start  # those of a freed communicator refuse
         requests = self._requests = []
         self._run = self._start = self._begin
         try:
             yield
         finally:
-            self._requests, self._run, self._start = None, self._resolver.run, self._resolver.start
+            self._requests, self._run, self._start = None, run, start
         with ExitStack() as waits:
             for request in requests:
                 waits.callback(request.wait)

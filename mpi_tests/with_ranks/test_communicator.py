@@ -170,7 +170,7 @@ def test_a_freed_communicator_refuses_all_use(comm):
     assert repr(part) == f"Communicator(rank {comm.rank} of {comm.size}, freed)"
     uses = [partial(part.all_reduce, x), partial(part.all_reduce, x, blocking=False), partial(part.send, x, 0)]
     uses += [partial(part.plan, "all_reduce", x), partial(part.split, 0), partial(part.empty, 3), part.free]
-    uses += [part.barrier, part.probe, part.host_names, partial(part.broadcast_object, 1)]
+    uses += [part.barrier, part.probe, part.host_names, partial(part.broadcast_object, 1), part.group().__enter__]
     uses += [use for plan in plans for use in (plan, plan.start)]
     for use in [*uses, partial(part.explain, "barrier")]:
         with pytest.raises(RuntimeError, match="this communicator has been freed: make another one, or free it later"):
