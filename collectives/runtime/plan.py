@@ -237,8 +237,8 @@ class Plan:
             request.Free()
         self.rounds = []
 
-    def __del__(self) -> None:
-        if self.rounds and self._steps is None and not sys.is_finalizing() and not MPI.Is_finalized():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # this module may be gone
+        if self.rounds and self._steps is None and not is_finalizing() and not MPI.Is_finalized():
             self.free()
 
     def _next(self) -> None:

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.shares_cores
 
 SAYS = {  # patterns of a command's output, besides the output that its page shows
     r"train\.py|-m training( |$)": r"iter (\d)/\1 ",
-    r"collectives\.bench (?!.*--space-time)": "# Wrong elements    : 0 OK",
+    r"collectives\.bench (?!.*--(?:space-time|links))": "# Wrong elements    : 0 OK",
     r"parallelism\.planner": "layouts fit, ",
     r"pipeline\.schedule search": "known:",
     r"pipeline\.schedule check": "holds: 4 ranks, 8 stages",
