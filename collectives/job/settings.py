@@ -118,9 +118,12 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
     >>> nearest("--micro_batchsize", ["--micro_batch_size", "--lr"]), nearest("--learning_rate", ["--lr"])
     (' (nearest: --micro_batch_size)', '')
+    >>> nearest("--json", ["--version"])  # dashes resemble nothing
+    ''
     """
-    close = difflib.get_close_matches(name, list(names), n=1)
-    return f" (nearest: {close[0]})" if close else ""
+    bare = {each.lstrip("-"): each for each in names}
+    close = difflib.get_close_matches(name.lstrip("-"), list(bare), n=1)
+    return f" (nearest: {bare[close[0]]})" if close else ""
 
 
 def value_type(hint: Any) -> Any:
