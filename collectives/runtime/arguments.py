@@ -201,14 +201,14 @@ def like(device: Device, count: int, unit: int, rows_of: Callable[[int], int], d
     """Return a new array of `count` elements, of the library that `x` is of, whose rows are like those of `x`.
 
     It is flat where chunks, whose lengths `unit` divides, are not of whole rows.  Rows without elements cannot be
-    counted by them: from `rows`, `rows_of(rows)` result.
+    counted by them: `rows` of `x` give `rows_of(rows)`, unless other ranks have rows with elements.
     """
     rows, *row = getattr(x, "shape", ()) or (0,)
     length = math.prod(row)
     shape: tuple[int, ...] = (count,)
-    if row and not length:
+    if row and not length and not count:
         shape = (rows_of(rows), *row)
-    elif row and unit % length == 0:
+    elif row and length and unit % length == 0:
         shape = (count // length, *row)
     if type(x) is np.ndarray:
         return np.empty(shape, x.dtype)

@@ -139,6 +139,16 @@ def test_results_have_rows_like_those_given(comm, collective, make):
                 same(np.asarray(result), want.reshape(lengths(actual, comm.size)), (source, how))
 
 
+@pytest.mark.sizes(2, 3)
+@pytest.mark.parametrize("how", ["call", "started"])
+def test_rows_without_elements_gather_what_other_ranks_have(comm, how):
+    counts = [int(rank == 1) for rank in range(comm.size)]
+    x = np.full((1, counts[comm.rank]), 7.0)
+    for _ in range(3):
+        result = run(comm, "all_gather", x, how, counts=counts)
+        assert np.array_equal(result.ravel(), [7.0])
+
+
 @pytest.mark.parametrize("collective", ["all_gather", "gather"])
 @pytest.mark.parametrize("how", ["call", "started", "plan"])
 def test_gathered_arrays_are_stacked_or_one_after_the_other(comm, collective, how):
