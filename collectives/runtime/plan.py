@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from typing import Any, Protocol
 
 from mpi4py import MPI
@@ -99,7 +100,8 @@ class Plan:
         self._waiting_for: Waitable | None = None
         self._round: Step | None = None
         self._refusal = ""  # of a run, once it is freed
-        self._failure: CommunicationError | None = None
+        self._to_wait = False  # for the end of a run, by `wait` or `done`
+        self._failure: Exception | None = None  # of the latest run
         self._last: Event | None = None  # of a run
         self._event: Event | None = None
         self._num_runs = 0  # that were queued on a device; the event is after the latest
@@ -133,7 +135,7 @@ class Plan:
     def run_only(self) -> bool:
         """Run it on the fast path, if there is one and the other ranks arrive at once; return whether it has ended."""
         try:
-            return bool(self.only) and not self._progress.started and self.only.spin()
+            return bool(self.only) and not (self._to_wait or self._progress.started) and self.only.spin()
         except CommunicationError:
             raise
         except DEVICE_ERRORS as error:
@@ -153,12 +155,12 @@ class Plan:
         """Start a run for which this process waits next: no thread advances it."""
         if self._refusal:
             raise RuntimeError(self._refusal)
-        if self._steps is not None:
-            raise RuntimeError(f"{self.name} is already running: wait() before the next start()")
+        if self._to_wait:
+            raise RuntimeError(f"{self.name} has been started: wait() before the next start()")
         if self.call and not self.call.under_way:
             self.call.enter(depth=3)  # past start() or __call__()
         with self._stepping:  # another thread may still have this plan on its list, from the last run
-            self._steps = self._run()
+            self._steps, self._to_wait, self._failure = self._run(), True, None
             self._progress.started.append(self)
             self._next()
 
@@ -291,12 +293,13 @@ class Plan:
     def take_end(self) -> Event | None:
         """Return the event at the end of the latest run, if that has not been waited for.
 
-        Raises: the run's error, if it has failed.
+        Raises: the run's error, if it has failed, each time.
         """
-        failure, self._failure = self._failure, None
+        self._to_wait = False
+        failure, self._failure = self._failure, copy(self._failure)  # without the traceback, which has arrays
         if failure is not None:
             try:
-                raise failure.__cause__ if isinstance(failure.__cause__, MismatchError | InputError) else failure
+                raise failure
             finally:
                 del failure  # the error's traceback has this frame: arrays would live until Python collects the cycle
         last, self._last = self._last, None
@@ -315,8 +318,10 @@ class Plan:
 
     def _fail(self, error: Exception) -> None:
         """End the run with an error, raised by `wait` or `done`."""
-        self._failure = self._failed(error)
-        self._failure.__cause__ = error
+        if not isinstance(error, MismatchError | InputError):
+            error, cause = self._failed(error), error
+            error.__cause__ = cause
+        self._failure = error
         self._end()
 
     def _failed(self, error: Exception) -> CommunicationError:

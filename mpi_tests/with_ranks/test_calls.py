@@ -228,9 +228,10 @@ def test_what_is_wrong_with_a_started_call_is_raised_by_its_wait(new_comm, start
     wrong = in_two_groups(comm, lambda: start(comm, comm.rank == 1))
     after = comm.all_reduce(x.copy(), blocking=False)
     same(comm.all_gather(np.array([comm.rank])), np.arange(comm.size))
-    with pytest.raises(InputError, match=f"^{words}") as caught:
-        wrong.wait()
-    assert len(set(comm.mpi.allgather(str(caught.value)))) == 1
+    for _ in range(2):
+        with pytest.raises(InputError, match=f"^{words}") as caught:
+            wrong.wait()
+        assert len(set(comm.mpi.allgather(str(caught.value)))) == 1
     for work in (before, after):
         same(work.wait(), comm.size * x)
 
@@ -619,3 +620,16 @@ def test_a_started_plan_goes_on_while_calls_are_made(comm):
         same(comm.all_reduce(y.copy()), np.full(10, float(comm.size)))
     plan.wait()
     same(x, np.full(50_000, float(comm.size)))
+
+
+@pytest.mark.parametrize("again", [lambda plan: plan.start(), lambda plan: plan()], ids=["start", "run"])
+def test_a_started_plan_is_waited_for_before_it_runs_again(comm, again):
+    plan = comm.plan("all_reduce", np.ones(10))
+    plan.start()
+    comm.barrier()
+    while plan.is_under_way:
+        plan.advance()
+    with pytest.raises(RuntimeError, match=r"all_reduce \w+ has been started: wait\(\) before the next start\(\)"):
+        again(plan)
+    plan.wait()
+    same(plan(), np.full(10, float(comm.size**2)))
