@@ -63,6 +63,8 @@ class Communicator:
         timeout_s: float | None = None,
         segment_bytes: int = SEGMENT_BYTES,
     ):
+        if not isinstance(mpi_comm, MPI.Comm) or mpi_comm == MPI.COMM_NULL or mpi_comm.Is_inter():
+            raise TypeError(f"mpi_comm {mpi_comm!r} is not an intracommunicator of mpi4py: pass one, or use world()")
         self._use(Context(mpi_comm, segment_bytes, check, timeout_s))
 
     def _use(self, context: Context) -> None:

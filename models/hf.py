@@ -142,7 +142,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
 
 def existing(path: Path) -> Path:
     if not path.is_file():
-        raise ValueError(f"{path}: no such file; pass a directory written by save_hugging_face")
+        raise ValueError(f"{path}: no such file; pass a folder with a model of Hugging Face")
     return path
 
 
@@ -168,7 +168,7 @@ def read_config(path: Path) -> ModelConfig:
         if values.get(key, expected) != expected:
             raise ValueError(f"{path}: {key} is {values[key]!r}; only {expected!r} can be loaded")
     if missing := family.FIELDS.keys() - values.keys():
-        raise ValueError(f"{path}: no {min(missing)}; pass a directory written by save_hugging_face")
+        raise ValueError(f"{path}: no {min(missing)}; pass a folder with a model of Hugging Face")
     try:
         return family.read_config(values)
     except ValueError as error:

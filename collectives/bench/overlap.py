@@ -45,9 +45,9 @@ def during(start: Callable[[], Action], work: Action) -> Action:
 def numbers(call_s: float, compute_s: float, overall_s: float) -> dict[str, float]:
     """Compute the overlap: 100% where the call adds nothing to the computation, 0% where it adds all of its time.
 
-    >>> numbers(call_s=10e-6, compute_s=10e-6, overall_s=12e-6)["overlap_percent"]
-    80.0
+    >>> [numbers(10e-6, 10e-6, overall_s)["overlap_percent"] for overall_s in (9e-6, 12e-6, 21e-6)]
+    [100.0, 80.0, 0.0]
     """
-    percent = max(0.0, 100 - 100 * (overall_s - compute_s) / call_s)
+    percent = min(max(0.0, 100 - 100 * (overall_s - compute_s) / call_s), 100.0)
     times = {"compute_us": compute_s * 1e6, "overall_us": overall_s * 1e6}
     return {name: round(float(number), 6) for name, number in (times | {"overlap_percent": percent}).items()}

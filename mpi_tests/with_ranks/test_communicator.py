@@ -134,6 +134,16 @@ def test_a_folder_of_calls_that_one_rank_cannot_write_is_refused_on_all(mpi_comm
         Communicator(mpi_comm)
 
 
+def test_other_objects_than_intracommunicators_are_refused():
+    from mpi4py import MPI
+
+    from collectives import Communicator
+
+    for other in ("x", None, MPI.COMM_NULL):
+        with pytest.raises(TypeError, match=f"mpi_comm {re.escape(repr(other))} is not an intracommunicator of mpi4py"):
+            Communicator(other)
+
+
 @pytest.mark.sizes(2, 3)
 def test_only_the_callers_arrays_travel_in_the_segments_that_they_ask_for(mpi_comm):
     from collectives import Communicator

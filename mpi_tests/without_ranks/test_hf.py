@@ -148,7 +148,7 @@ def test_a_failed_save_leaves_the_old_files(tmp_path, monkeypatch):
 def test_a_missing_file(tmp_path, name):
     save_hugging_face(randomized(bias=True), tmp_path)
     (tmp_path / name).unlink()
-    with pytest.raises(ValueError, match=f"{name}: no such file; pass a directory written by save_hugging_face"):
+    with pytest.raises(ValueError, match=f"{name}: no such file; pass a folder with a model of Hugging Face"):
         load_hugging_face(tmp_path)
 
 

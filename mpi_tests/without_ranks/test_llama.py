@@ -195,7 +195,7 @@ def test_weights_in_several_files(tmp_path):
         ({"rope_parameters": "none"}, "rope_parameters is 'none'; an object of settings is expected"),
         ({"head_dim": 8}, "head_dim is 8; only hidden_size / num_attention_heads can be loaded"),
         ({"intermediate_size": 41}, "mlp.down_proj.weight is (24, 40), but (24, 41) by config.json"),
-        ({"hidden_size": ...}, "config.json: no hidden_size; pass a directory written by save_hugging_face"),
+        ({"hidden_size": ...}, "config.json: no hidden_size; pass a folder with a model of Hugging Face"),
         ({"rms_norm_eps": "small"}, "config.json: norm_eps='small' must be of type float"),
     ],
 )

@@ -127,7 +127,7 @@ DATA = [
     ),
     (["--val_fraction", 1], "val_fraction=1.0 must be above 0 and below 1"),
     (["--seed", -1], f"seed=-1 must be from 0 to {2**63 - 1}"),
-    (["--init_from", "{tmp}"], "config.json: no such file; pass a directory written by save_hugging_face"),
+    (["--init_from", "{tmp}"], "config.json: no such file; pass a folder with a model of Hugging Face"),
     (
         ["--init_from", "{tmp}/list"],
         "list/config.json: a list, but an object of settings is expected; get the file again",
