@@ -64,7 +64,7 @@ docs: .venv/installed
 	$(RUN) NO_MKDOCS_2_WARNING=1 python -m mkdocs build
 
 # The kernels of every dtype, compiled on all cores and kept beside their source: otherwise ranks wait for the first use.
-.venv/kernels: .venv/installed collectives/runtime/kernels.py parallelism/numerics/pointwise_kernels.py
+.venv/kernels: .venv/installed collectives/runtime/backends/kernels.py parallelism/numerics/pointwise_kernels.py
 	$(RUN) python -m mpi_tests.helpers.compile_kernels
 	touch $@
 

@@ -14,14 +14,14 @@ from collectives.arrays import views
 from collectives.arrays.ops import Op
 from collectives.job.errors import InputError, LoneInputError
 from collectives.job.launch import refuse_after_fork
-from collectives.runtime.arguments import check_integer, check_rank
-from collectives.runtime.checks.call_log import Call
+from collectives.runtime.backends.messages import SEGMENT_BYTES
+from collectives.runtime.backends.native_mpi import op_name
+from collectives.runtime.backends.point_to_point import RecvMessage, SendMessage, probe, run_message
+from collectives.runtime.call.arguments import check_integer, check_rank
+from collectives.runtime.call.packed import Fused
 from collectives.runtime.context import Context
-from collectives.runtime.messages import SEGMENT_BYTES
-from collectives.runtime.native_mpi import op_name
-from collectives.runtime.packed import Fused
 from collectives.runtime.plan import FREED, Plan
-from collectives.runtime.point_to_point import RecvMessage, SendMessage, probe, run_message
+from collectives.runtime.reports.call_log import Call
 from collectives.runtime.resolve import Resolver
 from collectives.schedule.cost import Network
 from collectives.schedule.spec import spec_of

@@ -47,7 +47,7 @@ comm = collectives.world()
 comm.barrier()
 os.write(1, f"size {comm.size}\\n".encode())
 """
-KERNELS = "from collectives.runtime import compiler; print(end=compiler.failure())"
+KERNELS = "from collectives.runtime.backends import compiler; print(end=compiler.failure())"
 SUM_ON_GPUS = """
 import cupy
 for index in range(cupy.cuda.runtime.getDeviceCount()):

@@ -128,7 +128,7 @@ ALGORITHMS = [
     ),
 ]
 
-COMPARED, PROGRAMS = "collectives/runtime/compared.py", "collectives/runtime/message_programs.py"
+COMPARED, PROGRAMS = "collectives/runtime/compared.py", "collectives/runtime/backends/message_programs.py"
 BETWEEN = ("test_calls.py", "between_nodes or other_nodes or another_node", 4)
 CUBE = ("test_calls.py", "all_to_alls_between", 8)
 ON_COMPARISON = [
@@ -148,7 +148,12 @@ ON_COMPARISON = [
         BETWEEN,
     ),
     mutant(PROGRAMS, "if divisor > 1:", "if divisor < 1:", BETWEEN),
-    mutant("collectives/runtime/kernels.py", "frame[BINDING] << 32 | frame[NUMBER]", "frame[BINDING] << 32", BETWEEN),
+    mutant(
+        "collectives/runtime/backends/kernels.py",
+        "frame[BINDING] << 32 | frame[NUMBER]",
+        "frame[BINDING] << 32",
+        BETWEEN,
+    ),
     mutant(COMPARED, "allocate=allocate, is_shared=True", "allocate=allocate, is_shared=False", CUBE),
     mutant(COMPARED, "use_caller_arrays=False", "use_caller_arrays=True", BETWEEN),
     mutant(PROGRAMS, "begin = ends[leaves, partner]", "begin = 0", CUBE),
@@ -159,7 +164,7 @@ ON_COMPARISON = [
         ("test_hierarchical.py", "any_groups or any_number"),
     ),
     mutant(
-        "collectives/runtime/started.py",
+        "collectives/runtime/call/started.py",
         "            if arrival.has_failed:\n                return False\n",
         "",
         ("test_calls.py", "started_calls", 4),
@@ -168,13 +173,13 @@ ON_COMPARISON = [
 
 RUNTIME = [
     mutant(
-        "collectives/runtime/messages.py",
+        "collectives/runtime/backends/messages.py",
         "at_once = reduce_late or any(into != sent for into, sent in clashes)",
         "at_once = reduce_late",
         ("test_device.py", "still_being_sent", 2),
     ),
     mutant(
-        "collectives/runtime/messages.py",
+        "collectives/runtime/backends/messages.py",
         "if source < self.mpi.rank:",
         "if source >= 0:",
         ("test_collectives.py", "same_bits and 2-ranks and float32", 2),
@@ -192,13 +197,13 @@ RUNTIME = [
         ("test_watchdog.py", "another_order"),
     ),
     mutant(
-        "collectives/runtime/binding.py",
+        "collectives/runtime/backends/binding.py",
         'phases.Reduction(a.kernel_op, dtype, self.size if a.op == "avg" else 1)',
         "phases.Reduction(a.kernel_op, dtype, 1)",
         ("test_data_parallel.py", "whole_batch and 2-ranks", 2),
     ),
     mutant(
-        "collectives/runtime/point_to_point.py",
+        "collectives/runtime/backends/point_to_point.py",
         "return (code, nbytes) == (self.code, self.wire.nbytes)",
         "return nbytes == self.wire.nbytes",
         ("test_communicator.py", "of_another_length_or_dtype", 2),
@@ -210,7 +215,7 @@ RUNTIME = [
         ("test_pipeline.py", "handed_over and 4-ranks-1f1b", 4),
     ),
     mutant(
-        "collectives/runtime/point_to_point.py",
+        "collectives/runtime/backends/point_to_point.py",
         "if peer not in self.node:",
         "if peer in self.node:",
         ("test_communicator.py", "in_short_parts", 2),
@@ -222,56 +227,56 @@ RUNTIME = [
         ("test_mpi4py_face.py", "every_form and 2-ranks", 2),
     ),
     mutant(
-        "collectives/runtime/kernels.py",
+        "collectives/runtime/backends/kernels.py",
         "total[i] = lesser(a[i], b[i])",
         "total[i] = greater(a[i], b[i])",
         ("test_finite.py", "losses_come_before and 2-ranks", 2),
     ),
     mutant(
-        "collectives/runtime/kernels.py",
+        "collectives/runtime/backends/kernels.py",
         "while load_acquire(slots[peer] + number % 2 * LINE_BYTES) < number:",
         "while load_acquire(slots[peer] + number % 2 * LINE_BYTES) < number - 2:",
         ("test_direct.py", "come_when_they_like and 2-ranks and two_shot", 2),
     ),
     mutant(
-        "collectives/runtime/kernels.py",
+        "collectives/runtime/backends/kernels.py",
         "bits + np.uint32(0x7FFF) + ",
         "bits + np.uint32(0x8000) + ",
         ("test_direct.py", "rounded_once and 3-ranks", 3),
         ("test_precision.py", "sums_are_rounded_once and 3-ranks", 3),
     ),
     mutant(
-        "collectives/runtime/kernels.py",
+        "collectives/runtime/backends/kernels.py",
         "memcpy(target + end, source + end, nbytes - end)",
         "memcpy(target + end, source + end, 0)",
         ("test_reproducible.py", "long_arrays and 3-ranks", 3),
     ),
     mutant(
-        "collectives/runtime/kernels.py",
+        "collectives/runtime/backends/kernels.py",
         "channel[NEXT_TURN] = 1 - channel[NEXT_TURN]",
         "channel[NEXT_TURN] = 0",
         ("test_direct.py", "come_when_they_like and 3-ranks and one_shot", 3),
     ),
     mutant(
-        "collectives/runtime/kernels.py",
+        "collectives/runtime/backends/kernels.py",
         "same &= load(slot + SLOT_NUMBER) == frame[NUMBER]",
         "same &= frame[NUMBER] >= 0",
         ("test_calls.py", "skips_a_repeated_call and 2-ranks", 2),
     ),
     mutant(
-        "collectives/runtime/kernels.py",
+        "collectives/runtime/backends/kernels.py",
         "same &= load(slot + SLOT_BINDING) == frame[BINDING]",
         "same &= frame[BINDING] >= 0",
         ("test_calls.py", "other_signatures and 2-ranks", 2),
     ),
     mutant(
-        "collectives/runtime/phases.py",
+        "collectives/runtime/backends/phases.py",
         "first._replace(register=first.register + turn) if chunk >= self.width",
         "first if chunk >= self.width",
         ("test_direct.py", "segments_follow and 3-ranks and staged", 3),
     ),
     mutant(
-        "collectives/runtime/phases.py",
+        "collectives/runtime/backends/phases.py",
         "min(step, length - segment * step)",
         "step",
         ("test_direct.py", "segments_follow and 2-ranks and two_shot", 2),
@@ -286,31 +291,31 @@ RUNTIME = [
 
 CHECKS = [
     mutant(
-        "collectives/runtime/checks/agreement.py",
+        "collectives/runtime/agreement.py",
         'else f"{description}#{number}"',
         'else f"{description}#"',
         ("test_disagreement.py", "one_call_behind and 2-ranks", 2),
     ),
     mutant(
-        "collectives/runtime/checks/agreement.py",
+        "collectives/runtime/agreement.py",
         "if highest != -lowest:",
         "if failure and highest != -lowest:",
         ("test_disagreement.py", "different_things and 2-ranks and ops", 2),
     ),
     mutant(
-        "collectives/runtime/checks/call_log.py",
+        "collectives/runtime/reports/call_log.py",
         "if call.number > max(",
         "if call.number >= max(",
         ("test_record.py", "only_counted"),
     ),
     mutant(
-        "collectives/runtime/checks/watchdog.py",
+        "collectives/runtime/reports/watchdog.py",
         "if overdue & (self.since.keys() | self.on_device().keys()):",
         "if overdue:",
         ("test_watchdog.py", "comes_while_the_others_ask"),
     ),
     mutant(
-        "collectives/runtime/checks/watchdog.py",
+        "collectives/runtime/reports/watchdog.py",
         "reports[r].numbers.get(label, 0) < number]",
         "reports[r].numbers.get(label, 0) <= number]",
         ("test_watchdog.py", "does_not_enter"),
@@ -322,19 +327,19 @@ CHECKS = [
         ("test_schedule.py", "promises and reduce_scatter"),
     ),
     mutant(
-        "collectives/runtime/native_mpi.py",
+        "collectives/runtime/backends/native_mpi.py",
         "is_even = a.send_counts is None if spec.exchanges else len(set(o.counts)) == 1",
         "is_even = True",
         ("test_collectives.py", "uneven_counts and 3-ranks", 3),
     ),
     mutant(
-        "collectives/runtime/operands.py",
+        "collectives/runtime/call/operands.py",
         "return counts, list(a.recv_counts or counts)",
         "return counts, counts",
         ("test_collectives.py", "uneven_all_to_all and 3-ranks", 3),
     ),
     mutant(
-        "collectives/runtime/arguments.py",
+        "collectives/runtime/call/arguments.py",
         "if len(counts) != self.size or min(counts) < 0:",
         "if len(counts) != self.size:",
         ("test_disagreement.py", "get_wrong and 2-ranks and below", 2),
@@ -346,19 +351,19 @@ CHECKS = [
         ("test_ops.py", "least and 3-ranks", 3),
     ),
     mutant(
-        "collectives/runtime/arguments.py",
+        "collectives/runtime/call/arguments.py",
         "in_order = self.reproducible or (isinstance(self.op, Op) and not self.op.commutative)",
         "in_order = self.reproducible",
         ("test_ops.py", "in_every_algorithm and False and 3-ranks or another_order and 3-ranks", 3),
     ),
     mutant(
-        "collectives/runtime/packed.py",
+        "collectives/runtime/call/packed.py",
         "call.after.append((view, numpy_view(packed)))",
         "call.after.append((numpy_view(packed), view))",
         ("test_strided.py", "good_as_its_copy and all_reduce and 3-ranks", 3),
     ),
     mutant(
-        "collectives/runtime/arguments.py",
+        "collectives/runtime/call/arguments.py",
         "(row.in_order or not in_order)",
         "True",
         ("test_reproducible.py", "every_length and 5-ranks", 5),
@@ -428,7 +433,7 @@ TOOLS = [
         ("test_tuning.py", "cores_share_a_cache"),
     ),
     mutant(
-        "collectives/runtime/kernels.py",
+        "collectives/runtime/backends/kernels.py",
         "memcpy(target + begin, source + begin, min(PIECE_BYTES, nbytes - begin))",
         "memcpy(target + begin, source + begin, PIECE_BYTES)",
         ("test_kernels.py", "wherever_source_and_target_lie"),
@@ -1120,8 +1125,8 @@ ORDER = ("test_device_order.py", "", 3)
 GUARDED = ("test_device_direct.py", "context or device_each or closes", 3)
 KERNELS = ("test_device_kernels.py", "", 3)
 PROGRAMS, PROGRAMS_CU = "collectives/arrays/cuda_programs.py", "collectives/arrays/cuda_programs.cu"
-CUDA, ON_DEVICE = "collectives/arrays/cuda.py", "collectives/runtime/on_device.py"
-DEVICE_MEMORY, MESSAGES = "collectives/arrays/device_memory.py", "collectives/runtime/messages.py"
+CUDA, ON_DEVICE = "collectives/arrays/cuda.py", "collectives/runtime/backends/on_device.py"
+DEVICE_MEMORY, MESSAGES = "collectives/arrays/device_memory.py", "collectives/runtime/backends/messages.py"
 ON_IT = "        with self.on_device():\n"
 ANYWHERE = "        if True:\n"
 WAIT = "        self.runtime.streamWaitEvent(self.stream.ptr, event.ptr)"
@@ -1129,31 +1134,31 @@ WAIT = "        self.runtime.streamWaitEvent(self.stream.ptr, event.ptr)"
 CALLS = ("test_device_calls.py", "2-ranks", 2)
 DEVICES = [
     mutant(
-        "collectives/runtime/binding.py",
+        "collectives/runtime/backends/binding.py",
         "self.plan.before = [*([(here.x, x)] if self.is_read else []), *self.before]",
         "self.plan.before = self.plan.before or [(here.x, x)]",
         CALLS,
     ),
     mutant(
-        "collectives/runtime/binding.py",
+        "collectives/runtime/backends/binding.py",
         "self.plan.after = [*self.after, *([(result, source)] if self.is_written else [])]",
         "self.plan.after = [*([(result, source)] if self.is_written else []), *self.after]",
         ("test_device_calls.py", "lie_elsewhere and staged and 2-ranks", 2),
     ),
     mutant(
-        "collectives/runtime/binding.py",
+        "collectives/runtime/backends/binding.py",
         "self.before, self.after, self.plan.only = self.plan.before, self.plan.after, None",
         "self.before, self.after = self.plan.before, self.plan.after",
         ("test_device_calls.py", "from_anywhere and 2-ranks", 2),
     ),
     mutant(
-        "collectives/runtime/binding.py",
+        "collectives/runtime/backends/binding.py",
         "if key not in self.pairs or self.pairs[key][0].nbytes < nbytes:",
         "if key not in self.pairs:",
         ("test_device_calls.py", "several_lengths and 2-ranks", 2),
     ),
     mutant(
-        "collectives/runtime/binding.py",
+        "collectives/runtime/backends/binding.py",
         "            (nbytes,) = self.context.agreement.highest([nbytes])\n",
         "            pass\n",
         ("test_device_calls.py", "more_than_the_others and 2-ranks", 2),
@@ -1165,13 +1170,13 @@ DEVICES = [
         ("test_device_calls.py", "symmetric_on_some and 2-ranks", 2),
     ),
     mutant(
-        "collectives/runtime/signature.py",
+        "collectives/runtime/call/signature.py",
         "home = (address, key) if key else None",
         "home = None",
         ("test_device_calls.py", "symmetric_arrays and 2-ranks", 2),
     ),
     mutant(
-        "collectives/runtime/signature.py",
+        "collectives/runtime/call/signature.py",
         "return (DEVICE, device, dtype, size, home), address, key",
         "return (DEVICE, device.place, dtype, size, home), address, key",
         ("test_device_calls.py", "of_two_libraries and 2-ranks", 2),
@@ -1280,9 +1285,9 @@ DEVICES = [
     # The host's waits before MPI reads or writes memory.
     mutant(MESSAGES, "self.ready.pop(index).synchronize()", "self.ready.pop(index)", ORDER),
     mutant(MESSAGES, "        if self.plain:\n            device.synchronize()", "", ORDER),
-    mutant("collectives/runtime/native_mpi.py", "        device.synchronize()\n", "", ORDER),
+    mutant("collectives/runtime/backends/native_mpi.py", "        device.synchronize()\n", "", ORDER),
     mutant(
-        "collectives/runtime/point_to_point.py",
+        "collectives/runtime/backends/point_to_point.py",
         "self.memory)\n        device.synchronize()",
         "self.memory)",
         ORDER,
@@ -1297,14 +1302,14 @@ DEVICES = [
 ]
 
 AWARE, PLAN = "collectives/job/cuda_aware.py", "collectives/runtime/plan.py"
-WATCHDOG, RESOLVE = "collectives/runtime/checks/watchdog.py", "collectives/runtime/resolve.py"
+WATCHDOG, RESOLVE = "collectives/runtime/reports/watchdog.py", "collectives/runtime/resolve.py"
 DECISION = ("test_cuda_aware.py",)
 HEARD = ("test_device_failures.py", "hear_of and ring-cudaMemcpyAsync or that_failed")
 NAMED = ("test_device_failures.py", "named")
 UNHEARD = ("test_device_failures.py", "unheard")
 DIFFER = ("test_device_disagreement.py", "2-ranks", 2)
 BINDING_FAILURES = ("test_binding_failures.py",)
-AGREEMENT = "collectives/runtime/checks/agreement.py"
+AGREEMENT = "collectives/runtime/agreement.py"
 
 DEVICE_CHECKS = [
     # Device memory passed to MPI.
@@ -1407,7 +1412,7 @@ DEVICE_CHECKS = [
         ("test_on_cuda.py", "numba"),
     ),
     mutant(
-        "collectives/runtime/binding.py",
+        "collectives/runtime/backends/binding.py",
         "self.context.has_numba or by_themselves",
         "True",
         ("test_on_cuda.py", "numba"),

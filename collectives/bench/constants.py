@@ -15,8 +15,8 @@ from collectives.bench.trial import RANK_TIMES
 from collectives.communicator import Communicator
 from collectives.job import environment
 from collectives.job.launch import library_name
+from collectives.runtime.backends.messages import SEGMENT_BYTES
 from collectives.runtime.choose import links
-from collectives.runtime.messages import SEGMENT_BYTES
 from collectives.runtime.plan import Plan
 from collectives.schedule.cost import NETWORK, Link, Network
 

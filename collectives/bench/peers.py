@@ -15,9 +15,9 @@ from collectives.arrays import views
 from collectives.bench.trial import PEERS, MessageTrial, Trial
 from collectives.communicator import Communicator
 from collectives.job.errors import InputError
-from collectives.runtime.arguments import Arguments
-from collectives.runtime.native_mpi import check_native, mpi_view, native_call
-from collectives.runtime.operands import operands_of
+from collectives.runtime.backends.native_mpi import check_native, mpi_view, native_call
+from collectives.runtime.call.arguments import Arguments
+from collectives.runtime.call.operands import operands_of
 from collectives.schedule.spec import OPS, Chunks
 
 TIMEOUT = timedelta(seconds=60)

@@ -20,14 +20,14 @@ from collectives.algorithms.groups import group_of
 from collectives.arrays.device import host
 from collectives.arrays.memory import array
 from collectives.arrays.ops import has_kernel
-from collectives.runtime.arguments import Arguments
-from collectives.runtime.binding import Binder, Choice
-from collectives.runtime.channel import Channel
-from collectives.runtime.message_programs import HEADER_BYTES, MessageAssembler, MessageProgram, Packet
-from collectives.runtime.operands import Workspace, bind, operands_of
+from collectives.runtime.backends.binding import Binder, Choice
+from collectives.runtime.backends.channel import Channel
+from collectives.runtime.backends.message_programs import HEADER_BYTES, MessageAssembler, MessageProgram, Packet
+from collectives.runtime.call.arguments import Arguments
+from collectives.runtime.call.operands import Workspace, bind, operands_of
+from collectives.runtime.call.started import NOWHERE
 from collectives.runtime.plan import Plan
 from collectives.runtime.progress import Progress
-from collectives.runtime.started import NOWHERE
 from collectives.schedule.moves import Recv, RecvReduce, Send
 
 if TYPE_CHECKING:

@@ -24,17 +24,17 @@ from collectives.arrays.views import pointer
 from collectives.job import environment
 from collectives.job.launch import library_name
 from collectives.job.settings import is_a
-from collectives.runtime import compiler
-from collectives.runtime.binding import bookkeeping
-from collectives.runtime.checks.agreement import Agreement
-from collectives.runtime.checks.call_log import Call, Calls, Record
-from collectives.runtime.checks.recorder import Recorder
-from collectives.runtime.checks.watchdog import Watchdog
+from collectives.runtime.agreement import Agreement
+from collectives.runtime.backends import compiler
+from collectives.runtime.backends.binding import bookkeeping
+from collectives.runtime.backends.messages import LARGEST_MESSAGE_BYTES, TAGS
+from collectives.runtime.backends.point_to_point import Mailbox
 from collectives.runtime.choose import links
 from collectives.runtime.choose.auto import Tuning, parse_tuning, read_tuning
-from collectives.runtime.messages import LARGEST_MESSAGE_BYTES, TAGS
-from collectives.runtime.point_to_point import Mailbox
 from collectives.runtime.progress import Progress
+from collectives.runtime.reports.call_log import Call, Calls, Record
+from collectives.runtime.reports.recorder import Recorder
+from collectives.runtime.reports.watchdog import Watchdog
 from collectives.schedule.cost import NETWORK
 
 

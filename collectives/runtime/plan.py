@@ -13,8 +13,8 @@ from mpi4py import MPI
 from collectives.arrays.device import DEVICE_ERRORS, Device, Event
 from collectives.job.errors import CommunicationError, InputError
 from collectives.job.launch import refuse_after_fork
-from collectives.runtime.checks.call_log import Call
 from collectives.runtime.progress import Progress, Waitable
+from collectives.runtime.reports.call_log import Call
 from collectives.schedule.moves import Round, show
 
 FAILURES = (MPI.Exception, CommunicationError)

@@ -26,26 +26,33 @@ from collectives.arrays.memory import Windows
 from collectives.arrays.views import address_of
 from collectives.job.errors import CommunicationError, InputError, LoneInputError
 from collectives.job.launch import refuse_after_fork
-from collectives.runtime.arguments import REFUSALS, Arguments
-from collectives.runtime.binding import Binder, BufferedPlan, Choice, DeviceBuffers, KeyComparison, MessageBinder
-from collectives.runtime.checks.agreement import NUM_FACTS
-from collectives.runtime.checks.call_log import Call, Place, caller
+from collectives.runtime.agreement import NUM_FACTS
+from collectives.runtime.backends.binding import (
+    Binder,
+    BufferedPlan,
+    Choice,
+    DeviceBuffers,
+    KeyComparison,
+    MessageBinder,
+)
+from collectives.runtime.backends.messages import StagingBuffers
+from collectives.runtime.backends.native_mpi import check_native, native_plan
+from collectives.runtime.call.arguments import REFUSALS, Arguments
+from collectives.runtime.call.operands import Operands, call_facts, local_facts, operands_of
+from collectives.runtime.call.packed import Fused, PackedCall, is_strided, pack_fused, pack_strided
+from collectives.runtime.call.signature import Signature, Signed, Unsigned, address_of_result, hashable, sign
+from collectives.runtime.call.started import NOWHERE, Predecessor, StartedCall
 from collectives.runtime.lazy import Lazy
-from collectives.runtime.messages import StagingBuffers
-from collectives.runtime.native_mpi import check_native, native_plan
-from collectives.runtime.operands import Operands, call_facts, local_facts, operands_of
-from collectives.runtime.packed import Fused, PackedCall, is_strided, pack_fused, pack_strided
 from collectives.runtime.plan import FAILURES, FREED, LateMismatchError, MismatchError, Plan, run_now
-from collectives.runtime.signature import Signature, Signed, Unsigned, address_of_result, hashable, sign
-from collectives.runtime.started import NOWHERE, Predecessor, StartedCall
+from collectives.runtime.reports.call_log import Call, Place, caller
 from collectives.schedule.spec import COLLECTIVES, spec_of
 
 if TYPE_CHECKING:
-    from collectives.runtime.channel import Channel
+    from collectives.runtime.backends.channel import Channel
+    from collectives.runtime.backends.on_device import DeviceProgram, KernelCalls, KernelProgram
+    from collectives.runtime.backends.shared_memory import Program
     from collectives.runtime.compared import Headers, ProgramComparison
     from collectives.runtime.context import Context
-    from collectives.runtime.on_device import DeviceProgram, KernelCalls, KernelProgram
-    from collectives.runtime.shared_memory import Program
 
 MOST_BOUND = 4096  # signatures whose bound calls are cached
 MOST_BOUND_ON_DEVICES = 256  # the same for arrays on devices
@@ -619,7 +626,7 @@ class Resolver:
     @Lazy
     def channel(self) -> Channel:
         """Make the channel of all calls, which run one after the other.  Collective."""
-        from collectives.runtime.channel import Channel
+        from collectives.runtime.backends.channel import Channel
 
         context = self.context
         others = [rank for rank in range(context.size) if rank != context.rank]

@@ -11,8 +11,8 @@ import torch
 
 from collectives.arrays import ops
 from collectives.communicator import Communicator
-from collectives.runtime.checks.call_log import Place
 from collectives.runtime.plan import Plan, run_now
+from collectives.runtime.reports.call_log import Place
 from collectives.runtime.resolve import OPTIONS, Request, Runs
 
 IN_PLACE = ("all_reduce", "broadcast", "reduce")

@@ -7,8 +7,8 @@ import multiprocessing
 
 import numpy as np
 
-from collectives.runtime import kernels
-from collectives.runtime.shared_memory import like
+from collectives.runtime.backends import kernels
+from collectives.runtime.backends.shared_memory import like
 from parallelism.numerics import pointwise_kernels
 
 DTYPES = [*"bBhHiIlLfdFD", "?"]

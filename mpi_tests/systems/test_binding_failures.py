@@ -17,7 +17,7 @@ import collectives
 comm, way = collectives.world(), sys.argv[1]
 """
 ON_HOST = """
-from collectives.runtime import shared_memory as owner
+from collectives.runtime.backends import shared_memory as owner
 
 x = np.ones(1000, "float32")
 name, error = "compile_for", RuntimeError("no compiler here")

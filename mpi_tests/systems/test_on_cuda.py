@@ -124,7 +124,7 @@ from collectives.job import environment
 if sys.argv[1] == "all" or environment.launched_rank() == 1:
     sys.modules["numba"] = None
 import cupy, numpy, collectives
-from collectives.runtime.on_device import KernelProgram
+from collectives.runtime.backends.on_device import KernelProgram
 comm = collectives.world()
 cupy.cuda.Device(comm.rank).use()
 for x in comm.empty(999, "float32", device=f"cuda:{comm.rank}"), cupy.empty(999, "float32"), comm.empty(999, "float32"):

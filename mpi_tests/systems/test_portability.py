@@ -16,7 +16,7 @@ import numpy as np
 
 import collectives
 from collectives.job import system
-from collectives.runtime import kernels
+from collectives.runtime.backends import kernels
 
 comm = collectives.world()
 assert not hasattr(kernels, "process_vm_readv")

@@ -12,9 +12,9 @@ from mpi4py import MPI
 
 from collectives import Communicator, algorithms
 from collectives.job.errors import CommunicationError, InputError
-from collectives.runtime import message_programs
-from collectives.runtime.kernels import ON_MISMATCH
-from collectives.runtime.message_programs import MessageProgram
+from collectives.runtime.backends import message_programs
+from collectives.runtime.backends.kernels import ON_MISMATCH
+from collectives.runtime.backends.message_programs import MessageProgram
 from collectives.schedule.moves import Send
 from mpi_tests.helpers.reference import COLLECTIVES, ROOTED, algorithms_of, expected, inputs, same
 
@@ -485,7 +485,7 @@ def test_a_message_of_a_program_that_fails(mpi_comm, name, monkeypatch):
 
 def test_calls_where_a_rank_has_no_numba(mpi_comm, monkeypatch, capsys):
     if mpi_comm.rank == mpi_comm.size - 1:
-        monkeypatch.setattr("collectives.runtime.compiler.failure", lambda: f"lost by test {mpi_comm.size}")
+        monkeypatch.setattr("collectives.runtime.backends.compiler.failure", lambda: f"lost by test {mpi_comm.size}")
     comm = Communicator(mpi_comm)
     assert not comm._context.has_numba
     lost = f"rank {comm.size - 1} has no compiled kernels, and all data go by messages (lost by test {comm.size})"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from collectives.arrays.views import dtype_of
-from collectives.runtime.kernels import ALIASING_BYTES, PAGE_BYTES
+from collectives.runtime.backends.kernels import ALIASING_BYTES, PAGE_BYTES
 from mpi_tests.helpers.reference import COLLECTIVES, algorithms_of, expected, inputs, reduced, same
 
 LATE_S = 0.05
@@ -392,7 +392,7 @@ def test_messages_that_cannot_be(comm):
 @pytest.mark.sizes(2)
 def test_long_messages_go_in_parts(comm, monkeypatch):
     """A part has as many bytes as MPI can count: 1 GiB, here 1 KiB."""
-    from collectives.runtime import point_to_point
+    from collectives.runtime.backends import point_to_point
 
     monkeypatch.setattr(point_to_point, "LARGEST_MESSAGE_BYTES", 1024)
     x = np.arange(10_001, dtype=np.int16)
@@ -406,7 +406,7 @@ def test_long_messages_go_in_parts(comm, monkeypatch):
 @pytest.mark.parametrize(("nodes", "expected"), [("2x1", [1, 2, 64, 64]), ("1x2", [1, 1, 1, 1])])
 def test_long_messages_between_nodes_go_in_short_parts(mpi_comm, monkeypatch, nodes, expected):
     from collectives import Communicator
-    from collectives.runtime.point_to_point import Mailbox
+    from collectives.runtime.backends.point_to_point import Mailbox
 
     num_parts, cut = [], Mailbox.parts
     monkeypatch.setattr(Mailbox, "parts", lambda *call: (parts := cut(*call), num_parts.append(len(parts)))[0])

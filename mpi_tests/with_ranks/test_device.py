@@ -157,7 +157,7 @@ def test_send_and_recv(new_comm, cuda, mpi_reads):
 def after_a_round(comm, cuda, mode, values, moves):
     """Return three chunks of five elements after a round of moves in segments of two."""
     from collectives.arrays.views import host
-    from collectives.runtime.messages import RequestBinder, Vector
+    from collectives.runtime.backends.messages import RequestBinder, Vector
     from collectives.runtime.plan import Plan
     from collectives.runtime.progress import Progress
 
@@ -194,7 +194,7 @@ def test_two_reductions_from_one_rank(comm, cuda, mode):
 def test_segments_are_copied_while_others_travel(mpi_comm, cuda, monkeypatch):
     from collectives import Communicator
     from collectives.arrays.cuda import Cuda
-    from collectives.runtime import messages
+    from collectives.runtime.backends import messages
 
     events, copies = [], itertools.count()
     copy, start, under_way = Cuda.copy, messages.Lane.start, messages.Messages

@@ -182,7 +182,7 @@ def test_16_bit_floats_are_rounded_once(comm, cuda):
 @pytest.mark.sizes(2, 3)
 @pytest.mark.parametrize("num_segments", [2, 3])
 def test_segments_follow_each_other(comm, cuda, num_segments, monkeypatch):
-    from collectives.runtime import phases
+    from collectives.runtime.backends import phases
 
     monkeypatch.setattr(phases, "DEVICE_BYTES", -(-60 * 4 // num_segments))
     for collective in COLLECTIVES:

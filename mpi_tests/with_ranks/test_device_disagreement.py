@@ -12,8 +12,8 @@ import pytest
 
 from collectives import Communicator
 from collectives.job.errors import InputError
-from collectives.runtime.checks.agreement import Agreement
-from collectives.runtime.on_device import DeviceProgram, KernelProgram
+from collectives.runtime.agreement import Agreement
+from collectives.runtime.backends.on_device import DeviceProgram, KernelProgram
 from collectives.runtime.resolve import Resolver
 from mpi_tests.helpers.reference import inputs, reduced, same
 

@@ -7,7 +7,7 @@ import pytest
 
 from collectives import Communicator, algorithms
 from collectives.algorithms import Access
-from collectives.runtime.on_device import KernelProgram
+from collectives.runtime.backends.on_device import KernelProgram
 from mpi_tests.helpers.cuda_arrays import to_tensor
 from mpi_tests.helpers.reference import COLLECTIVES, REDUCTIONS, ROOTED, expected, inputs, reduced, same
 
@@ -75,7 +75,7 @@ def test_every_direct_algorithm(comm, cuda, collective, algorithm):
 @pytest.mark.sizes(2)
 def test_more_blocks_than_one_and_more_segments(comm, cuda, monkeypatch):
     """All blocks and segments must have arrived at a barrier before any continues."""
-    from collectives.runtime import phases
+    from collectives.runtime.backends import phases
 
     monkeypatch.setattr(phases, "DEVICE_BYTES", 1 << 14)
     for algorithm in ("one_shot", "two_shot", "two_shot_put", "staged_two_shot"):

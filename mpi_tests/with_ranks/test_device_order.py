@@ -193,7 +193,7 @@ def test_memory_that_is_given_out_again_is_read_no_more(new_comm, cuda):
 @pytest.mark.parametrize("algorithm", ["one_shot", "staged_two_shot"])
 def test_runs_that_follow_each_other_at_once(new_comm, cuda, algorithm, num_segments, monkeypatch):
     """A run begins with the staging buffer that the previous run did not use last."""
-    from collectives.runtime import phases
+    from collectives.runtime.backends import phases
 
     monkeypatch.setattr(phases, "DEVICE_BYTES", -(-60 * 4 // num_segments))
     xs, x = inputs(2, 120), cuda.put(np.zeros(120, np.float32))

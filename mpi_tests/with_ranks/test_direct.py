@@ -52,7 +52,7 @@ def test_runs_on_new_inputs(comm, collective, algorithm, memory):
 @pytest.mark.sizes(1, 2, 3, proof=range(4, 9))
 def test_segments_follow_each_other(comm, collective, algorithm, num_segments, monkeypatch):
     from collectives.algorithms import algorithm as algorithm_rows
-    from collectives.runtime import shared_memory
+    from collectives.runtime.backends import shared_memory
 
     for name in ("PIPELINED_BYTES", "STAGED_BYTES"):
         monkeypatch.setattr(algorithm_rows, name, -(-60 * 4 // num_segments))

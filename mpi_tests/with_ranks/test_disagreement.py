@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from collectives.job.errors import InputError
-from collectives.runtime.checks.agreement import MOST_PLANS
+from collectives.runtime.agreement import MOST_PLANS
 
 pytestmark = pytest.mark.sizes(2, 3, proof=(5, 8))
 

@@ -37,7 +37,7 @@ class Traffic:
     """Counts of the collectives that this rank starts through exchanges, and of the executor's messages."""
 
     def __init__(self, monkeypatch):
-        from collectives.runtime import messages
+        from collectives.runtime.backends import messages
         from collectives.schedule.moves import Send
 
         self.forget()

@@ -10,7 +10,7 @@ import pytest
 from collectives.arrays import views
 from collectives.arrays.memory import Window, Windows
 from collectives.arrays.ops import Op
-from collectives.runtime import kernels
+from collectives.runtime.backends import kernels
 from collectives.schedule.spec import OPS
 from mpi_tests.helpers.reference import COMPLEX, DTYPES, HALVES, INTEGERS, UFUNCS, draw, ops_of
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from collectives.runtime import kernels
+from collectives.runtime.backends import kernels
 
 PAGE = kernels.PAGE_BYTES
 GUARD = 64  # bytes around a target, which stay as they are

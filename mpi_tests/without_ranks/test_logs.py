@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numba.core import event
 
-from collectives.runtime import kernels
+from collectives.runtime.backends import kernels
 from models.report import Metrics, TrainingReport
 from mpi_tests.helpers.launch import ROOT, environment
 from mpi_tests.helpers.pages import Page

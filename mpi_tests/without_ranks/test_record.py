@@ -1,6 +1,6 @@
 import sys
 
-from collectives.runtime.checks.call_log import (
+from collectives.runtime.reports.call_log import (
     LENGTH,
     PROGRAMS,
     Call,

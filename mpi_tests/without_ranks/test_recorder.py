@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from collectives.job import environment
-from collectives.runtime.checks.call_log import LENGTH, Call, Calls, Record
-from collectives.runtime.checks.recorder import Recorder
 from collectives.runtime.progress import Progress
+from collectives.runtime.reports.call_log import LENGTH, Call, Calls, Record
+from collectives.runtime.reports.recorder import Recorder
 
 OF_TORCH = """
 import os, sys

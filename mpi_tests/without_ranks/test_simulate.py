@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from collectives.algorithms import REGISTRY, Access, Algorithm, find
-from collectives.runtime.messages import SEGMENT_BYTES
+from collectives.runtime.backends.messages import SEGMENT_BYTES
 from collectives.schedule.cost import Link, Network, predict
 from collectives.schedule.events import simulate
 from collectives.schedule.fabrics import FABRICS

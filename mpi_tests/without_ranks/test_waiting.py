@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from collectives.runtime import kernels
 from collectives.runtime import progress as waiting
+from collectives.runtime.backends import kernels
+from collectives.runtime.backends.shared_memory import BRIEF_SPINS, SPINS, YIELDS, Program
 from collectives.runtime.progress import Progress
-from collectives.runtime.shared_memory import BRIEF_SPINS, SPINS, YIELDS, Program
 
 
 class Late:

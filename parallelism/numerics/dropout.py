@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from collectives.runtime.compiler import load
+from collectives.runtime.backends.compiler import load
 
 GAMMA, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 SHORT_GAMMA, SHORT_FIRST, SHORT_SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35

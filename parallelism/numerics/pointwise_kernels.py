@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from collectives.runtime.compiler import run_unkept
+from collectives.runtime.backends.compiler import run_unkept
 
 F = np.float32
 GAMMA, FIRST, SECOND = map(np.uint32, (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35))

@@ -14,10 +14,10 @@ from collectives.arrays.ops import BFLOAT16
 from collectives.arrays.views import address_of, pointer
 from collectives.job.errors import CommunicationError
 from collectives.job.launch import refuse_after_fork
-from collectives.runtime import kernels
-from collectives.runtime.channel import Channel
-from collectives.runtime.compiler import run_unkept
-from collectives.runtime.phases import (
+from collectives.runtime.backends import kernels
+from collectives.runtime.backends.channel import Channel
+from collectives.runtime.backends.compiler import run_unkept
+from collectives.runtime.backends.phases import (
     BOUNCE,
     LINE_BYTES,
     NUM_REGISTERS,

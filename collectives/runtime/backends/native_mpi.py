@@ -11,8 +11,8 @@ from mpi4py import MPI
 from collectives.arrays.device import Device
 from collectives.arrays.ops import HALVES, Op
 from collectives.arrays.views import flat, pointer
-from collectives.runtime.arguments import Arguments
-from collectives.runtime.operands import Operands
+from collectives.runtime.call.arguments import Arguments
+from collectives.runtime.call.operands import Operands
 from collectives.runtime.plan import Plan, Step
 from collectives.runtime.progress import Progress, Waitable
 from collectives.schedule.spec import OPS, Chunks

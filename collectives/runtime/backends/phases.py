@@ -4,7 +4,7 @@ Long chunks are cut into segments, and the phases are run as a pipeline: at each
 step - j, so that one barrier per step serves all of them, and the data of one phase are in the cache for the next one.
 Segments do not overlap, so a schedule that is right for one is right for all.  A staging buffer has room for two
 segments, used in turn, across runs as well.  Memory is addressed by registers, whose values are set per run.  Phases
-become programs of the host in `collectives.runtime.shared_memory`, of a device in `collectives.runtime.on_device`.
+become programs of the host in `shared_memory`, and of a device in `on_device`.
 """
 
 import os
@@ -20,7 +20,7 @@ from collectives.arrays.views import address_of
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Put, Recv, RecvReduce, Round, Send
 
 if TYPE_CHECKING:
-    from collectives.runtime.binding import Binder
+    from collectives.runtime.backends.binding import Binder
 
 DEVICE_BYTES = 1 << 26  # of a chunk's segment on a device, where it only bounds the staging buffers
 STREAMED_BYTES = 1 << 15  # of a copy that bypasses the caches, where that is faster

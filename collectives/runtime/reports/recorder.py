@@ -21,9 +21,9 @@ from weakref import WeakSet
 
 from mpi4py import MPI
 
-from collectives.runtime.checks.call_log import Calls, Entry, Record, SourceLine, place_of
-from collectives.runtime.point_to_point import PointToPoint, SendMessage
+from collectives.runtime.backends.point_to_point import PointToPoint, SendMessage
 from collectives.runtime.progress import Progress
+from collectives.runtime.reports.call_log import Calls, Entry, Record, SourceLine, place_of
 
 VERSION = "2.10"  # of the format
 BACKEND = "nccl"  # a backend that every version of the analyzer knows

@@ -16,14 +16,14 @@ from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import probe_address, ranks_in, reads_processes
 from collectives.arrays.views import address_of
 from collectives.job.errors import InputError
-from collectives.runtime import phases
-from collectives.runtime.arguments import Arguments
+from collectives.runtime.backends import phases
+from collectives.runtime.backends.messages import SEGMENT_BYTES, RequestBinder, StagingBuffers, Vector
+from collectives.runtime.backends.phases import ARRAY, OUT, SCRATCH, Chunk
+from collectives.runtime.call.arguments import Arguments
+from collectives.runtime.call.operands import CallFacts, Operands, Workspace, bind, operands_of
 from collectives.runtime.choose import auto
 from collectives.runtime.choose.auto import Tuning
 from collectives.runtime.lazy import Lazy
-from collectives.runtime.messages import SEGMENT_BYTES, RequestBinder, StagingBuffers, Vector
-from collectives.runtime.operands import CallFacts, Operands, Workspace, bind, operands_of
-from collectives.runtime.phases import ARRAY, OUT, SCRATCH, Chunk
 from collectives.runtime.plan import MismatchError, Plan
 from collectives.runtime.progress import Waitable
 from collectives.schedule.cost import NETWORK, on_device
@@ -31,9 +31,9 @@ from collectives.schedule.moves import Round, in_parts
 from collectives.schedule.spec import Chunks, spec_of
 
 if TYPE_CHECKING:
-    from collectives.runtime.channel import Channel
+    from collectives.runtime.backends.channel import Channel
+    from collectives.runtime.backends.on_device import KernelCalls
     from collectives.runtime.context import Context
-    from collectives.runtime.on_device import KernelCalls
 
 
 class Choice(NamedTuple):
@@ -193,10 +193,10 @@ class Binder:
         `caller` is the device as the library of the call's arrays has it, whose current stream runs follow.
         """
         if shared:
-            from collectives.runtime.on_device import DeviceProgramBinder
+            from collectives.runtime.backends.on_device import DeviceProgramBinder
 
             return DeviceProgramBinder(shared, caller or shared.device, self, meanwhile)
-        from collectives.runtime.shared_memory import ProgramBinder  # it imports the compiler
+        from collectives.runtime.backends.shared_memory import ProgramBinder  # it imports the compiler
 
         return ProgramBinder(self, meanwhile)
 

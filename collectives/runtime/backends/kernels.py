@@ -20,7 +20,7 @@ from numba.core import event
 from numba.extending import intrinsic, overload
 
 from collectives.job import environment, system
-from collectives.runtime.phases import ARRAY, LINE_BYTES, NUM_REGISTERS, NUM_SHARED, OUT
+from collectives.runtime.backends.phases import ARRAY, LINE_BYTES, NUM_REGISTERS, NUM_SHARED, OUT
 
 BARRIER, COPY, STREAM, REDUCE, REDUCE16, READ, WRITE, PAUSE = range(8)
 DIVIDE, WIDEN, NARROW, START, AWAIT, OPEN, MERGE, VERDICT, END = range(8, 17)  # of programs with messages

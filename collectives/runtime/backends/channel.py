@@ -7,8 +7,8 @@ import numpy as np
 
 from collectives.arrays.device import TURNS
 from collectives.arrays.memory import SymmetricMemory, array
-from collectives.runtime import kernels
-from collectives.runtime.phases import LINE_BYTES
+from collectives.runtime.backends import kernels
+from collectives.runtime.backends.phases import LINE_BYTES
 
 SLOT_BYTES = TURNS * LINE_BYTES  # a cache line for even barriers, one for odd ones
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from collectives.arrays.device import Device, host
 from collectives.arrays.views import flat, is_a, numpy_view, overlap, pointer
-from collectives.runtime.arguments import REFUSALS, check_writable
-from collectives.runtime.operands import split
+from collectives.runtime.call.arguments import REFUSALS, check_writable
+from collectives.runtime.call.operands import split
 from collectives.runtime.plan import CopyPair
 from collectives.schedule.spec import COLLECTIVES, Chunks, spec_of
 

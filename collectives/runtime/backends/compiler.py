@@ -40,7 +40,7 @@ def load(name: str) -> Kernels:
 
 def failure() -> str:
     """Return why the kernels of the collectives cannot be used here, or nothing."""
-    return load("collectives.runtime.kernels").failure
+    return load("collectives.runtime.backends.kernels").failure
 
 
 def run_unkept(compiled: Callable[..., Any]) -> Callable[..., Any]:

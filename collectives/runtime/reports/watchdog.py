@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 from mpi4py import MPI
 
 from collectives.job.launch import dead_ranks
-from collectives.runtime.checks.call_log import Entry, place_of, show_last
-from collectives.runtime.checks.recorder import Recorder
 from collectives.runtime.plan import Plan
 from collectives.runtime.progress import Progress, Wait
+from collectives.runtime.reports.call_log import Entry, place_of, show_last
+from collectives.runtime.reports.recorder import Recorder
 from collectives.schedule.moves import name_ranks
 
 POLL_S = 0.5

@@ -18,7 +18,7 @@ from collectives.arrays.views import address_of, check_op, flat, is_a, writable
 from collectives.schedule.spec import SOURCES, Chunks, spec_of
 
 if TYPE_CHECKING:
-    from collectives.runtime.operands import Operands
+    from collectives.runtime.call.operands import Operands
 
 REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # exceptions of NumPy, CuPy and torch for an argument
 

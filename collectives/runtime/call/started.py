@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from collectives.arrays.device import Device, host
 from collectives.arrays.views import flat
-from collectives.runtime.arguments import REFUSALS
-from collectives.runtime.checks.call_log import Call
-from collectives.runtime.packed import Fused, PackedCall
+from collectives.runtime.call.arguments import REFUSALS
+from collectives.runtime.call.packed import Fused, PackedCall
 from collectives.runtime.plan import MismatchError, Plan
 from collectives.runtime.progress import Waitable
+from collectives.runtime.reports.call_log import Call
 
 if TYPE_CHECKING:
+    from collectives.runtime.backends.shared_memory import Program
+    from collectives.runtime.call.signature import Signed
     from collectives.runtime.resolve import Bound, Request, Resolver
-    from collectives.runtime.shared_memory import Program
-    from collectives.runtime.signature import Signed
 
 
 NOWHERE = (0, 0)  # the addresses and windows of no arrays

@@ -14,8 +14,8 @@ from collectives.arrays.device import host
 from collectives.arrays.memory import Windows
 from collectives.arrays.ops import sum_dtype
 from collectives.arrays.views import overlap, pointer, same_memory
-from collectives.runtime.arguments import Arguments, check_writable, like
-from collectives.runtime.messages import Vector
+from collectives.runtime.backends.messages import Vector
+from collectives.runtime.call.arguments import Arguments, check_writable, like
 from collectives.schedule.moves import shares
 from collectives.schedule.spec import Chunks, Collective
 

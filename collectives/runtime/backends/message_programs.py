@@ -16,11 +16,11 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays.views import address_of
-from collectives.runtime import kernels
-from collectives.runtime.operands import Binding
-from collectives.runtime.phases import ARRAY, LINE_BYTES, OUT, SCRATCH, Address, Reduction
+from collectives.runtime.backends import kernels
+from collectives.runtime.backends.phases import ARRAY, LINE_BYTES, OUT, SCRATCH, Address, Reduction
+from collectives.runtime.backends.shared_memory import FORMS, Assembler, Program, compile_for
+from collectives.runtime.call.operands import Binding
 from collectives.runtime.plan import describe
-from collectives.runtime.shared_memory import FORMS, Assembler, Program, compile_for
 from collectives.schedule.moves import (
     Barrier,
     Copy,
@@ -36,8 +36,8 @@ from collectives.schedule.moves import (
 )
 
 if TYPE_CHECKING:
+    from collectives.runtime.backends.messages import Vector
     from collectives.runtime.compared import Headers
-    from collectives.runtime.messages import Vector
 
 HEADER_BYTES = 16
 YIELDS = 200  # of the core, before a program returns: a message takes many

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.job.errors import InputError
-from collectives.runtime.arguments import Arguments
-from collectives.runtime.checks.call_log import Call, SourceLine
+from collectives.runtime.call.arguments import Arguments
 from collectives.runtime.plan import Plan
+from collectives.runtime.reports.call_log import Call, SourceLine
 
 NUM_FACTS = 9
 MOST_PLANS = 32  # kept for later exchanges

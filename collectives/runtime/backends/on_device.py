@@ -24,9 +24,8 @@ from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import Lease
 from collectives.arrays.views import address_of
 from collectives.job.launch import at_exit_with
-from collectives.runtime.checks.agreement import Side
-from collectives.runtime.checks.call_log import Call, Entry
-from collectives.runtime.phases import (
+from collectives.runtime.agreement import Side
+from collectives.runtime.backends.phases import (
     NUM_REGISTERS,
     SCRATCH,
     STAGING,
@@ -40,14 +39,15 @@ from collectives.runtime.phases import (
     Segmentation,
     peers_of,
 )
+from collectives.runtime.call.started import NOWHERE
 from collectives.runtime.plan import LateMismatchError, Step
 from collectives.runtime.progress import Waitable
-from collectives.runtime.started import NOWHERE
+from collectives.runtime.reports.call_log import Call, Entry
 from collectives.schedule.moves import Parts, Round
 
 if TYPE_CHECKING:
-    from collectives.runtime.channel import Channel
-    from collectives.runtime.shared_memory import Program
+    from collectives.runtime.backends.channel import Channel
+    from collectives.runtime.backends.shared_memory import Program
 
 Operation = Callable[[], None]
 Part = list[DeviceStep]
@@ -305,8 +305,8 @@ class DeviceProgramBinder(DirectBinder):
 
     def arrival(self, ranks: Sequence[int], channel: Any, binding: int) -> Program:
         """Make a barrier of these ranks on the host, by the compiled interpreter.  Collective."""
-        from collectives.runtime.channel import Channel
-        from collectives.runtime.shared_memory import ProgramBinder
+        from collectives.runtime.backends.channel import Channel
+        from collectives.runtime.backends.shared_memory import ProgramBinder
 
         if channel is None:
             channel = Channel(self.memory, self.world_ranks, ranks)

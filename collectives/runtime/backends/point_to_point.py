@@ -22,12 +22,12 @@ from collectives.arrays.ops import DTYPES
 from collectives.arrays.views import as_bytes, flat, numpy_view
 from collectives.job.errors import CommunicationError
 from collectives.job.launch import refuse_after_fork
-from collectives.runtime.arguments import check_integer, check_rank
-from collectives.runtime.checks.call_log import Calls
-from collectives.runtime.messages import LARGEST_MESSAGE_BYTES, Messages
-from collectives.runtime.packed import check_result, contiguous, is_strided
+from collectives.runtime.backends.messages import LARGEST_MESSAGE_BYTES, Messages
+from collectives.runtime.call.arguments import check_integer, check_rank
+from collectives.runtime.call.packed import check_result, contiguous, is_strided
 from collectives.runtime.plan import Plan, Step
 from collectives.runtime.progress import Waitable
+from collectives.runtime.reports.call_log import Calls
 
 if TYPE_CHECKING:
     from collectives.runtime.context import Context

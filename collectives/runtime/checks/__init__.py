@@ -1,1 +1,0 @@
-"""Detection of mismatched calls and of deadlocks."""
