@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from collectives.arrays import cuda_kernels
+from collectives.arrays.addresses import pointer
 from collectives.arrays.device import Device, Event
 from collectives.arrays.ops import Op
-from collectives.arrays.views import pointer
 from collectives.job.cuda_aware import cuda_awareness
 
 NOT_READY = 600  # cudaErrorNotReady

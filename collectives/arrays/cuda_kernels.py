@@ -18,7 +18,8 @@ from zlib import crc32
 
 import numpy as np
 
-from collectives.arrays import views
+from collectives.arrays import addresses
+from collectives.arrays.ops import COMPLEX
 from collectives.job import environment
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -98,7 +99,7 @@ def bind_reduction(op: str, out: Any, sources: Sequence[Any], divisor: int = 1) 
         raise ValueError(f"{len(sources)} sources: reduce 1 to {MAX_SOURCES} at a time")
     assert divisor >= 1, f"a divisor of {divisor}"
     choice = plan(op, out.dtype, sources[0].dtype, out.size, len(sources), divisor)
-    task, work = task_of(choice, [views.pointer(out)], [*map(views.pointer, sources)], divisor)
+    task, work = task_of(choice, [addresses.pointer(out)], [*map(addresses.pointer, sources)], divisor)
     device = cupy.cuda.runtime.getDevice()
     return Launch(kernel(choice.name, device), num_blocks(work, device), task)
 
@@ -121,7 +122,7 @@ def plan(op: str, into: np.dtype, source: np.dtype, count: int, num_sources: int
     >>> plan("sum", np.dtype("complex64"), np.dtype("complex64"), 5, 3, 1)
     KernelChoice(op='Sum', source='float', into='float', at_once=3, num_elements=10, sizes=[4, 4, 4, 4])
     """
-    parts = 2 if into in views.COMPLEX and op != "prod" else 1  # complex numbers are reduced as twice as many real ones
+    parts = 2 if into in COMPLEX and op != "prod" else 1  # complex numbers are reduced as twice as many real ones
     at_once = max(n for n in range(1, MAX_AT_ONCE + 1) if num_sources % n == 0)
     if op == "avg" and divisor == 1:
         op = "sum"
@@ -133,7 +134,7 @@ def number(dtype: np.dtype, op: str) -> str:
     """Name a dtype in C++.  Signed integers become unsigned where only wrapping differs."""
     if str(dtype) in FLOATS:
         return FLOATS[str(dtype)]
-    if dtype in views.COMPLEX:
+    if dtype in COMPLEX:
         part = "float" if dtype.itemsize == 8 else "double"
         return f"Complex<{part}>" if op == "prod" else part
     return (SIGNED if dtype.kind == "i" and op in ("min", "max", "avg") else UNSIGNED)[dtype.itemsize]

@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from mpi4py import MPI
 
-from collectives.arrays.views import pointer
+from collectives.arrays.addresses import pointer
 from collectives.job import system
 from collectives.job.errors import InputError
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from collectives.arrays import views
+from collectives.arrays import addresses, views
 from collectives.bench.trial import PEERS, MessageTrial, Trial
 from collectives.communicator import Communicator
 from collectives.job.errors import InputError
@@ -148,7 +148,7 @@ def inside(part: Any, whole: Any) -> bool:
     """Return whether an array is a part of another, longer one."""
     if part is None or whole is None or part.nbytes >= whole.nbytes:
         return False
-    return 0 <= views.pointer(part) - views.pointer(whole) < whole.nbytes
+    return 0 <= addresses.pointer(part) - addresses.pointer(whole) < whole.nbytes
 
 
 def torch_call(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from collectives.arrays.views import pointer
+from collectives.arrays.addresses import pointer
 from collectives.mpi4py.buffers import Area, BufferSpec, NotOurs, blocks_of, numbers_in, vector_of
 from collectives.schedule.spec import COLLECTIVES, OPS
 

@@ -16,11 +16,11 @@ import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms.groups import Topology
+from collectives.arrays.addresses import pointer
 from collectives.arrays.cuda import Cuda
 from collectives.arrays.device import Device, host
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import SymmetricMemory, Windows, array, ranks_in
-from collectives.arrays.views import pointer
 from collectives.job import environment
 from collectives.job.launch import library_name
 from collectives.job.settings import is_a

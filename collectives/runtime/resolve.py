@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, cast
 
 from collectives import algorithms
 from collectives.algorithms import Access
+from collectives.arrays.addresses import address_of
 from collectives.arrays.device import host
 from collectives.arrays.memory import Windows
-from collectives.arrays.views import address_of
 from collectives.job.errors import CommunicationError, InputError, LoneInputError
 from collectives.job.launch import refuse_after_fork
 from collectives.runtime.agreement import NUM_FACTS

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.arrays import cuda_kernels, views
+from collectives.arrays import addresses, cuda_kernels, views
 from collectives.arrays.ops import HALVES
 
 COUNTS = (0, 1, 7, 8, 9, 100, 1000)
@@ -20,7 +20,7 @@ class Guarded:
     def __init__(self, cupy: Any, values: np.ndarray, offset: int = 0):
         gap = offset * values.dtype.itemsize
         self.cupy, self.bytes = cupy, cupy.full(values.nbytes + gap + 192, 0xA5, np.uint8)
-        start = -views.pointer(self.bytes) % 64 + 64 + gap
+        start = -addresses.pointer(self.bytes) % 64 + 64 + gap
         self.place = slice(start, start + values.nbytes)
         self.bytes[self.place] = cupy.asarray(values.view(np.uint8))
         self.array = self.bytes[self.place].view(values.dtype)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from collectives.arrays import views
+from collectives.arrays import addresses, views
 from collectives.arrays.memory import Window, Windows
 from collectives.arrays.ops import Op
 from collectives.runtime.backends import kernels
@@ -117,23 +117,23 @@ def test_reductions_of_infinity_warn_of_nothing():
 
 def test_same_memory(cuda):
     x = np.zeros(6)
-    assert views.same_memory(x[2:4], x[2:4])
-    assert not views.same_memory(x[2:4], x[2:5])
-    assert not views.same_memory(x[2:4], x[1:3])
+    assert addresses.same_memory(x[2:4], x[2:4])
+    assert not addresses.same_memory(x[2:4], x[2:5])
+    assert not addresses.same_memory(x[2:4], x[1:3])
     there = cuda.put(x)
-    assert views.same_memory(there[:3], there[:3])
-    assert not views.same_memory(there[:3], there[3:])
+    assert addresses.same_memory(there[:3], there[:3])
+    assert not addresses.same_memory(there[:3], there[3:])
 
 
 def test_overlap(cuda):
     x = np.zeros(6)
     for a, b in ((x[:3], x[2:]), (x, x[3:4]), (x[2:3], x), (x, x)):
-        assert views.overlap(a, b)
+        assert addresses.overlap(a, b)
     for a, b in ((x[:3], x[3:]), (x[4:], x[:4]), (x, x.copy()), (x, x[3:3]), (x[3:3], x)):
-        assert not views.overlap(a, b)
+        assert not addresses.overlap(a, b)
     there = cuda.put(x)
-    assert views.overlap(there[:3], there[2:])
-    assert not views.overlap(there[:3], there[3:])
+    assert addresses.overlap(there[:3], there[2:])
+    assert not addresses.overlap(there[:3], there[3:])
 
 
 def test_devices():

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from collectives.arrays import addresses, cuda_kernels
 from collectives.arrays import cuda as devices
-from collectives.arrays import cuda_kernels, views
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_the_default_stream_is_that_of_the_arrays_device(cuda, device):
 def test_what_is_read_on_the_host_is_there_after_an_event(cuda, device):
     x, there = late(cuda, cuda.stream, 3), device.host(4000)
     device.begin()
-    device.copy(there, views.as_bytes(x))
+    device.copy(there, addresses.as_bytes(x))
     device.record().synchronize()
     assert (there.view(np.float32) == 3).all()
 

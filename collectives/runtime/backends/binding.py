@@ -11,10 +11,10 @@ from mpi4py import MPI
 
 from collectives import algorithms
 from collectives.algorithms import Access, Algorithm
+from collectives.arrays.addresses import address_of
 from collectives.arrays.device import host
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import probe_address, ranks_in, reads_processes
-from collectives.arrays.views import address_of
 from collectives.job.errors import InputError
 from collectives.runtime.backends import phases
 from collectives.runtime.backends.messages import SEGMENT_BYTES, RequestBinder, StagingBuffers, Vector

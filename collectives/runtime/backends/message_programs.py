@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from collectives.arrays.views import address_of
+from collectives.arrays.addresses import address_of
 from collectives.runtime.backends import kernels
 from collectives.runtime.backends.phases import ARRAY, LINE_BYTES, OUT, SCRATCH, Address, Reduction
 from collectives.runtime.backends.shared_memory import FORMS, Assembler, Program, compile_for

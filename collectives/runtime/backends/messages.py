@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from collectives.arrays.addresses import as_bytes
 from collectives.arrays.device import Device, Event
 from collectives.arrays.memory import size_class
 from collectives.arrays.ops import Op
-from collectives.arrays.views import as_bytes
 from collectives.runtime.plan import CopyPair
 from collectives.runtime.progress import Waitable
 from collectives.schedule.moves import MESSAGES, Barrier, Copy, Move, Recv, RecvReduce, Round, Schedule, Send, show

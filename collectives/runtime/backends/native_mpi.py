@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.arrays.addresses import pointer
 from collectives.arrays.device import Device
 from collectives.arrays.ops import HALVES, Op
-from collectives.arrays.views import flat, pointer
+from collectives.arrays.views import flat
 from collectives.runtime.call.arguments import Arguments
 from collectives.runtime.call.operands import Operands
 from collectives.runtime.plan import Plan, Step

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.arrays.addresses import address_of
 from collectives.arrays.cuda import Cuda
 from collectives.arrays.cuda_programs import FLAG_BYTES, KEY_BITS, CudaChannel, CudaProgram
 from collectives.arrays.device import TURNS, Device, DeviceStep, Event
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import Lease
-from collectives.arrays.views import address_of
 from collectives.job.launch import at_exit_with
 from collectives.runtime.agreement import Side
 from collectives.runtime.backends.phases import (

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from collectives.algorithms import Access, Algorithm
+from collectives.arrays.addresses import address_of
 from collectives.arrays.device import TURNS
-from collectives.arrays.views import address_of
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Put, Recv, RecvReduce, Round, Send
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.arrays.addresses import as_bytes
 from collectives.arrays.device import Device
 from collectives.arrays.ops import DTYPES
-from collectives.arrays.views import as_bytes, flat, numpy_view
+from collectives.arrays.views import flat, numpy_view
 from collectives.job.errors import CommunicationError
 from collectives.job.launch import refuse_after_fork
 from collectives.runtime.backends.messages import LARGEST_MESSAGE_BYTES, Messages

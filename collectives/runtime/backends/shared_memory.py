@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.arrays.addresses import address_of, pointer
 from collectives.arrays.device import TURNS, Device
 from collectives.arrays.ops import BFLOAT16
-from collectives.arrays.views import address_of, pointer
 from collectives.job.errors import CommunicationError
 from collectives.job.launch import refuse_after_fork
 from collectives.runtime.backends import kernels

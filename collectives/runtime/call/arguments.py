@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collectives.algorithms import Access, Algorithm, rows
+from collectives.arrays.addresses import address_of
 from collectives.arrays.device import Device, host
 from collectives.arrays.ops import BFLOAT16, Op, has_kernel
-from collectives.arrays.views import address_of, check_op, flat, is_a, writable
+from collectives.arrays.views import check_op, flat, is_a, writable
 from collectives.schedule.spec import SOURCES, Chunks, spec_of
 
 if TYPE_CHECKING:

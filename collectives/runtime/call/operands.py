@@ -10,10 +10,10 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
+from collectives.arrays.addresses import overlap, pointer, same_memory
 from collectives.arrays.device import host
 from collectives.arrays.memory import Windows
 from collectives.arrays.ops import sum_dtype
-from collectives.arrays.views import overlap, pointer, same_memory
 from collectives.runtime.backends.messages import Vector
 from collectives.runtime.call.arguments import Arguments, check_writable, like
 from collectives.schedule.moves import shares

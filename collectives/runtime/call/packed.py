@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from collectives.arrays.addresses import overlap, pointer
 from collectives.arrays.device import Device, host
-from collectives.arrays.views import flat, is_a, numpy_view, overlap, pointer
+from collectives.arrays.views import flat, is_a, numpy_view
 from collectives.runtime.call.arguments import REFUSALS, check_writable
 from collectives.runtime.call.operands import split
 from collectives.runtime.plan import CopyPair

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.arrays.addresses import address_of
 from collectives.arrays.device import Device, host
 from collectives.arrays.memory import SymmetricMemory
-from collectives.arrays.views import address_of, cuda, flat, is_a
+from collectives.arrays.views import cuda, flat, is_a
 from collectives.schedule.spec import COLLECTIVES
 
 C_CONTIGUOUS, ALIGNED, WRITEABLE = 0x1, 0x100, 0x400  # of NumPy's flags
