@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collectives.arrays.ops import Op
     from collectives.communicator import Communicator
     from collectives.job.errors import CommunicationError, InputError
-    from collectives.job.launch import world
     from collectives.runtime.plan import Plan
 
 if os.name != "posix":
@@ -31,9 +30,25 @@ HOMES = {
     "Communicator": "collectives.communicator",
     "InputError": "collectives.job.errors",
     "Op": "collectives.arrays.ops",
-    "world": "collectives.job.launch",
     "__version__": "collectives.job.settings",
 }
+
+
+def world() -> "Communicator":
+    """Return the communicator of all ranks that the launcher started.
+
+    From here on an exception that nobody catches ends the whole job, with the rank's traceback; an InputError,
+    which all ranks raise, ends it with one line of rank 0.
+
+    Raises: InputError for an invalid environment variable, without an MPI library, or where mpirun and mpi4py belong to
+    different ones, or srun has not connected the ranks, so that each is alone.
+    """
+    from collectives.job.launch import start_job
+
+    mpi = start_job()  # before the import below, which needs an MPI library
+    from collectives.communicator import Communicator
+
+    return Communicator(mpi.COMM_WORLD)
 
 
 def __getattr__(name: str) -> Any:

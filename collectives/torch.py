@@ -7,8 +7,8 @@ import os
 import socket
 from typing import Any
 
+from collectives import world
 from collectives.algorithms.groups import Topology
-from collectives.job.launch import world
 from collectives.job.program import run_program
 
 SERVED = {"gloo", "nccl", "mpi", "collectives", "undefined"}  # the last is that of who names none

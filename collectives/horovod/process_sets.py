@@ -7,8 +7,9 @@ from itertools import count
 from operator import index
 from typing import TYPE_CHECKING, Any
 
+from collectives import world
 from collectives.horovod.matching import MatchedCalls
-from collectives.job.launch import start_mpi, world
+from collectives.job.launch import start_mpi
 
 if TYPE_CHECKING:
     from collectives.communicator import Communicator

@@ -11,36 +11,26 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from types import FunctionType, TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from collectives.job import environment
 from collectives.job.errors import INTERRUPTED, InputError, LoneInputError
-
-if TYPE_CHECKING:
-    from collectives.communicator import Communicator
-
 
 T = TypeVar("T")
 
 PATIENCE_S = 20.0  # for rank 0 to write its files
 
 
-def world() -> "Communicator":
-    """Return the communicator of all ranks that the launcher started.
+def start_job() -> Any:
+    """Start MPI, and return mpi4py.MPI; from here on an exception that nobody catches ends the whole job.
 
-    From here on an exception that nobody catches ends the whole job, with the rank's traceback; an InputError,
-    which all ranks raise, ends it with one line of rank 0.
-
-    Raises: InputError for an invalid environment variable, without an MPI library, or where mpirun and mpi4py belong to
-    different ones, or srun has not connected the ranks, so that each is alone.
+    Raises: InputError for an invalid environment variable, and as `start_mpi`.
     """
     sys.excepthook = end_job
     mpi = start_mpi()
     if refusals := [*filter(None, mpi.COMM_WORLD.allgather(environment.refusal()))]:
         raise InputError(refusals[0])
-    from collectives.communicator import Communicator
-
-    return Communicator(mpi.COMM_WORLD)
+    return mpi
 
 
 def start_mpi() -> Any:

@@ -545,7 +545,7 @@ class Resolver:
     def bind_call(self, call: Call, signed: Signed, resolved: Resolved) -> Bound:
         """Bind the calls of a signature, and cache the binding.  Collective."""
         o, choice, number = resolved.operands, resolved.choice, resolved.number
-        a = resolved.a.lent(o)  # so that no array of the caller's is kept alive
+        a = resolved.a.lent(None if o.out is o.source else o.out)  # so that no array of the caller's is kept alive
         collective = a.collective
         plan = rebind = buffered = None
         signature, _, _, on_host, moves = signed

@@ -47,7 +47,7 @@ def names(comm, mpi_comm, monkeypatch):
     from parallelism.mesh import Mesh
     from parallelism.tensor.sharding_plan import ColumnParallel, RowParallel, parallelize
 
-    monkeypatch.setattr("collectives.job.launch.world", lambda: comm)
+    monkeypatch.setattr("collectives.world", lambda: comm)
     hvd.init(mpi_comm)
     yield {
         "collectives": collectives,

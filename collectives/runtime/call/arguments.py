@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,9 +17,6 @@ from collectives.arrays.device import Device, host
 from collectives.arrays.ops import BFLOAT16, Op, has_kernel
 from collectives.arrays.views import check_op, flat, is_a, writable
 from collectives.schedule.spec import SOURCES, Chunks, spec_of
-
-if TYPE_CHECKING:
-    from collectives.runtime.call.operands import Operands
 
 REFUSALS = (ValueError, TypeError, RuntimeError, MemoryError)  # exceptions of NumPy, CuPy and torch for an argument
 
@@ -143,9 +140,9 @@ class Arguments:
         words += [demand for demand in self.demands if demand not in words]
         return f"{self.collective}({', '.join([*words, f'algorithm={algorithm}'])})"
 
-    def lent(self, o: Operands) -> Arguments:
-        """Return the same call on the same memory, without the caller's arrays; the result's is its `out`."""
-        views = self.flat if self.x is not None else None, None if o.out is o.source else o.out
+    def lent(self, out: Any) -> Arguments:
+        """Return the same call on the same memory, without the caller's arrays; `out` is that of the result, if any."""
+        views = self.flat if self.x is not None else None, out
         return self.moved(tuple(map(address_of, views)), views)
 
     def moved(self, place: tuple[int, ...], like: tuple[Any, Any] | None = None) -> Arguments:

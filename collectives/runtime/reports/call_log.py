@@ -10,14 +10,13 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-import collectives
-
 LENGTH = 512
 PROGRAMS = ("bench",)
-HERE = os.path.dirname(str(collectives.__file__))
+HERE = str(Path(__file__).parents[2])  # of the library
 
 
 def library_files(folder: str) -> Iterator[str]:
