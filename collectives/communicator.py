@@ -20,9 +20,11 @@ from collectives.runtime.backends.point_to_point import RecvMessage, SendMessage
 from collectives.runtime.call.arguments import check_integer, check_rank
 from collectives.runtime.call.packed import Fused
 from collectives.runtime.context import Context
+from collectives.runtime.dispatch import Dispatcher
 from collectives.runtime.plan import FREED, Plan
 from collectives.runtime.reports.call_log import Call
-from collectives.runtime.resolve import Resolver
+from collectives.runtime.setup import set_up, set_up_part
+from collectives.runtime.started import Starter
 from collectives.schedule.cost import Network
 from collectives.schedule.spec import spec_of
 
@@ -65,20 +67,21 @@ class Communicator:
     ):
         if not isinstance(mpi_comm, MPI.Comm) or mpi_comm == MPI.COMM_NULL or mpi_comm.Is_inter():
             raise TypeError(f"mpi_comm {mpi_comm!r} is not an intracommunicator of mpi4py: pass one, or use world()")
-        self._use(Context(mpi_comm, segment_bytes, check, timeout_s))
+        self._use(set_up(mpi_comm, segment_bytes, check, timeout_s))
 
     def _use(self, context: Context) -> None:
-        self._context, self._resolver = context, Resolver(context)
+        self.context, self.dispatcher = context, Dispatcher(context)
+        self.starter = Starter(self.dispatcher)
         self._mpi, self._rank, self._size, self._topology = context.mpi, context.rank, context.size, context.topology
         self.segment_bytes, self.check, self.timeout_s = context.segment_bytes, context.check, context.timeout_s
-        self._run: Callable[..., Any] = self._resolver.run
-        self._start: Callable[..., Any] = self._resolver.start
+        self._run: Callable[..., Any] = self.dispatcher.run
+        self._start: Callable[..., Any] = self.starter.start
         self._requests: list[Any] | None = None  # of the open group
 
     def __repr__(self) -> str:
         num_nodes = len(self.topology.nodes)
         nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
-        state = "freed" if isinstance(self._context, Freed) else nodes
+        state = "freed" if isinstance(self.context, Freed) else nodes
         return f"Communicator(rank {self.rank} of {self.size}, {state})"
 
     @property
@@ -104,12 +107,12 @@ class Communicator:
     @property
     def network(self) -> Network:
         """The speeds that algorithm="auto" predicts with."""
-        return self._context.tuning.network
+        return self.context.tuning.network
 
     def host_names(self) -> list[str]:
         """Return the name of each rank's host.  Collective."""
-        self._resolver.drain()
-        return self._context.host_names()
+        self.dispatcher.order.drain()
+        return self.context.host_names()
 
     def split(self, color: int | None, key: int = 0) -> "Communicator | None":
         """Return a communicator of the ranks of one `color`, ordered by `key`, then rank; None for color=None.
@@ -124,7 +127,7 @@ class Communicator:
         if mpi_part == MPI.COMM_NULL:
             return None
         part = Communicator.__new__(Communicator)
-        part._use(Context(mpi_part, self.segment_bytes, parent=self._context, color=color or 0))
+        part._use(set_up_part(self.context, mpi_part, color or 0))
         mpi_part.Free()
         return part
 
@@ -144,12 +147,12 @@ class Communicator:
         device memory, also in plans of communicators that `split` made from this one; the watchdog no longer watches
         those.
         """
-        with Call(self._context.calls, "free"):
-            self._resolver.free()
-            self._context.memory.free()
-        self._context.free()
+        with Call(self.context.calls, "free"):
+            self.dispatcher.free()
+            self.context.memory.free()
+        self.context.free()
         freed: Any = Freed()
-        self._context = self._resolver = self._run = self._start = freed
+        self.context = self.dispatcher = self.starter = self._run = self._start = freed
 
     def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32", device: str = "cpu") -> Any:
         """Return a new, uninitialised array in memory that every rank of the node can access.  Collective.
@@ -163,7 +166,7 @@ class Communicator:
             view_device, lengths, dtype = views.device(device), views.shape_of(shape), views.dtype_of(dtype)
             if (count := math.prod(lengths)) * dtype.itemsize > LARGEST_ARRAY_BYTES:
                 raise ValueError(f"shape {shape!r} of {dtype} exceeds the memory that a process can address")
-        return self._context.memory.empty(view_device, count, dtype).reshape(lengths)
+        return self.context.memory.empty(view_device, count, dtype).reshape(lengths)
 
     def peers(self, x: Any) -> list[Any]:
         """Return the flat arrays that `empty` gave the ranks of this node together with `x`, which must be kept.
@@ -172,7 +175,7 @@ class Communicator:
 
         Raises: ValueError for an `x` that is not from this communicator's `empty`.
         """
-        return self._context.memory.peers(*views.flat(x))
+        return self.context.memory.peers(*views.flat(x))
 
     def fuse(self, arrays: Sequence[Any]) -> Fused:
         """Present several arrays of one dtype, of any shapes, as the one `x` of a collective.
@@ -401,7 +404,7 @@ class Communicator:
         """
         if axis not in (None, 0):
             remedy = "for another axis, use numpy.concatenate(result, axis) on a stack"
-            self._resolver.refuse(collective, f"{collective}: axis {axis!r} must be 0 or None: {remedy}")
+            self.dispatcher.refuse(collective, f"{collective}: axis {axis!r} must be 0 or None: {remedy}")
         if axis == 0 or out is not None or counts is not None or getattr(x, "ndim", 1) < 2:
             return x
         return (np.asarray(x) if isinstance(x, np.ndarray) else x)[None]  # a matrix cannot have a third dimension
@@ -425,7 +428,7 @@ class Communicator:
         if self._requests is not None:
             yield
             return
-        run, start = self._resolver.run, self._resolver.start  # those of a freed communicator refuse
+        run, start = self.dispatcher.run, self.starter.start  # those of a freed communicator refuse
         requests = self._requests = []
         self._run = self._start = self._begin
         try:
@@ -437,7 +440,7 @@ class Communicator:
                 waits.callback(request.wait)
 
     def _begin(self, collective: str, x: Any, out: Any, options: tuple) -> Plan:
-        return self._grouped(self._resolver.start(collective, x, out, options))
+        return self._grouped(self.starter.start(collective, x, out, options))
 
     def _grouped(self, request: Any) -> Any:
         if self._requests is not None:
@@ -460,7 +463,7 @@ class Communicator:
         if collective in ("all_gather", "gather"):
             out, counts = arguments.get("out"), arguments.get("counts")
             x = self._stacked(collective, x, out, counts, arguments.pop("axis", None))
-        return self._resolver.plan(collective, x, arguments)
+        return self.dispatcher.plan(collective, x, arguments)
 
     def explain(self, collective: str, nbytes: int = 0) -> str:
         """Report which algorithm `auto` takes for a plan, why, and the model's predictions for all algorithms.
@@ -471,7 +474,7 @@ class Communicator:
         """
         spec_of(collective)
         check_integer("nbytes", nbytes, 0, LARGEST_ARRAY_BYTES)
-        return self._resolver.binder.explain(collective, nbytes)
+        return self.dispatcher.chooser.explain(collective, nbytes)
 
     # --- point to point ---
 
@@ -483,7 +486,7 @@ class Communicator:
         Raises: ValueError for a rank or a tag that is out of range, or an array that cannot be sent.
         """
         is_in_group = self._requests is not None
-        return self._grouped(run_message(self._context, SendMessage, x, dest, tag, blocking, is_in_group))
+        return self._grouped(run_message(self.context.mailbox, SendMessage, x, dest, tag, blocking, is_in_group))
 
     def recv(self, x: Any = None, source: int | None = None, tag: int = 0, blocking: bool = True) -> Any:
         """Receive rank `source`'s array of that tag into `x`; returns `x`, or a request.
@@ -495,7 +498,7 @@ class Communicator:
         unchanged.  ValueError for a rank or a tag that is out of range, or an array that cannot be written.
         """
         is_in_group = self._requests is not None
-        return self._grouped(run_message(self._context, RecvMessage, x, source, tag, blocking, is_in_group))
+        return self._grouped(run_message(self.context.mailbox, RecvMessage, x, source, tag, blocking, is_in_group))
 
     def sendrecv(self, x: Any, dest: int, out: Any = None, source: int | None = None, tag: int = 0) -> Any:
         """Send `x` to rank `dest` while receiving from rank `source` into `out`, which is returned as by `recv`."""
@@ -510,7 +513,7 @@ class Communicator:
 
         With blocking=False, None if no message has arrived.
         """
-        return probe(self._context, source, tag, blocking)
+        return probe(self.context.mailbox, source, tag, blocking)
 
     # --- Python objects, as pickles: reading one can run code, and ranks read only those of their own job ---
 
@@ -562,13 +565,13 @@ class Communicator:
 
         The error names the line that calls, or the file and line of `place`.
         """
-        with Call(self._context.calls, "compare") as call:
+        with Call(self.context.calls, "compare") as call:
             call.place = place or call.place
-            self._context.agreement.check(description, failure, call=call)
+            self.context.agreement.check(description, failure, call=call)
 
     def agreed(self, name: str = "agreed") -> AbstractContextManager[None]:
         """Run a block whose ValueError or OSError on any rank becomes an InputError on every rank.  Collective."""
-        return self._context.agreed(name)
+        return self.context.agreed(name)
 
 
 refuse_after_fork(Communicator)

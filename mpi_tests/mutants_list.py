@@ -128,7 +128,7 @@ ALGORITHMS = [
     ),
 ]
 
-COMPARED, PROGRAMS = "collectives/runtime/compared.py", "collectives/runtime/backends/message_programs.py"
+PROGRAMS = "collectives/runtime/backends/message_programs.py"
 BETWEEN = ("test_calls.py", "between_nodes or other_nodes or another_node", 4)
 CUBE = ("test_calls.py", "all_to_alls_between", 8)
 ON_COMPARISON = [
@@ -138,9 +138,24 @@ ON_COMPARISON = [
         "self.instruction(kernels.OPEN, self.seen, 0)",
         BETWEEN,
     ),
-    mutant(PROGRAMS, "        self.instruction(kernels.VERDICT, self.headers.verdict)\n", "", BETWEEN),
-    mutant(PROGRAMS, "kernels.MERGE, self.seen,", "kernels.MERGE, address_of(np.zeros(2, np.int64)),", BETWEEN),
-    mutant(PROGRAMS, "place(headers.seen), HEADER_BYTES)", "place(headers.seen), 0)", BETWEEN),
+    mutant(
+        PROGRAMS,
+        "        self.instruction(kernels.VERDICT, self.headers.verdict)\n",
+        "",
+        BETWEEN,
+    ),
+    mutant(
+        PROGRAMS,
+        "kernels.MERGE, self.seen,",
+        "kernels.MERGE, address_of(np.zeros(2, np.int64)),",
+        BETWEEN,
+    ),
+    mutant(
+        PROGRAMS,
+        "place(headers.seen), HEADER_BYTES)",
+        "place(headers.seen), 0)",
+        BETWEEN,
+    ),
     mutant(
         PROGRAMS,
         "frame[kernels.ON_MISMATCH], self.frame[kernels.YIELDS] = assembler.on_mismatch, YIELDS",
@@ -154,8 +169,13 @@ ON_COMPARISON = [
         "frame[BINDING] << 32",
         BETWEEN,
     ),
-    mutant(COMPARED, "allocate=allocate, is_shared=True", "allocate=allocate, is_shared=False", CUBE),
-    mutant(COMPARED, "use_caller_arrays=False", "use_caller_arrays=True", BETWEEN),
+    mutant(
+        PROGRAMS,
+        "allocate=allocate, is_shared=True",
+        "allocate=allocate, is_shared=False",
+        CUBE,
+    ),
+    mutant(PROGRAMS, "use_caller_arrays=False", "use_caller_arrays=True", BETWEEN),
     mutant(PROGRAMS, "begin = ends[leaves, partner]", "begin = 0", CUBE),
     mutant(
         "collectives/algorithms/leaders.py",
@@ -164,7 +184,7 @@ ON_COMPARISON = [
         ("test_hierarchical.py", "any_groups or any_number"),
     ),
     mutant(
-        "collectives/runtime/call/started.py",
+        "collectives/runtime/started.py",
         "            if arrival.has_failed:\n                return False\n",
         "",
         ("test_calls.py", "started_calls", 4),
@@ -1134,31 +1154,31 @@ WAIT = "        self.runtime.streamWaitEvent(self.stream.ptr, event.ptr)"
 CALLS = ("test_device_calls.py", "2-ranks", 2)
 DEVICES = [
     mutant(
-        "collectives/runtime/backends/binding.py",
+        "collectives/runtime/backends/device_buffers.py",
         "self.plan.before = [*([(here.x, x)] if self.is_read else []), *self.before]",
         "self.plan.before = self.plan.before or [(here.x, x)]",
         CALLS,
     ),
     mutant(
-        "collectives/runtime/backends/binding.py",
+        "collectives/runtime/backends/device_buffers.py",
         "self.plan.after = [*self.after, *([(result, source)] if self.is_written else [])]",
         "self.plan.after = [*([(result, source)] if self.is_written else []), *self.after]",
         ("test_device_calls.py", "lie_elsewhere and staged and 2-ranks", 2),
     ),
     mutant(
-        "collectives/runtime/backends/binding.py",
+        "collectives/runtime/backends/device_buffers.py",
         "self.before, self.after, self.plan.only = self.plan.before, self.plan.after, None",
         "self.before, self.after = self.plan.before, self.plan.after",
         ("test_device_calls.py", "from_anywhere and 2-ranks", 2),
     ),
     mutant(
-        "collectives/runtime/backends/binding.py",
+        "collectives/runtime/backends/device_buffers.py",
         "if key not in self.pairs or self.pairs[key][0].nbytes < nbytes:",
         "if key not in self.pairs:",
         ("test_device_calls.py", "several_lengths and 2-ranks", 2),
     ),
     mutant(
-        "collectives/runtime/backends/binding.py",
+        "collectives/runtime/backends/device_buffers.py",
         "            (nbytes,) = self.context.agreement.highest([nbytes])\n",
         "            pass\n",
         ("test_device_calls.py", "more_than_the_others and 2-ranks", 2),
@@ -1302,7 +1322,8 @@ DEVICES = [
 ]
 
 AWARE, PLAN = "collectives/job/cuda_aware.py", "collectives/runtime/plan.py"
-WATCHDOG, RESOLVE = "collectives/runtime/reports/watchdog.py", "collectives/runtime/resolve.py"
+WATCHDOG = "collectives/runtime/reports/watchdog.py"
+COMPARATOR, DISPATCH = "collectives/runtime/comparator.py", "collectives/runtime/dispatch.py"
 DECISION = ("test_cuda_aware.py",)
 HEARD = ("test_device_failures.py", "hear_of and ring-cudaMemcpyAsync or that_failed")
 NAMED = ("test_device_failures.py", "named")
@@ -1354,9 +1375,19 @@ DEVICE_CHECKS = [
     mutant(ON_DEVICE, "        if self.channel.failure[0]:\n", "        if False:\n", DIFFER),
     mutant(ON_DEVICE, "        self.channel.recover()\n", "", DIFFER),
     mutant(ON_DEVICE, "    if entry := calls.differed():", "    if False:", UNHEARD),
-    mutant(RESOLVE, '            self.agreement.check("free", "")', "            pass", UNHEARD),
-    mutant(RESOLVE, "            self.kernels.gate()\n", "            pass\n", DIFFER),
-    mutant(RESOLVE, "compared=not isinstance(mismatch, LateMismatchError)", "compared=True", DIFFER),
+    mutant(
+        "collectives/runtime/comparator.py",
+        '            self.context.agreement.check("free", "")',
+        "            pass",
+        UNHEARD,
+    ),
+    mutant(COMPARATOR, "            self.kernels.gate()\n", "            pass\n", DIFFER),
+    mutant(
+        "collectives/runtime/dispatch.py",
+        "compared=not isinstance(mismatch, LateMismatchError)",
+        "compared=True",
+        DIFFER,
+    ),
     mutant(AGREEMENT, "            late.calls.number = late.number", "            pass", DIFFER),
     mutant(AGREEMENT, "        if is_late:\n", "        if False:\n", DIFFER),
     mutant(
@@ -1372,11 +1403,11 @@ DEVICE_CHECKS = [
         ("test_disagreement.py", "few_plans and 2-ranks", 2),
     ),
     # Errors of a single rank while it binds a call.
-    mutant(RESOLVE, "            self.progress.tell(words)\n", "", BINDING_FAILURES),
+    mutant("collectives/runtime/backends/bound.py", "        progress.tell(words)\n", "", BINDING_FAILURES),
     mutant(
-        RESOLVE,
-        "            with self.telling(call):\n                plan = self.bind_short",
-        "            if True:\n                plan = self.bind_short",
+        "collectives/runtime/dispatch.py",
+        "            with telling(self.progress, call):\n                plan = self.binder.bind_short",
+        "            if True:\n                plan = self.binder.bind_short",
         BINDING_FAILURES,
     ),
     mutant(
@@ -1391,7 +1422,7 @@ DEVICE_CHECKS = [
         MESSAGES, "key = kind, place, dtype, nbytes", "key = kind, dtype, nbytes", ("test_device.py", "every_coll", 3)
     ),
     mutant(
-        RESOLVE,
+        "collectives/runtime/backends/bound.py",
         "return self.bind(resolved, staging)",
         "return self.bind(resolved)",
         ("test_device.py", "near_lengths", 2),
@@ -1406,13 +1437,13 @@ DEVICE_CHECKS = [
         ("test_cuda.py", "blocks"),
     ),
     mutant(
-        "collectives/runtime/context.py",
+        "collectives/runtime/setup.py",
         "failure = failure or compiler.failure()",
         "failure = ''",
         ("test_on_cuda.py", "numba"),
     ),
     mutant(
-        "collectives/runtime/backends/binding.py",
+        "collectives/runtime/chooser.py",
         "self.context.has_numba or by_themselves",
         "True",
         ("test_on_cuda.py", "numba"),

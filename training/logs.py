@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from collectives.bench.surroundings import surroundings
 from collectives.job.system import write
-from collectives.runtime.surroundings import surroundings
 from collectives.schedule.draw import refuse
 from training.announcement import announcement
 from training.config import Config

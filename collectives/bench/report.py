@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from collectives.bench.benchmarks import BENCHMARKS
+from collectives.bench.surroundings import surroundings
 from collectives.bench.trial import PEERS
 from collectives.communicator import Communicator
 from collectives.runtime.choose.auto import Case, Tuning, limits, network_to_json
-from collectives.runtime.surroundings import surroundings
 from collectives.schedule.cost import Network
 
 SCHEMA = 1  # of the document

@@ -18,8 +18,8 @@ from collectives.job.launch import at_exit, refuse_after_fork
 from collectives.mpi4py.buffers import NotOurs
 from collectives.mpi4py.calls import DESCRIBE, CollectiveCall, Ranks
 from collectives.mpi4py.requests import PersistentRequest, Run, StartedRequest
+from collectives.runtime.call.request import Request
 from collectives.runtime.choose import auto
-from collectives.runtime.resolve import Request
 from collectives.schedule.spec import COLLECTIVES
 
 # Errors of arguments that are invalid, or not for us.  Any other error is of an array's own code: it might not recur,
@@ -82,11 +82,11 @@ def seconds_saved(comm: Communicator, collective: str, nbytes: int, policy: Call
 
     The library is taken to choose the best of the algorithms by messages.
     """
-    binder = comm._resolver.binder
-    access = binder.farthest(comm._context.has_numba)
-    if access > Access.STAGED and not binder.reads_processes:
+    chooser = comm.dispatcher.chooser
+    access = chooser.farthest(comm.context.has_numba)
+    if access > Access.STAGED and not chooser.reads_processes:
         access = Access.STAGED
-    ours, theirs = (binder.question(collective, nbytes, reach, "ordinary") for reach in (access, Access.MESSAGES))
+    ours, theirs = (chooser.question(collective, nbytes, reach, "ordinary") for reach in (access, Access.MESSAGES))
     name = auto.choose(ours)
     if find(collective, name).access == Access.MESSAGES and "ours" not in policy.mode:
         return None
@@ -115,8 +115,8 @@ class Ours:
         if call and self.policy.is_worth_it(call.collective, call.nbytes):
             if self.comm is None and may_wait:  # with the parts that its calls would else make on first use
                 self.comm = Communicator(self.mpi)
-                self.comm._resolver.gate()
-                self.comm._resolver.binder.reads_processes  # noqa: B018
+                self.comm.dispatcher.comparator.gate()
+                self.comm.dispatcher.chooser.reads_processes  # noqa: B018
             return call if self.saving_s(call) is not None else None
         return None
 
@@ -133,17 +133,17 @@ class Ours:
         assert self.comm is not None
         for act in call.before:
             act()
-        self.comm._resolver.run(*call[:4])
+        self.comm.dispatcher.run(*call[:4])
         for act in call.after:
             act()
 
     def start(self, call: CollectiveCall) -> MPI.Request:
         assert self.comm is not None
-        return StartedRequest(Run(call, self.comm._resolver.plan_later(Request(*call[:4]))))
+        return StartedRequest(Run(call, self.comm.starter.plan_later(Request(*call[:4]))))
 
     def bind(self, call: CollectiveCall) -> MPI.Prequest:
         assert self.comm is not None
-        return PersistentRequest(call, self.comm._resolver.plan(call.collective, call.x, Request(*call[:4]).arguments))
+        return PersistentRequest(call, self.comm.dispatcher.plan(call.collective, call.x, Request(*call[:4]).arguments))
 
     def free(self) -> None:
         if self.comm is not None:

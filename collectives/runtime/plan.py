@@ -18,6 +18,7 @@ from collectives.runtime.reports.call_log import Call
 from collectives.schedule.moves import Round, show
 
 FAILURES = (MPI.Exception, CommunicationError)
+NOWHERE = (0, 0)  # the addresses and windows of no arrays
 FREED = "this communicator has been freed: make another one, or free it later"
 
 
@@ -334,3 +335,28 @@ class Plan:
 
 
 refuse_after_fork(Plan)
+
+
+class Predecessor(Waitable):
+    """A started call that another one waits for: by its `run`, as for a plan, or as a step of its own run.
+
+    Its errors are raised only for its own caller.
+    """
+
+    def __init__(self, plan: Plan):
+        self.plan, self.device = plan, plan.device
+
+    def test(self) -> bool:
+        return not self.plan.is_under_way
+
+    run_only = test
+
+    def begin(self) -> None:
+        """Do nothing: it has begun already."""
+
+    def wait(self, limit_s: float = math.inf) -> None:
+        self.plan.join(time.monotonic() + limit_s)
+
+    def done(self) -> bool:
+        self.plan.advance()
+        return self.test()

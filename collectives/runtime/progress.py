@@ -8,17 +8,15 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import count
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from mpi4py import MPI
 
+from collectives.arrays.device import Device, Event
 from collectives.job import system
 from collectives.job.errors import CommunicationError
 from collectives.job.launch import at_exit_with, refuse_after_fork
-
-if TYPE_CHECKING:
-    from collectives.runtime.plan import Plan
 
 SPIN_S = 5e-5  # of polling before a waiting thread gives up the core between polls
 LATE_S = 5e-4  # a yield that returns later has gone to a computing process
@@ -46,11 +44,35 @@ class Waitable(Protocol):
         return 0
 
 
+class Advanceable(Protocol):
+    """A run that a thread can advance, as a plan's."""
+
+    name: str
+    words: str
+    call: Any
+    device: Device
+    in_background: bool
+    rounds: Sequence[Any]
+
+    def advance(self) -> bool:
+        """Advance without waiting; return whether it has advanced."""
+
+    def awaits(self) -> str:
+        """Describe what it waits for."""
+
+    @property
+    def device_run(self) -> "tuple[int, Event | None]":
+        """The number of runs queued on the device, and the event after the latest."""
+
+    @property
+    def is_under_way(self) -> bool: ...
+
+
 class Wait(NamedTuple):
     """A waiting thread: for a plan to advance, or for the event in `words`."""
 
     thread: int
-    plan: "Plan | None"
+    plan: Advanceable | None
     words: str
 
 
@@ -59,18 +81,18 @@ class Progress:
 
     def __init__(self, oversubscribed: bool):
         self.oversubscribed = oversubscribed  # more ranks than cores: spinning delays other ranks
-        self.started: list[Plan] = []
+        self.started: list[Advanceable] = []
         self.background = Background(self.started)
-        self.waits: dict[int, tuple[int, Plan | None, str]] = {}  # current ones, each by its own number
-        self.on_devices: WeakValueDictionary[int, Plan] = WeakValueDictionary()  # plans whose work devices do
-        self.queued: set[Plan] = set()  # plans that nobody has waited for, whose arrays a device may still use
+        self.waits: dict[int, tuple[int, Advanceable | None, str]] = {}  # current ones, each by its own number
+        self.on_devices: WeakValueDictionary[int, Advanceable] = WeakValueDictionary()  # plans whose work devices do
+        self.queued: set[Advanceable] = set()  # plans that nobody has waited for, whose arrays a device may still use
         self.tell: Callable[[str], None] = lambda words: None  # tells other ranks that this one's device has failed
         self.failure = ""  # of another rank's device
         self._num_waits = count()
         self._naps = 0
 
     def wait(
-        self, awaited: Waitable, waiting: "Plan | None" = None, words: str = "", deadline_s: float = math.inf
+        self, awaited: Waitable, waiting: Advanceable | None = None, words: str = "", deadline_s: float = math.inf
     ) -> None:
         """Wait for something, of the plan `waiting` if given; `words` describe it, if it is not a collective.
 
@@ -106,7 +128,7 @@ class Progress:
                 self.queued.discard(plan)
 
     @contextmanager
-    def inside(self, waiting: "Plan") -> Iterator[None]:
+    def inside(self, waiting: Advanceable) -> Iterator[None]:
         """Record a wait inside MPI or CUDA."""
         number = next(self._num_waits)
         if not self.background.is_helper:
@@ -172,7 +194,7 @@ class Background:
     those of the process, and end with it.
     """
 
-    def __init__(self, plans: "Sequence[Plan]"):
+    def __init__(self, plans: Sequence[Advanceable]):
         self.plans = plans
         self.allowed = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.thread: threading.Thread | None = None
@@ -207,7 +229,7 @@ class Background:
             thread.join()
 
     def finish(self, function: Callable[[], Any]) -> "Generator[Waitable, None, Any]":
-        """Run a function that waits for other ranks, and return its result: by a thread, if MPI allows it."""
+        """Advanceable a function that waits for other ranks, and return its result: by a thread, if MPI allows it."""
         if not self.allowed:
             return function()
         waiting = InThread(function, self.helpers)

@@ -11,9 +11,9 @@ import torch
 
 from collectives.arrays import ops
 from collectives.communicator import Communicator
+from collectives.runtime.call.request import OPTIONS, Request, Runs
 from collectives.runtime.plan import Plan, run_now
 from collectives.runtime.reports.call_log import Place
-from collectives.runtime.resolve import OPTIONS, Request, Runs
 
 IN_PLACE = ("all_reduce", "broadcast", "reduce")
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
@@ -59,10 +59,10 @@ class TorchCall:
     def run(self, comm: Communicator, run: Runs = run_now, at_once: bool = True) -> None:
         """Run it, once all ranks have agreed on it; `run` and `at_once` are as in `Resolver.run`."""
         if refusal := self.refusal():
-            comm._resolver.refuse(self.collective, refusal, run, self.place)
+            comm.dispatcher.refuse(self.collective, refusal, run, self.place)
         x, out = self.arrays()
         result = x if self.collective in IN_PLACE else out
-        comm._resolver.run(self.collective, x, out, self.options, run, self.note, self.place, at_once)
+        comm.dispatcher.run(self.collective, x, out, self.options, run, self.note, self.place, at_once)
         if self.outputs and result is not self.outputs[0]:
             unpack(result, self.outputs)
 
@@ -74,7 +74,7 @@ class TorchCall:
             return None
         x, out = self.arrays()
         request = Request(self.collective, x, out, self.options, note=self.note, place=self.place)
-        return comm._resolver.begin_bound(request)
+        return comm.starter.begin_bound(request)
 
     def arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return the arrays of the communicator's call; the second is None where the first gets the result."""

@@ -17,8 +17,8 @@ from torch._C._distributed_c10d import AllreduceOptions, ProcessGroup, ReduceOp,
 from collectives.communicator import Communicator
 from collectives.job.errors import InputError
 from collectives.job.launch import refuse_after_fork
+from collectives.runtime.call.request import Runs
 from collectives.runtime.plan import Plan
-from collectives.runtime.resolve import Runs
 from collectives.schedule.spec import OPS
 from collectives.torch_backend.calls import Execute, Tensors, TorchCall, caller, options_of, sum_products, sum_sparse
 from collectives.torch_backend.rendezvous import part
@@ -86,7 +86,7 @@ class Runner(Base):
         """End the group, and free its resources, unless a call has failed on any rank: it may not come here."""
         self.queue.end()
         try:
-            self.comm._resolver.drain(partial(self.run_plan, None, time.monotonic()))
+            self.comm.dispatcher.order.drain(partial(self.run_plan, None, time.monotonic()))
         except TimeoutError:
             self.fail("a call had not finished when the group was destroyed")
         if not self.failure and self.all_are_done():

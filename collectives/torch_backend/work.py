@@ -16,9 +16,8 @@ from torch.futures import Future
 
 from collectives.job.errors import CommunicationError, InputError
 from collectives.runtime.backends.point_to_point import RecvMessage
-from collectives.runtime.call.started import Predecessor
-from collectives.runtime.plan import Plan
-from collectives.runtime.resolve import Runs
+from collectives.runtime.call.request import Runs
+from collectives.runtime.plan import Plan, Predecessor
 
 Base: Any = Work  # declared with a C++ result and future
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 1e-3

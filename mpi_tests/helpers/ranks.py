@@ -144,9 +144,9 @@ class Ranks:
         if mpi_comm.size not in self.communicators:
             self.communicators[mpi_comm.size] = Communicator(mpi_comm)
         comm = self.communicators[mpi_comm.size]
-        comm._context.calls.number = 1  # its construction
-        comm._context.calls.record.ring.clear()
-        comm._context.calls.record.short.clear()
+        comm.context.calls.number = 1  # its construction
+        comm.context.calls.record.ring.clear()
+        comm.context.calls.record.short.clear()
         return comm
 
     @pytest.hookimpl(tryfirst=True)
@@ -226,20 +226,20 @@ class Ranks:
         """Record the communicators that the test makes under MPICH, which has only 2,048 per process."""
         if not self.world.is_mpich:
             return (yield)
-        from collectives.runtime.context import Context
+        from collectives import Communicator
 
-        init, leftovers = Context.__init__, []
+        use, leftovers = Communicator._use, []
 
-        def recording_init(context, *arguments, **named):
-            init(context, *arguments, **named)
+        def recording_use(comm, context):
+            use(comm, context)
             watchdog = weakref.ref(context.watchdog) if context.watchdog else lambda: None
             leftovers.append((watchdog, (context.mpi, context.mailbox.mpi)))
 
-        Context.__init__ = recording_init
+        Communicator._use = recording_use
         try:
             return (yield)
         finally:
-            Context.__init__, self.leftovers = init, leftovers
+            Communicator._use, self.leftovers = use, leftovers
 
     def free_leftovers(self):
         """Free the communicators that a test has not freed, after all ranks passed."""
@@ -282,8 +282,8 @@ class Ranks:
             report.longrepr = f"{where}, and others passed: {report.longreprtext}"
         if report.failed and (comm := self.communicators.pop(num_ranks, None)):
             self.has_dropped = True  # never freed: another rank may still be in one of its collectives
-            if comm._context.watchdog:
-                comm._context.watchdog.stop()
+            if comm.context.watchdog:
+                comm.context.watchdog.stop()
         return reports
 
     def close(self):

@@ -352,7 +352,7 @@ if comm.rank == 0:  # which waits for rank 1 when it forks
     uses += [call.wait, call.done, message.wait, message.done]
 
 def child():
-    refusals, num_barriers = [], comm._resolver.channel.num_barriers
+    refusals, num_barriers = [], comm.dispatcher.comparator.channel.num_barriers
     for use in uses:
         try:
             use()
@@ -360,7 +360,7 @@ def child():
             refusals.append(f"was forked from rank {comm.rank}, and only ranks" in str(error))
     os.kill(os.getpid(), signal.SIGUSR2)  # by which a rank writes a file
     x[:] *= 2
-    if comm._resolver.channel.num_barriers > num_barriers:
+    if comm.dispatcher.comparator.channel.num_barriers > num_barriers:
         return False
     return len(refusals) == len(uses) and all(refusals) and "2" in repr(comm) and repr(plan)
 

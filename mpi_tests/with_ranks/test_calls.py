@@ -35,7 +35,7 @@ def only_once(comm, monkeypatch):
     def refuse(*args, **named):
         raise AssertionError("the ranks agree on a new call")
 
-    monkeypatch.setattr(comm._resolver, "agree", refuse)
+    monkeypatch.setattr(comm.dispatcher.resolver, "agree", refuse)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -187,7 +187,7 @@ def test_new_calls_on_several_communicators_start_and_end_in_any_order(new_comm)
 @pytest.mark.sizes(1, 2)
 def test_new_calls_that_are_started_where_mpi_allows_one_thread(new_comm):
     """Then ranks agree on them in the thread that starts them, or waits."""
-    new_comm._context.progress.background.allowed = False
+    new_comm.context.progress.background.allowed = False
     ones, sends = np.ones(5), [1] * new_comm.size
     works = [new_comm.all_reduce(ones.copy(), blocking=False) for _ in range(2)]
     works.append(new_comm.all_reduce(np.ones(10)[::2], blocking=False))
@@ -487,7 +487,7 @@ def test_calls_where_a_rank_has_no_numba(mpi_comm, monkeypatch, capsys):
     if mpi_comm.rank == mpi_comm.size - 1:
         monkeypatch.setattr("collectives.runtime.backends.compiler.failure", lambda: f"lost by test {mpi_comm.size}")
     comm = Communicator(mpi_comm)
-    assert not comm._context.has_numba
+    assert not comm.context.has_numba
     lost = f"rank {comm.size - 1} has no compiled kernels, and all data go by messages (lost by test {comm.size})"
     assert capsys.readouterr().err == f"collectives: {lost}\n" * (comm.rank == 0)
     for one, other in (CALLS["another length"], CALLS["another collective"], CALLS["one that is not waited for"]):
@@ -529,7 +529,7 @@ def test_arrays_are_as_they_were_where_ranks_of_other_nodes_call_something_else(
 def count_messages(comm, monkeypatch):
     """Record the destinations of the messages of programs from now on, in order, and separate comparisons."""
     started = []
-    launch, compare = MessageProgram.launch, comm._resolver.compare
+    launch, compare = MessageProgram.launch, comm.dispatcher.comparator.compare
 
     def counting_launch(program, *args):
         started.extend(
@@ -542,7 +542,7 @@ def count_messages(comm, monkeypatch):
         compare(*args)
 
     monkeypatch.setattr(MessageProgram, "launch", counting_launch)
-    monkeypatch.setattr(comm._resolver, "compare", counting_compare)
+    monkeypatch.setattr(comm.dispatcher.comparator, "compare", counting_compare)
     return started
 
 
@@ -588,20 +588,20 @@ def test_a_rank_that_skips_a_repeated_call(comm):
 
 @pytest.mark.sizes(2)
 def test_one_of_many_signatures_that_is_no_more_kept(comm, monkeypatch):
-    from collectives.runtime import resolve
+    from collectives.runtime import dispatch
 
-    monkeypatch.setattr(resolve, "MOST_BOUND", 4)
-    comm._resolver.bound.clear()
+    monkeypatch.setattr(dispatch, "MOST_BOUND", 4)
+    comm.dispatcher.bound.clear()
     for _ in range(3):
         for count in range(1, 8):
             same(comm.all_reduce(np.ones(count)), np.full(count, float(comm.size)))
-    assert len(comm._resolver.bound) == 4
+    assert len(comm.dispatcher.bound) == 4
 
 
 def test_memory_is_bounded_by_the_number_of_signatures(comm):
     def usage():
         gc.collect()
-        return sum(block.nbytes for block in comm._context.memory.of_host.blocks), len(comm._resolver.bound)
+        return sum(block.nbytes for block in comm.context.memory.of_host.blocks), len(comm.dispatcher.bound)
 
     sizes = []
     for _ in range(3):

@@ -137,7 +137,7 @@ def test_hierarchies(mpi_comm, topology, segment_bytes):
     from collectives import Communicator
 
     comm = Communicator(mpi_comm, segment_bytes=segment_bytes)
-    comm._context.topology = comm._resolver.binder.topology = topology(comm.size)
+    comm.context.topology = comm.dispatcher.chooser.topology = topology(comm.size)
     for collective in HIERARCHICAL:
         for count in counts_of(collective, comm.size):
             xs, root = inputs(comm.size, count), {"root": count % comm.size} if collective in ROOTED else {}

@@ -151,7 +151,7 @@ def test_only_the_callers_arrays_travel_in_the_segments_that_they_ask_for(mpi_co
     comm = Communicator(mpi_comm, segment_bytes=8)
     x = np.arange(4 * comm.size, dtype=np.float64)
     plan = comm.plan("all_reduce", x, algorithm="ring")
-    agreement = comm._context.agreement
+    agreement = comm.context.agreement
     facts = list(range(comm.rank, comm.rank + 100))
     num_starts = 0
     bind = agreement.bind_plan
@@ -363,7 +363,7 @@ def test_messages_that_cannot_be(comm):
     """The calling rank raises an error, and the communicator still works."""
     unwritable = np.zeros(4)
     unwritable.flags.writeable = False
-    largest = comm._context.num_tags // 2 - 1
+    largest = comm.context.num_tags // 2 - 1
     for call, words in (
         (lambda: comm.recv(unwritable, 0), "x is read-only: pass an array that may be written"),
         (lambda: comm.send(np.zeros(4), 2), "dest 2 is out of range: use a rank from 0 to 1"),
@@ -560,9 +560,9 @@ def test_only_started_plans_have_a_thread(new_comm):
     x = np.zeros(1 << 14)
     new_comm.all_reduce(x)
     new_comm.plan("all_reduce", x, algorithm="ring")()
-    assert new_comm._context.progress.background.thread is None
+    assert new_comm.context.progress.background.thread is None
     new_comm.all_reduce(x, algorithm="ring", blocking=False).wait()
-    assert (new_comm._context.progress.background.thread is None) == (new_comm.size == 1)
+    assert (new_comm.context.progress.background.thread is None) == (new_comm.size == 1)
 
 
 @pytest.mark.sizes(2)
@@ -588,7 +588,7 @@ def test_threads_that_allocate_memory_at_once(comm, monkeypatch):
     parts = [comm.split(0) for _ in range(2)]
     side_by_side = threading.Barrier(len(parts), timeout=20)
     for part in parts:
-        memory = part._context.memory.of_host
+        memory = part.context.memory.of_host
 
         def agree_side_by_side(values, agree=memory.agree_max):
             side_by_side.wait()

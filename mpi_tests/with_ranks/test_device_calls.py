@@ -16,8 +16,8 @@ from mpi_tests.helpers.reference import COLLECTIVES, IN_PLACE, algorithms_of, ex
 LATE_US = 5_000
 CHECKS = (
     "arrays.views.check_dtype",
-    "runtime.signature.flat",
-    "runtime.arguments.flat",
+    "runtime.call.signature.flat",
+    "runtime.call.arguments.flat",
     "runtime.arguments.Arguments.__post_init__",
 )
 pytestmark = pytest.mark.sizes(2, 3)
@@ -38,7 +38,7 @@ def refuse(*args, **named):
 
 def only_once(comm, monkeypatch):
     """Fail if the ranks agree on a new call from now on."""
-    monkeypatch.setattr(comm._resolver, "agree", refuse)
+    monkeypatch.setattr(comm.dispatcher.resolver, "agree", refuse)
 
 
 def names(cuda, collective, size):

@@ -14,7 +14,7 @@ from collectives import Communicator
 from collectives.job.errors import InputError
 from collectives.runtime.agreement import Agreement
 from collectives.runtime.backends.on_device import DeviceProgram, KernelProgram
-from collectives.runtime.resolve import Resolver
+from collectives.runtime.comparator import Comparator
 from mpi_tests.helpers.reference import inputs, reduced, same
 
 pytestmark = pytest.mark.sizes(2, 4)
@@ -116,7 +116,7 @@ def test_a_skipped_call_is_named_on_all_ranks(ranks):
     """The test only increments the count, as a call without an answer from other ranks would."""
 
     def one_more():
-        ranks.comm._context.calls.number += not ranks.is_last
+        ranks.comm.context.calls.number += not ranks.is_last
         ranks.sum()
 
     words = ranks.refused(ranks.sum, ranks.sum, lambda call: ranks.look(one_more))
@@ -199,7 +199,7 @@ def test_a_call_again_is_compared_by_nothing_else(ranks, cuda, monkeypatch):
     ranks.check()
     ranks.check()
     cuda.stream.synchronize()
-    monkeypatch.setattr(Resolver, "compare", refuse)
+    monkeypatch.setattr(Comparator, "compare", refuse)
     monkeypatch.setattr(Agreement, "check", refuse)
     before = cuda.library.standin_num_launches(b""), cuda.library.standin_num_waits()
     for _ in range(5):
@@ -209,5 +209,5 @@ def test_a_call_again_is_compared_by_nothing_else(ranks, cuda, monkeypatch):
     assert waits == before[1]
     if ranks.is_late:
         assert launches == before[0] + 5
-    bound = list(ranks.comm._resolver.bound_on_devices.values())[-1]
+    bound = list(ranks.comm.dispatcher.bound_on_devices.values())[-1]
     assert isinstance(bound.comparing, KernelProgram if ranks.is_late else DeviceProgram)

@@ -155,7 +155,7 @@ def test_started_calls_do_not_wait_for_other_ranks(new_comm, cuda, algorithm, mp
 def test_memory_of_a_run_that_nobody_waits_for_is_not_given_out_again(new_comm, cuda, algorithm, make):
     """Without a reference to the dropped array its memory would be that of the next one."""
     put = cuda.put if algorithm == "ring" else partial(cuda.symmetric, new_comm)
-    progress = new_comm._context.progress
+    progress = new_comm.context.progress
     cuda.lag(LATE_US)
     for run in range(3):
         x = put(np.ones(1 << 12, np.float32))

@@ -146,7 +146,7 @@ def test_arrays_of_two_windows_are_symmetric(comm, monkeypatch):
 
     monkeypatch.setattr(memory, "read_process", lambda pid, address: None)  # ordinary arrays become inaccessible
     x, out = comm.empty(1 << 16), comm.empty(1 << 18)[: 1 << 16]
-    windows = [comm._context.windows.window_of(array) for array in (x, out)]
+    windows = [comm.context.windows.window_of(array) for array in (x, out)]
     assert windows[0] is not windows[1]
     x[:] = comm.rank
     plan = comm.plan("all_reduce", x, out=out, algorithm="two_shot")
@@ -180,7 +180,7 @@ def test_what_one_rank_writes_the_others_read(comm):
     assert x.shape == (4, 5)
     x[:] = comm.rank
     comm.barrier()
-    windows = comm._context.windows
+    windows = comm.context.windows
     window = windows.window_of(x.reshape(-1))
     offset = x.ctypes.data - window.address
     for base in window.bases.values():

@@ -590,7 +590,7 @@ def test_the_environment_says_what_the_arguments_do_not(mpi_comm, monkeypatch):
 
 @pytest.mark.sizes(1, 2, 3)
 def test_exchanges_of_many_lengths_keep_few_plans(comm):
-    agreement = comm._context.agreement
+    agreement = comm.context.agreement
     for _ in range(2):
         for length in range(1, MOST_PLANS + 9):
             every = np.arange(comm.size * length).reshape(comm.size, length) * (-1) ** np.arange(length)

@@ -33,7 +33,7 @@ def resources(comm):
     maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/collectives-" in line]
     ends = [line.split()[0].split("-") for line in maps]
     nbytes = sum(int(end, 16) - int(begin, 16) for begin, end in ends)
-    return len(os.listdir(DESCRIPTORS)), len(comm._context.windows.by_key), nbytes
+    return len(os.listdir(DESCRIPTORS)), len(comm.context.windows.by_key), nbytes
 
 
 def next_handle(comm):
@@ -127,8 +127,8 @@ def check_parts(comm, use):
 @pytest.mark.sizes(2)
 def test_communicators_leave_no_thread_behind(mpi_comm):
     with Communicator(mpi_comm) as comm:
-        comm._context.progress.background.attend()
-        threads = [comm._context.watchdog.thread, comm._context.progress.background.thread]
+        comm.context.progress.background.attend()
+        threads = [comm.context.watchdog.thread, comm.context.progress.background.thread]
         assert all(thread.is_alive() for thread in threads)
     for thread in threads:
         thread.join(timeout=60)

@@ -100,7 +100,7 @@ def test_on_a_device(new_comm, cuda, mpi_reads):
 
 def test_the_buffer_of_a_plan_is_symmetric_memory(comm):
     plan = comm.plan("all_reduce", comm.fuse([np.zeros(1 << 16), np.zeros(5)]))
-    assert all(comm._context.windows.window_of(part) for part, _ in plan.before)
+    assert all(comm.context.windows.window_of(part) for part, _ in plan.before)
 
 
 @pytest.mark.sizes(2, 3)

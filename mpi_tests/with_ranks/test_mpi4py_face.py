@@ -289,7 +289,7 @@ def test_small_calls_and_messages_alone_are_the_librarys(mpi_comm, comm, monkeyp
     assert saved_s is None or saved_s > 0
     fast = NETWORK._replace(within=Link(1e-9, 1e-12))
     fast_messages = Tuning(fast, defaults=fast)
-    monkeypatch.setattr(comm._context, "tuning", fast_messages)
+    monkeypatch.setattr(comm.context, "tuning", fast_messages)
     assert seconds_saved(comm, "reduce", 8, policy) is None  # messages are fastest by the cost model
 
 

@@ -174,12 +174,12 @@ def process_state(comm):
     """
     comm.barrier()
     gc.collect()
-    threads = {*threading.enumerate()} - {comm._context.progress.background.thread}
-    keys = {block.window.key for block in comm._context.memory.of_host.blocks}
+    threads = {*threading.enumerate()} - {comm.context.progress.background.thread}
+    keys = {block.window.key for block in comm.context.memory.of_host.blocks}
     return (
-        len(comm._context.calls.record.communicators),
-        sum(not block.free for block in comm._context.memory.of_host.blocks),
-        {window.key for window in comm._context.windows.present} - keys,
+        len(comm.context.calls.record.communicators),
+        sum(not block.free for block in comm.context.memory.of_host.blocks),
+        {window.key for window in comm.context.windows.present} - keys,
         sorted(thread.name for thread in threads),
         [signal.getsignal(number) for number in SIGNALS],
         torch.get_float32_matmul_precision(),

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from collectives import Communicator
-from collectives.runtime.call.started import StartedCall
 from collectives.runtime.plan import Plan
+from collectives.runtime.started import StartedCall
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.pages import Page, check_charts
 from mpi_tests.helpers.trained import check_same, on

@@ -1,7 +1,7 @@
 """Programs of the interpreter with messages: a short collective between nodes runs without Python from copy to copy.
 
 All of a program's memory but the caller's arrays has fixed addresses: its vector, packets, and the other ranks' vectors
-in its node.  A message begins with a header, as `collectives.runtime.compared` describes.
+in its node.  A message begins with a header, as `collectives.runtime.backends.headers` describes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.algorithms import Algorithm
 from collectives.arrays.addresses import address_of
 from collectives.runtime.backends import kernels
+from collectives.runtime.backends.headers import HEADER_BYTES, Headers
 from collectives.runtime.backends.phases import ARRAY, LINE_BYTES, OUT, SCRATCH, Address, Reduction
 from collectives.runtime.backends.shared_memory import FORMS, Assembler, Program, compile_for
-from collectives.runtime.call.operands import Binding
+from collectives.runtime.call.arguments import Arguments
+from collectives.runtime.call.operands import Binding, Workspace, bind, operands_of
 from collectives.runtime.plan import describe
 from collectives.schedule.moves import (
     Barrier,
@@ -37,20 +40,10 @@ from collectives.schedule.moves import (
 
 if TYPE_CHECKING:
     from collectives.runtime.backends.messages import Vector
-    from collectives.runtime.compared import Headers
 
-HEADER_BYTES = 16
 YIELDS = 200  # of the core, before a program returns: a message takes many
 SOURCE, RESULT = Address(0, ARRAY, 0), Address(0, OUT, 0)  # the arrays of the caller
 DIFFERENT = np.array([1, 0], np.int64)  # the header of ranks that run different calls
-
-
-class Packet:
-    """Memory for a message: its header, then the chunks sent along."""
-
-    def __init__(self, nbytes: int):
-        self.memory = np.zeros(HEADER_BYTES + nbytes, np.uint8)
-        self.header = self.memory[:HEADER_BYTES].view(np.int64)
 
 
 class MessageRound:
@@ -163,7 +156,7 @@ class MessageAssembler(Assembler):
         window = self.headers.context.windows.window_of(view)
         if window is None:  # it is empty
             return place(view)
-        return place(view).after(window.bases[self.headers.binder.world_ranks[rank]] - window.address)
+        return place(view).after(window.bases[self.headers.context.world_ranks[rank]] - window.address)
 
     def messages(self, message_round: MessageRound, with_data: bool = True) -> None:
         """Write a round of messages."""
@@ -236,3 +229,24 @@ def mpi_function(name: str) -> int:
     """Return the address of a function of the MPI library to which mpi4py is linked."""
     function = getattr(ctypes.CDLL(MPI.__spec__.origin), name)
     return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def only_headers(headers: Headers) -> MessageProgram:
+    """Make a program that only compares calls.  Collective."""
+    a = Arguments("all_reduce", headers.rank, headers.context.size, np.empty(0, np.uint8))
+    return with_headers(headers, a, headers.row, 0)
+
+
+def with_headers(headers: Headers, a: Arguments, row: Algorithm, binding: int) -> MessageProgram:
+    """Make a program for any arrays like those of a call, with buffers of its own.  Collective."""
+    context = headers.context
+
+    def allocate(use: str, count: int, dtype: Any) -> Any:
+        return context.memory.empty(a.device, count, dtype)
+
+    bound = bind(a, operands_of(a), Workspace(use_caller_arrays=False, allocate=allocate, is_shared=True))
+    schedule = row.rounds(headers.rank, context.size, 0, context.topology.nodes if row.over_nodes else ())
+    bound.vector.add_scratch(schedule, a.device.empty)
+    assembler = MessageAssembler(headers, bound, a.kernel_op if a.spec.reduces else "")
+    assembler.assemble(schedule, divisor=context.size if a.op == "avg" else 1)
+    return MessageProgram(assembler, binding)

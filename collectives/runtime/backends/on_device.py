@@ -39,8 +39,7 @@ from collectives.runtime.backends.phases import (
     Segmentation,
     peers_of,
 )
-from collectives.runtime.call.started import NOWHERE
-from collectives.runtime.plan import LateMismatchError, Step
+from collectives.runtime.plan import NOWHERE, LateMismatchError, Step
 from collectives.runtime.progress import Waitable
 from collectives.runtime.reports.call_log import Call, Entry
 from collectives.schedule.moves import Parts, Round
@@ -310,6 +309,6 @@ class DeviceProgramBinder(DirectBinder):
 
         if channel is None:
             channel = Channel(self.memory, self.world_ranks, ranks)
-        arrival = ProgramBinder(self.binder, self.meanwhile).gate(channel, binding)
+        arrival = ProgramBinder(self.context, self.meanwhile).gate(channel, binding)
         arrival.keep.append(channel.lease)
         return arrival

@@ -20,7 +20,7 @@ from collectives.arrays.device import TURNS
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Move, Put, Recv, RecvReduce, Round, Send
 
 if TYPE_CHECKING:
-    from collectives.runtime.backends.binding import Binder
+    from collectives.runtime.context import Context
 
 DEVICE_BYTES = 1 << 26  # of a chunk's segment on a device, where it only bounds the staging buffers
 STREAMED_BYTES = 1 << 15  # of a copy that bypasses the caches, where that is faster
@@ -247,10 +247,10 @@ class DirectBinder:
     `meanwhile` is called now and then while a program waits.
     """
 
-    def __init__(self, binder: "Binder", meanwhile: Callable[[], Any] | None = None):
-        self.binder, self.meanwhile = binder, meanwhile
-        self.rank, self.world_ranks, self.agreement = binder.rank, binder.world_ranks, binder.agreement
-        self.memory, self.oversubscribed = binder.context.memory.of_host, binder.progress.oversubscribed
+    def __init__(self, context: "Context", meanwhile: Callable[[], Any] | None = None):
+        self.context, self.meanwhile = context, meanwhile
+        self.rank, self.world_ranks, self.agreement = context.rank, context.world_ranks, context.agreement
+        self.memory, self.oversubscribed = context.memory.of_host, context.progress.oversubscribed
 
     def exchange(
         self, arrays: Sequence[Any], chunks: Sequence[Chunk], buffers: BufferPlan, turn_bytes: int

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -27,11 +27,8 @@ from collectives.runtime.backends.messages import LARGEST_MESSAGE_BYTES, Message
 from collectives.runtime.call.arguments import check_integer, check_rank
 from collectives.runtime.call.packed import check_result, contiguous, is_strided
 from collectives.runtime.plan import Plan, Step
-from collectives.runtime.progress import Waitable
+from collectives.runtime.progress import Progress, Waitable
 from collectives.runtime.reports.call_log import Calls
-
-if TYPE_CHECKING:
-    from collectives.runtime.context import Context
 
 EAGER_BYTES = 4032  # with its envelope, below MPI's eager limit
 PART_BYTES, MOST_PARTS = 60_000, 64  # of a payload to another node; below the eager limit of Open MPI's TCP, 64 KiB
@@ -45,9 +42,9 @@ class Mailbox:
     The lower half of its tags is for the caller.
     """
 
-    def __init__(self, mpi: MPI.Comm, node: Sequence[int], num_tags: int, calls: Calls):
+    def __init__(self, mpi: MPI.Comm, node: Sequence[int], num_tags: int, calls: Calls, progress: Progress):
         self.mpi, self.node, self.num_tags = mpi, node, num_tags // 2
-        self.rank, self.calls = mpi.rank, calls
+        self.rank, self.size, self.calls, self.progress = mpi.rank, mpi.size, calls, progress
         self.num_sent = count()
 
     def payload_tag(self) -> int:
@@ -158,18 +155,18 @@ class Arrival(Waitable):
 refuse_after_fork(Arrival)
 
 
-def probe(context: Context, source: int | None, tag: int, blocking: bool) -> int | None:
+def probe(mailbox: Mailbox, source: int | None, tag: int, blocking: bool) -> int | None:
     """Return the rank from which a message of that tag has arrived, or None.
 
     Raises: ValueError for a rank or a tag that is out of range.
     """
     if source is not None:
-        check_rank("source", source, context.size)
-    context.mailbox.check_tag(tag)
+        check_rank("source", source, mailbox.size)
+    mailbox.check_tag(tag)
     status = MPI.Status()
-    arrival = Arrival(context.mailbox.mpi, MPI.ANY_SOURCE if source is None else source, tag, status)
+    arrival = Arrival(mailbox.mpi, MPI.ANY_SOURCE if source is None else source, tag, status)
     if blocking:
-        context.progress.wait(arrival, words=f"probe of {words_of(source)} with tag {tag}")
+        mailbox.progress.wait(arrival, words=f"probe of {words_of(source)} with tag {tag}")
     elif not arrival.test():
         return None
     return status.Get_source()
@@ -180,7 +177,7 @@ def words_of(rank: int | None) -> str:
 
 
 def run_message(
-    context: Context, kind: type[PointToPoint], x: Any, peer: int | None, tag: int, blocking: bool, in_group: bool
+    mailbox: Mailbox, kind: type[PointToPoint], x: Any, peer: int | None, tag: int, blocking: bool, in_group: bool
 ) -> Any:
     """Send `x` to a rank, or receive it from one, or from any rank; returns `x`, or a request.
 
@@ -191,7 +188,7 @@ def run_message(
     """
     receives = kind is RecvMessage
     if peer is not None or not receives:
-        check_rank("source" if receives else "dest", peer, context.size)
+        check_rank("source" if receives else "dest", peer, mailbox.size)
     if receives and x is None:
         kind, x = RecvNew, np.empty(0, np.uint8)
     packed = contiguous(x) if is_strided(x) else x
@@ -200,14 +197,14 @@ def run_message(
         check_result(view if packed is x else numpy_view(x), "x")
     words = f"{'recv from' if receives else 'send to'} {words_of(peer)} with tag {tag}"
     rank = MPI.ANY_SOURCE if peer is None else peer
-    message = kind(context.mailbox, device, view, rank, tag)
-    plan = Plan(words, x, context.progress, device, [message])
+    message = kind(mailbox, device, view, rank, tag)
+    plan = Plan(words, x, mailbox.progress, device, [message])
     plan.words = words
     if receives and packed is not x:
         plan.after = [(numpy_view(x), numpy_view(packed))]
     if isinstance(message, RecvNew):
         message.plan = plan
-    if not (blocking or in_group or peer is None or peer in context.mailbox.node):
+    if not (blocking or in_group or peer is None or peer in mailbox.node):
         return plan.start()
     plan.begin()  # in a node no thread need advance it: it is copied once, when it is waited for
     return plan.wait() if blocking and not in_group else plan

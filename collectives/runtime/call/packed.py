@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +15,9 @@ from collectives.arrays.device import Device, host
 from collectives.arrays.views import flat, is_a, numpy_view
 from collectives.runtime.call.arguments import REFUSALS, check_writable
 from collectives.runtime.call.operands import split
+from collectives.runtime.call.request import Request
 from collectives.runtime.plan import CopyPair
 from collectives.schedule.spec import COLLECTIVES, Chunks, spec_of
-
-if TYPE_CHECKING:
-    from collectives.runtime.resolve import Request
 
 # The collectives whose result is as long as each rank's input.
 TAKING = [name for name, spec in COLLECTIVES.items() if spec.in_place and spec.gives is not Chunks.NONE]

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 from mpi4py import MPI
 
 from collectives.job.launch import dead_ranks
-from collectives.runtime.plan import Plan
-from collectives.runtime.progress import Progress, Wait
+from collectives.runtime.progress import Advanceable, Progress, Wait
 from collectives.runtime.reports.call_log import Entry, place_of, show_last
 from collectives.runtime.reports.recorder import Recorder
 from collectives.schedule.moves import name_ranks
@@ -206,7 +205,7 @@ class Watchdog:
         if state != self.state:
             self.state, self.changed_s = state, self.clock_s
 
-    def on_device(self, until_s: float = math.inf) -> dict[tuple[int, int], Plan]:
+    def on_device(self, until_s: float = math.inf) -> dict[tuple[int, int], Advanceable]:
         """Return the plans whose latest run was seen by a time and is not finished on its device.
 
         Other plans are not queried: a thread that queries a device ends the capture of a graph.

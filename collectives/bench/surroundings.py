@@ -5,18 +5,15 @@ import sys
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from collectives.arrays import views
 from collectives.job import environment, system
 from collectives.job.launch import library_name
 
-if TYPE_CHECKING:
-    from collectives.communicator import Communicator
 
-
-def surroundings(comm: "Communicator", device: str) -> dict[str, Any]:
-    """Collect the conditions of a run.  Collective."""
+def surroundings(comm: Any, device: str) -> dict[str, Any]:
+    """Collect the conditions of a run of a communicator's ranks.  Collective."""
     from mpi4py import MPI  # after `world`, which reports remedies if it cannot be loaded
 
     gpu = ""

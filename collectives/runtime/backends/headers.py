@@ -9,7 +9,6 @@ separate buffers, so that a mismatch leaves the callers' arrays unchanged.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
@@ -17,24 +16,25 @@ from mpi4py import MPI
 from collectives import algorithms
 from collectives.algorithms import Algorithm, leaders
 from collectives.algorithms.groups import group_of
-from collectives.arrays.device import host
 from collectives.arrays.memory import array
 from collectives.arrays.ops import has_kernel
-from collectives.runtime.backends.binding import Binder, Choice
 from collectives.runtime.backends.channel import Channel
-from collectives.runtime.backends.message_programs import HEADER_BYTES, MessageAssembler, MessageProgram, Packet
 from collectives.runtime.call.arguments import Arguments
-from collectives.runtime.call.operands import Workspace, bind, operands_of
-from collectives.runtime.call.started import NOWHERE
-from collectives.runtime.plan import Plan
-from collectives.runtime.progress import Progress
+from collectives.runtime.call.operands import CallFacts
+from collectives.runtime.context import Context
 from collectives.schedule.moves import Recv, RecvReduce, Send
 
-if TYPE_CHECKING:
-    from collectives.runtime.context import Context
-
+HEADER_BYTES = 16
 ALL_TO_ALL = ("all_reduce", "all_to_all")  # in which every rank hears of every other
 LONGEST_BYTES = 1 << 15  # of a vector sent along with headers
+
+
+class Packet:
+    """Memory for a message: its header, then the chunks sent along."""
+
+    def __init__(self, nbytes: int):
+        self.memory = np.zeros(HEADER_BYTES + nbytes, np.uint8)
+        self.header = self.memory[:HEADER_BYTES].view(np.int64)
 
 
 class Headers:
@@ -43,14 +43,14 @@ class Headers:
     A node's ranks read the verdict of their leader, which alone has partners.  Creating it is collective.
     """
 
-    def __init__(self, context: Context, binder: Binder):
-        self.context, self.binder, self.rank = context, binder, context.rank
+    def __init__(self, context: Context):
+        self.context, self.rank = context, context.rank
         in_nodes, alone = context.topology.has_groups_in_nodes, [(rank,) for rank in range(context.size)]
         self.teams = leaders.teams_of(context.topology.nodes, context.size) if in_nodes else alone
         team = group_of(self.rank, self.teams)
         self.row = algorithms.find("all_reduce", "leaders" if in_nodes else "recursive_doubling")
         self.tag = context.next_tags()
-        memory, world_ranks = context.memory.of_host, binder.world_ranks
+        memory, world_ranks = context.memory.of_host, context.world_ranks
         lease = memory.allocate(HEADER_BYTES)
         self.seen = array(lease, 2, np.dtype(np.int64))
         self.verdict = lease.at(world_ranks[team[0]])  # the address of its leader's
@@ -72,9 +72,8 @@ class Headers:
         peers_by_round = [{m[0] for m in moves if isinstance(m, Send | Recv | RecvReduce)} for moves in rounds]
         return [partners for partners in peers_by_round if partners]
 
-    def carry(self, a: Arguments, choice: Choice) -> bool:
+    def carry(self, a: Arguments, row: Algorithm, facts: CallFacts | None) -> bool:
         """Return whether an agreed call can be sent along with the headers: the same on all ranks."""
-        row, facts, _ = choice
         if facts is None or not facts.on_host or not facts.nbytes or a.wire_dtype is not None:
             return False
         if a.spec.reduces and not has_kernel(a.op):
@@ -88,37 +87,3 @@ class Headers:
     def free(self) -> None:
         for request in self.arrivals.values():
             request.Free()
-
-    def comparison(self) -> MessageProgram:
-        """Make a program that only compares.  Collective."""
-        a = Arguments("all_reduce", self.rank, self.context.size, np.empty(0, np.uint8))
-        return self.program(a, self.row, 0)
-
-    def program(self, a: Arguments, row: Algorithm, binding: int) -> MessageProgram:
-        """Make a program for any arrays like those of a call, with buffers of its own.  Collective."""
-        context = self.context
-
-        def allocate(use: str, count: int, dtype: Any) -> Any:
-            return context.memory.empty(a.device, count, dtype)
-
-        bound = bind(a, operands_of(a), Workspace(use_caller_arrays=False, allocate=allocate, is_shared=True))
-        schedule = row.rounds(self.rank, context.size, 0, context.topology.nodes if row.over_nodes else ())
-        bound.vector.add_scratch(schedule, a.device.empty)
-        assembler = MessageAssembler(self, bound, a.kernel_op if a.spec.reduces else "")
-        assembler.assemble(schedule, divisor=context.size if a.op == "avg" else 1)
-        return MessageProgram(assembler, binding)
-
-    def plan(self, a: Arguments, row: Algorithm, binding: int) -> Plan:
-        """Make a plan whose only step is such a program.  Collective."""
-        program = self.program(a, row, binding)
-        return Plan(f"{a.collective} {row.name}", None, self.context.progress, host(), [program], only=program)
-
-
-class ProgramComparison(Plan):
-    """A comparison of calls by a program without work."""
-
-    def __init__(self, program: Any, progress: Progress):
-        super().__init__("agreement", None, progress, host(), [program], only=program)
-
-    def use(self, number: int, binding: int) -> None:
-        self.only.use(number, NOWHERE, NOWHERE, binding)

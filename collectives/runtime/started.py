@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import math
-import time
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from collectives.arrays.device import Device, host
 from collectives.arrays.views import flat
+from collectives.runtime.backends.bound import Bound, telling
 from collectives.runtime.call.arguments import REFUSALS
 from collectives.runtime.call.packed import Fused, PackedCall
-from collectives.runtime.plan import MismatchError, Plan
+from collectives.runtime.call.request import Request
+from collectives.runtime.call.signature import Signed, Unsigned, hashable, sign
+from collectives.runtime.dispatch import Dispatcher
+from collectives.runtime.plan import NOWHERE, MismatchError, Plan, Predecessor
 from collectives.runtime.progress import Waitable
 from collectives.runtime.reports.call_log import Call
 
 if TYPE_CHECKING:
     from collectives.runtime.backends.shared_memory import Program
-    from collectives.runtime.call.signature import Signed
-    from collectives.runtime.resolve import Bound, Request, Resolver
-
-
-NOWHERE = (0, 0)  # the addresses and windows of no arrays
 
 
 class StartedCall(Plan):
@@ -37,7 +35,7 @@ class StartedCall(Plan):
 
     def __init__(
         self,
-        resolver: Resolver,
+        dispatcher: Dispatcher,
         request: Request,
         signed: Signed | None,
         bound: Bound | None,
@@ -46,9 +44,9 @@ class StartedCall(Plan):
         packed: PackedCall | None = None,
         failure: str = "",
     ):
-        self.resolver, self.request, self.signed, self.bound, self.ahead = resolver, request, signed, bound, ahead
+        self.dispatcher, self.request, self.signed, self.bound, self.ahead = dispatcher, request, signed, bound, ahead
         self.packed, self.failure = packed, failure
-        super().__init__(call.name, None, resolver.progress, host() if signed else device_of(request), [])
+        super().__init__(call.name, None, dispatcher.progress, host() if signed else device_of(request), [])
         if bound:
             self.place_in(bound)
         self.call = self.entered = call
@@ -57,11 +55,11 @@ class StartedCall(Plan):
         self.resolving = False
         self.pinned = [key for key in signed[2] if key] if signed else []
         if self.pinned:
-            resolver.windows.pin(self.pinned)
+            dispatcher.windows.pin(self.pinned)
 
     def _end(self) -> None:
         if self.pinned:
-            self.resolver.windows.unpin(self.pinned)
+            self.dispatcher.windows.unpin(self.pinned)
             self.pinned = []
         super()._end()
 
@@ -86,7 +84,7 @@ class StartedCall(Plan):
         if self.ahead is not None and self.ahead.is_under_way:
             yield Predecessor(self.ahead)
         self.ahead = None
-        if self.bound is None and self.signed and (bound := self.resolver.bound.get(self.signed[0])):
+        if self.bound is None and self.signed and (bound := self.dispatcher.bound.get(self.signed[0])):
             self.take(bound)  # of the same call ahead of this one
         has_differed = False
         while self.bound is None or not (yield from self.attempt()):
@@ -94,7 +92,7 @@ class StartedCall(Plan):
             self.entered.name = self.request.collective  # as ranks compare it
             self.resolving = True
             resolve = partial(self.resolve, has_differed, use_stream)
-            is_alone = self.resolver.context.size == 1
+            is_alone = self.dispatcher.context.size == 1
             binding = resolve() if is_alone else (yield from self._progress.background.finish(resolve))
             self.resolving = False
             if isinstance(binding, Plan):
@@ -119,20 +117,20 @@ class StartedCall(Plan):
         caller this thread's.
         """
         use_stream()
-        resolver, call = self.resolver, self.entered
-        resolver.turn = get_ident()
+        dispatcher, call = self.dispatcher, self.entered
+        dispatcher.order.turn = get_ident()
         try:
             if self.failure:
-                resolver.refuse_call(call, self.failure)
-            self.inner = None if has_differed else resolver.comparison
-            resolved = resolver.resolve(call, self.request, compared=has_differed)
+                dispatcher.refuse_call(call, self.failure)
+            self.inner = None if has_differed else dispatcher.comparator.comparison
+            resolved = dispatcher.resolver.resolve(call, self.request, compared=has_differed)
             self.inner = None
-            with resolver.telling(call):
+            with telling(dispatcher.progress, call):
                 if self.signed:
-                    return resolver.bind_call(call, self.signed, resolved)
-                return resolver.bind(resolved).start()
+                    return dispatcher.bind_call(call, self.signed, resolved)
+                return dispatcher.binder.bind(resolved).start()
         finally:
-            resolver.turn = None
+            dispatcher.order.turn = None
 
     def follow(self, plan: Plan) -> Iterator[Waitable]:
         """Wait for the run of a plan, and take over its end."""
@@ -145,14 +143,14 @@ class StartedCall(Plan):
 
     def attempt(self) -> Generator[Waitable, None, bool]:
         """Run the binding, unless another rank would run a different one; return whether all have run it."""
-        bound, resolver = self.bound, self.resolver
+        bound, dispatcher = self.bound, self.dispatcher
         assert bound is not None
-        number, binding, own = self.entered.number * resolver.check, bound.number, bound.program
-        program: Program | None = own or resolver.comparison.only
+        number, binding, own = self.entered.number * dispatcher.check, bound.number, bound.program
+        program: Program | None = own or dispatcher.comparator.comparison.only
         places = (self.addresses, self.keys) if own else (NOWHERE, NOWHERE)
         self.inner = None
         if program is None:  # without Numba
-            self.inner = comparison = resolver.comparison
+            self.inner = comparison = dispatcher.comparator.comparison
             comparison.use(number, binding)
             try:
                 yield from comparison._run()
@@ -167,10 +165,54 @@ class StartedCall(Plan):
             if arrival.has_failed:
                 return False
         if bound.program is None:
-            self.inner = plan = resolver.plan_at(bound, self.addresses)
+            self.inner = plan = bound.plan_at(self.addresses, self._progress)
             plan.prepare()
             yield from plan._run()
         return True
+
+
+class Starter:
+    """Starts calls on one communicator, without waiting for the other ranks."""
+
+    def __init__(self, dispatcher: Dispatcher):
+        self.dispatcher = dispatcher
+
+    def start(self, collective: str, x: Any, out: Any, options: tuple) -> Plan:
+        """Start a collective, for the caller to wait for, without waiting for the other ranks."""
+        return self.plan_later(Request(collective, x, out, options)).start()
+
+    def sign(self, request: Request) -> Signed | None:
+        """Return a call's signature, if there are bindings of it that run without further agreement."""
+        is_native = request.options[-1] == "mpi"  # waits inside MPI
+        is_uneven = request.arguments.get("send_counts") is not None  # ranks exchange counts first
+        if is_native or is_uneven:
+            return None
+        options = (*request.options, request.note) if request.note else request.options
+        try:
+            signed = sign(self.dispatcher.memory, request.collective, request.x, request.out, options)
+            return (hashable(signed[0]), *signed[1:]) if signed[3] else None
+        except Unsigned:
+            return None
+
+    def begin_bound(self, request: Request) -> Plan | None:
+        """Start a call if it has been bound, and the ranks need not agree on it."""
+        signed = self.sign(request)
+        return self.plan_later(request, signed).start() if signed and signed[0] in self.dispatcher.bound else None
+
+    def plan_later(self, request: Request, signed: Signed | None = None) -> StartedCall:
+        """Make a plan for one run, counted as this call: a new one is agreed on when it runs."""
+        order = self.dispatcher.order
+        signed, packed, failure = signed or self.sign(request), None, ""
+        if signed is None:
+            packed, failure = self.dispatcher.pack(request)
+            if packed:
+                request, signed = packed.request, self.sign(packed.request)
+        bound = self.dispatcher.bound.get(signed[0]) if signed else None
+        call = bound.call.of_plan(bound.call.name) if bound else Call(self.dispatcher.calls, request.collective)
+        call.enter(place=request.place)  # under way until it has ended: its run is not counted again
+        plan = StartedCall(self.dispatcher, request, signed, bound, call, order.latest(), packed, failure)
+        order.latest = weakref.ref(plan)
+        return plan
 
 
 def device_of(request: Request) -> Device:
@@ -179,31 +221,6 @@ def device_of(request: Request) -> Device:
         return request.x.device if isinstance(request.x, Fused) else flat(request.x)[0]
     except (AttributeError, *REFUSALS):
         return host() if request.out is None else device_of(request._replace(x=request.out, out=None))
-
-
-class Predecessor(Waitable):
-    """A started call that another one waits for: by its `run`, as for a plan, or as a step of its own run.
-
-    Its errors are raised only for its own caller.
-    """
-
-    def __init__(self, plan: Plan):
-        self.plan, self.device = plan, plan.device
-
-    def test(self) -> bool:
-        return not self.plan.is_under_way
-
-    run_only = test
-
-    def begin(self) -> None:
-        """Do nothing: it has begun already."""
-
-    def wait(self, limit_s: float = math.inf) -> None:
-        self.plan.join(time.monotonic() + limit_s)
-
-    def done(self) -> bool:
-        self.plan.advance()
-        return self.test()
 
 
 @dataclass
