@@ -18,7 +18,7 @@ CHECKS = (
     "arrays.views.check_dtype",
     "runtime.call.signature.flat",
     "runtime.call.arguments.flat",
-    "runtime.arguments.Arguments.__post_init__",
+    "runtime.call.arguments.Arguments.__post_init__",
 )
 pytestmark = pytest.mark.sizes(2, 3)
 
