@@ -560,13 +560,13 @@ class Communicator:
 
     # --- agreement ---
 
-    def compare(self, description: str, failure: str = "", place: tuple[str, int] | None = None) -> None:
+    def compare(self, description: str, failure: str = "", call_site: tuple[str, int] | None = None) -> None:
         """Raise InputError on every rank where one has a failure, or descriptions differ.  Collective.
 
-        The error names the line that calls, or the file and line of `place`.
+        The error names the line that calls, or the file and line of `call_site`.
         """
         with Call(self.context.calls, "compare") as call:
-            call.place = place or call.place
+            call.call_site = call_site or call.call_site
             self.context.agreement.check(description, failure, call=call)
 
     def agreed(self, name: str = "agreed") -> AbstractContextManager[None]:

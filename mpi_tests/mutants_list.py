@@ -502,8 +502,8 @@ TOOLS = [
     ),
     mutant(
         "collectives/torch_backend/calls.py",
-        "run, self.note, self.place",
-        'run, "", self.place',
+        "run, self.note, self.call_site",
+        'run, "", self.call_site',
         ("test_torch_backend.py", "ranks_that_disagree and 2-ranks", 2),
     ),
     mutant(
@@ -1198,7 +1198,7 @@ DEVICES = [
     mutant(
         "collectives/runtime/call/signature.py",
         "return (DEVICE, device, dtype, size, home), address, key",
-        "return (DEVICE, device.place, dtype, size, home), address, key",
+        "return (DEVICE, device.device_name, dtype, size, home), address, key",
         ("test_device_calls.py", "of_two_libraries and 2-ranks", 2),
     ),
     # Records and waits.
@@ -1419,7 +1419,10 @@ DEVICE_CHECKS = [
     # Staging buffers, blocks, and paths without Numba.
     mutant(MESSAGES, "if key not in self.buffers:", "if True:", ("test_device.py", "near_lengths", 2)),
     mutant(
-        MESSAGES, "key = kind, place, dtype, nbytes", "key = kind, dtype, nbytes", ("test_device.py", "every_coll", 3)
+        MESSAGES,
+        "key = kind, position, dtype, nbytes",
+        "key = kind, dtype, nbytes",
+        ("test_device.py", "every_coll", 3),
     ),
     mutant(
         "collectives/runtime/backends/bound.py",

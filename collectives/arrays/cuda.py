@@ -40,7 +40,7 @@ class Cuda(Device):
     def __init__(self, index: int, mpi_reads: bool):
         import cupy
 
-        self.place = f"cuda:{index}"
+        self.device_name = f"cuda:{index}"
         self.xp, self.index, self.mpi_reads = cupy, index, mpi_reads
         self.runtime = cupy.cuda.runtime
         self.stream = stream(index)

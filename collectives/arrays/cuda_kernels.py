@@ -149,8 +149,8 @@ def split(count: int, sizes: Sequence[int], pointers: Sequence[int]) -> tuple[in
     ((0, 12, 4), (1, 12, 3), (100, 0, 0))
     """
     block = VECTOR_BYTES // min(sizes)
-    places = list(zip(pointers, sizes, strict=True))
-    well = (at for at in range(block) if all((pointer + at * size) % VECTOR_BYTES == 0 for pointer, size in places))
+    ranges = list(zip(pointers, sizes, strict=True))
+    well = (at for at in range(block) if all((pointer + at * size) % VECTOR_BYTES == 0 for pointer, size in ranges))
     head = min(next(well, count), count)
     return head, *divmod(count - head, block)
 

@@ -23,8 +23,8 @@ BARRIER, COPY, REDUCE = range(3)
 STEP = np.dtype([("task", TASK), ("kind", "u8")])
 FLAG_BYTES = 8  # per rank, for even barriers and again for odd ones
 KEY_BITS = 48  # of a run, in a flag beside the barrier's number
-PLACES, SIZES = ("state", "failure", "num_ranks", "arrivals"), ("num_steps", "num_turns", "num_barriers")
-CHANNEL = np.dtype([*((name, "u8") for name in PLACES), ("signals", "u8", MOST_RANKS)])
+POINTERS, SIZES = ("state", "failure", "num_ranks", "arrivals"), ("num_steps", "num_turns", "num_barriers")
+CHANNEL = np.dtype([*((name, "u8") for name in POINTERS), ("signals", "u8", MOST_RANKS)])
 PROGRAM = np.dtype([*((name, "u8") for name in ("steps", *SIZES, "runs", "key", "number")), ("channel", CHANNEL)])
 STATE_LENGTH, DIFFERED = 3, 2
 
@@ -117,12 +117,12 @@ def steps_of(pairs: Sequence[tuple[DeviceStep, KernelChoice]], divisor: int) -> 
     """Return the steps of all turns as the kernel reads them, and the most threads that one step occupies."""
     steps = np.zeros(len(pairs), STEP)
     most = 0
-    for place, (step, choice) in enumerate(pairs):
+    for nth, (step, choice) in enumerate(pairs):
         if not step.outs:
-            steps[place]["kind"] = BARRIER
+            steps[nth]["kind"] = BARRIER
             continue
         task, work = cuda_kernels.task_of(choice, step.outs, step.sources, divisor)
-        steps[place] = task, COPY if len(step.sources) == 1 else REDUCE
+        steps[nth] = task, COPY if len(step.sources) == 1 else REDUCE
         most = max(most, work)
     return steps, most
 

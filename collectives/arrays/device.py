@@ -40,7 +40,7 @@ class Device:
     """
 
     name = "cpu"  # of the kind of memory
-    place = "cpu"  # name of this device
+    device_name = "cpu"  # name of this device
     xp: Any = np  # the array namespace: numpy or cupy
     is_async = False  # whether operations return early
     mpi_reads = True  # whether MPI may be given pointers into this memory

@@ -160,11 +160,11 @@ class DeviceMemory(SymmetricMemory):
 
     def compare(self, window: Window) -> None:
         buffer = self.device.host(8)
-        for place, world in enumerate(self.world_ranks):
+        for nth, world in enumerate(self.world_ranks):
             self.device.copy(buffer, self.device.borrow(window.bases[world], 8, buffer.dtype))
             self.device.synchronize()
-            if buffer.view(np.int64)[0] != PROBE + place:
-                raise OSError(f"a peer reads other values than the owner wrote in memory of {self.device.place}")
+            if buffer.view(np.int64)[0] != PROBE + nth:
+                raise OSError(f"a peer reads other values than the owner wrote in memory of {self.device.device_name}")
 
     def may_wait(self) -> bool:
         """Return whether the node's devices may wait for each other: none runs another rank's work.  Collective."""

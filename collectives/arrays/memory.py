@@ -73,7 +73,7 @@ class Lease:
         return self.block.window.bases[world_rank] + self.block.offset
 
 
-Places = tuple[list[int], list[int], list[int]]  # first addresses of windows in their order, ends, and keys
+Ranges = tuple[list[int], list[int], list[int]]  # first addresses of windows in their order, ends, and keys
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Windows:
     by_key: WeakValueDictionary[int, Window] = field(default_factory=WeakValueDictionary)
     present: list[Window] = field(default_factory=list)  # in the order of their addresses
     numbers: Iterator[int] = field(default_factory=partial(count, 1))
-    places: Places = ([], [], [])  # replaced as a whole, for threads that read it meanwhile
+    ranges: Ranges = ([], [], [])  # replaced as a whole, for threads that read it meanwhile
     span: tuple[int, int] = (0, 0)  # from the first window's beginning to the last one's end
     changing: Lock = field(default_factory=Lock)
     pins: Counter[int] = field(default_factory=Counter)  # of started calls, by key
@@ -104,7 +104,7 @@ class Windows:
 
     def key_at(self, address: int) -> int:
         """Return the key of the window in which an address is, or 0."""
-        begins, ends, keys = self.places
+        begins, ends, keys = self.ranges
         nth = bisect_right(begins, address) - 1
         return keys[nth] if nth >= 0 and address < ends[nth] else 0
 
@@ -114,7 +114,7 @@ class Windows:
             self.arrange([*self.present, window])
 
     def remove(self, windows: Collection[Window]) -> None:
-        """Remove windows, on all ranks at the same place among their calls."""
+        """Remove windows, on all ranks between the same calls."""
         with self.changing:
             self.leaving |= {window.key for window in windows}
             self.sweep()
@@ -137,7 +137,7 @@ class Windows:
         windows.sort(key=lambda window: window.address)
         self.present = windows
         begins, ends = [each.address for each in windows], [each.address + each.nbytes for each in windows]
-        self.places = begins, ends, [each.key for each in windows]
+        self.ranges = begins, ends, [each.key for each in windows]
         self.span = (begins[0], ends[-1]) if windows else (0, 0)
 
 
@@ -310,8 +310,8 @@ def map_file(path: str) -> tuple[np.ndarray | None, str]:
 
 def array(lease: Lease, count: int, dtype: np.dtype) -> np.ndarray:
     """Return a flat array at the beginning of leased memory, which it keeps."""
-    place = {"data": (lease.address, False), "shape": (count * dtype.itemsize,), "typestr": "|u1", "version": 3}
-    return np.asarray(SimpleNamespace(__array_interface__=place, lease=lease)).view(dtype)
+    interface = {"data": (lease.address, False), "shape": (count * dtype.itemsize,), "typestr": "|u1", "version": 3}
+    return np.asarray(SimpleNamespace(__array_interface__=interface, lease=lease)).view(dtype)
 
 
 def probe_address() -> list[int]:

@@ -44,8 +44,8 @@ class Op:
     def __str__(self) -> str:
         code = getattr(getattr(self.function, "py_func", self.function), "__code__", None)  # Numba's have a py_func
         name = getattr(self.function, "__qualname__", "") or getattr(self.function, "__name__", "")
-        place = f" of {Path(code.co_filename).name}:{code.co_firstlineno}" if code else ""
-        return f"Op({name or type(self.function).__name__}{place}, commutative={self.commutative})"
+        source = f" of {Path(code.co_filename).name}:{code.co_firstlineno}" if code else ""
+        return f"Op({name or type(self.function).__name__}{source}, commutative={self.commutative})"
 
     def check(self, dtype: np.dtype) -> None:
         """Try the op on two arrays of ones, of several lengths.

@@ -73,8 +73,8 @@ def measure(comm: Communicator, repeats: int, warmups: int) -> Network:
 
 def save(comm: Communicator, network: Network, why_not: str = "") -> str:
     """Write the speeds on rank 0, and return the path, or why they are not written.  Collective."""
-    place = links.place(comm.host_names(), comm.topology.nodes, library_name(MPI))
-    return links.save(links.CachedLinks(place, network), why_not) if comm.rank == 0 else ""
+    key = links.key_of(comm.host_names(), comm.topology.nodes, library_name(MPI))
+    return links.save(links.CachedLinks(key, network), why_not) if comm.rank == 0 else ""
 
 
 def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:

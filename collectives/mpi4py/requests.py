@@ -11,7 +11,7 @@ from typing import Any, Self
 from mpi4py import MPI
 
 from collectives.mpi4py.calls import CollectiveCall
-from collectives.runtime.call.started import StartedCall
+from collectives.runtime.started import StartedCall
 from collectives.runtime.plan import Plan
 
 library_start_all = MPI.Prequest.Startall

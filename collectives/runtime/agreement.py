@@ -13,7 +13,7 @@ from collectives.runtime.reports.call_log import Call, SourceLine
 
 NUM_FACTS = 9
 MOST_PLANS = 32  # kept for later exchanges
-LATE = "arrays lie in symmetric memory at one place on some ranks, and not on others: pass the same on all"
+LATE = "arrays lie in symmetric memory at one address on some ranks, and not on others: pass the same on all"
 
 
 class Side(NamedTuple):
@@ -21,10 +21,10 @@ class Side(NamedTuple):
 
     description: str
     number: str
-    place: str
+    call_site: str
 
     def __str__(self) -> str:
-        return f"{self.description} #{self.number} ({self.place})" if self.number else self.description
+        return f"{self.description} #{self.number} ({self.call_site})" if self.number else self.description
 
 
 class Agreement:
@@ -59,7 +59,7 @@ class Agreement:
         padding = [0] * (NUM_FACTS - len(facts))  # so that ranks whose calls have other facts compare as many integers
         highest, lowest, is_late, *highest_facts = self.highest([digest, -digest, late is not None, *facts, *padding])
         if highest != -lowest:
-            line = str(SourceLine.of(call.place)) if call else ""
+            line = str(SourceLine.of(call.call_site)) if call else ""
             mine = Side(f"!{failure}" if failure else description, number, line)
             sides = [Side(*text.split("\0")) for text in self.gather_texts("\0".join(mine))]
             if call:  # then the ranks' numbers of calls are equal again

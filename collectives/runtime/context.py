@@ -115,7 +115,7 @@ class Memories:
         return shared.array(shared.allocate(count * dtype.itemsize), count, dtype)
 
     def peers(self, device: Device, view: Any) -> list[Any]:
-        """Return each rank's array, on this node, at the place of `view` in symmetric memory."""
+        """Return each rank's array, on this node, at the address of `view` in symmetric memory."""
         window, ranks = self.context.windows.window_of(view), self.of_host.world_ranks
         if window is None or not window.bases.keys() >= set(ranks):
             raise ValueError("x is not in these ranks' symmetric memory: allocate it with their `empty`")
@@ -127,8 +127,8 @@ class Memories:
 
         Each rank's is on the device that it used first.  Where it cannot be set up, rank 0 prints the reason.
         """
-        own = self.of_device and self.of_device.device.place
-        (another,) = self.agreement.highest([not isinstance(device, Cuda) or own not in (None, device.place)])
+        own = self.of_device and self.of_device.device.device_name
+        (another,) = self.agreement.highest([not isinstance(device, Cuda) or own not in (None, device.device_name)])
         if another:
             return None
         if self.of_device is None:

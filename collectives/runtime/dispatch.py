@@ -27,7 +27,7 @@ from collectives.runtime.chooser import Chooser
 from collectives.runtime.comparator import Comparator, StartedOrder
 from collectives.runtime.context import Context
 from collectives.runtime.plan import FREED, LateMismatchError, MismatchError, Plan, run_now
-from collectives.runtime.reports.call_log import Call, Place, caller
+from collectives.runtime.reports.call_log import Call, CallSite, caller
 from collectives.runtime.resolve import Resolver
 
 MOST_BOUND = 4096  # signatures whose bound calls are cached
@@ -56,13 +56,13 @@ class Dispatcher:
         options: tuple,
         run: Runs = run_now,
         note: str = "",
-        place: Place | None = None,
+        call_site: CallSite | None = None,
         at_once: bool = True,
     ) -> Any:
         """Run a collective once, and return the result's array.
 
         `options` are the values of its other arguments besides `out`, in the order of `OPTIONS`.  `run` runs a plan to
-        its end, a bound call only if it does not end `at_once`; ranks must also agree in `note`; `place` is the line
+        its end, a bound call only if it does not end `at_once`; ranks must also agree in `note`; `call_site` is the line
         that makes the call, by default that which calls the library.
         """
         try:
@@ -74,16 +74,16 @@ class Dispatcher:
             except TypeError:  # an option is a list
                 bound = cache.get(hashable(signature))
         except Unsigned:
-            return self.run_unsigned(Request(collective, x, out, options, run, note, place), at_once)
+            return self.run_unsigned(Request(collective, x, out, options, run, note, call_site), at_once)
         if bound is None:
-            return self.run_first(Request(collective, x, out, options, run, note, place), signed)
+            return self.run_first(Request(collective, x, out, options, run, note, call_site), signed)
         call, calls = bound.call, self.calls
         call.number = calls.number = number = calls.number + 1
-        call.place = place = place or caller(sys._getframe(2))
-        calls.record.ring.append((call, number, place))
+        call.call_site = call_site = call_site or caller(sys._getframe(2))
+        calls.record.ring.append((call, number, call_site))
         result = x if out is None else out
         if not bound.is_plain:
-            result, addresses, keys = bound.place(x, out, addresses, keys)
+            result, addresses, keys = bound.locate(x, out, addresses, keys)
         try:
             program = bound.program
             if program is None:
@@ -97,7 +97,7 @@ class Dispatcher:
             calls.number -= 1
             calls.record.ring.pop()
             call.under_way = False
-            request = Request(collective, x, out, options, run, note, place)
+            request = Request(collective, x, out, options, run, note, call_site)
             return self.run_first(request, signed, compared=not isinstance(mismatch, LateMismatchError))
         return result
 
@@ -127,21 +127,21 @@ class Dispatcher:
     def run_first(self, request: Request, signed: Signed, compared: bool = False) -> Any:
         """Resolve a call, cache its binding by signature, and run it."""
         with Call(self.calls, request.collective) as call:
-            call.place = request.place or call.place
+            call.call_site = request.call_site or call.call_site
             resolved = self.resolver.resolve(call, request, compared, moves=signed[-1])
             with telling(self.progress, call):
                 bound = self.bind_call(call, signed, resolved)
             call.name = bound.call.name
             o = resolved.operands
-            places = [tuple(map(of, (o.source, o.out))) for of in (address_of, self.windows.key_of)]
-            self.execute(bound, places[0], places[1], request.run)
+            addresses, keys = [tuple(map(of, (o.source, o.out))) for of in (address_of, self.windows.key_of)]
+            self.execute(bound, addresses, keys, request.run)
         return o.result
 
     def run_unsigned(self, request: Request, at_once: bool) -> Any:
         """Run a call on fused arrays, or one without a signature."""
         packed, failure = self.pack(request)
         if failure:
-            self.refuse(request.collective, failure, request.run, request.place)
+            self.refuse(request.collective, failure, request.run, request.call_site)
         if packed:
             result = packed.result(self.run(*packed.request, at_once))
             packed.end()
@@ -177,10 +177,10 @@ class Dispatcher:
         cache[hashable(signed[0])] = bound
         return bound
 
-    def refuse(self, collective: str, failure: str, run: Runs = run_now, place: Place | None = None) -> None:
+    def refuse(self, collective: str, failure: str, run: Runs = run_now, call_site: CallSite | None = None) -> None:
         """Refuse a call on all ranks.  Raises: InputError on each of them."""
         with Call(self.calls, collective) as call:
-            call.place = place or call.place
+            call.call_site = call_site or call.call_site
             self.refuse_call(call, failure, run)
 
     def refuse_call(self, call: Call, failure: str, run: Runs = run_now) -> None:
@@ -192,7 +192,7 @@ class Dispatcher:
     def plan_once(self, request: Request) -> Plan:
         """Make a plan for one run, counted as this call.  Collective."""
         with Call(self.calls, request.collective) as call:
-            call.place = request.place or call.place
+            call.call_site = request.call_site or call.call_site
             resolved = self.resolver.resolve(call, request)
             with telling(self.progress, call):
                 plan = self.binder.bind(resolved)

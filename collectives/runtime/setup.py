@@ -153,8 +153,8 @@ def tuning_of_hosts(context: Context) -> Tuning:
     cores = min(agreement.gather_ints(environment.cores()))
     if not max(agreement.gather_ints(is_first and links.any_cached())):
         return Tuning(NETWORK._replace(cores=cores))
-    place = links.place(context.host_names(), context.topology.nodes, library_name(MPI))
-    cached = links.parse(agreement.gather_texts(links.read(place.file) * is_first)[0])
-    if cached is None or cached.place != place:
+    key = links.key_of(context.host_names(), context.topology.nodes, library_name(MPI))
+    cached = links.parse(agreement.gather_texts(links.read(key.file) * is_first)[0])
+    if cached is None or cached.key != key:
         return Tuning(NETWORK._replace(cores=cores))
     return Tuning(cached.network._replace(cores=cores), measured=cached.measured or "earlier")

@@ -48,7 +48,7 @@ class StartedCall(Plan):
         self.packed, self.failure = packed, failure
         super().__init__(call.name, None, dispatcher.progress, host() if signed else device_of(request), [])
         if bound:
-            self.place_in(bound)
+            self.locate_in(bound)
         self.call = self.entered = call
         self.keep = request.x, request.out
         self.inner: Plan | None = None  # the plan whose messages it runs
@@ -63,9 +63,9 @@ class StartedCall(Plan):
             self.pinned = []
         super()._end()
 
-    def place_in(self, bound: Bound) -> None:
+    def locate_in(self, bound: Bound) -> None:
         assert self.signed is not None
-        self.result, self.addresses, self.keys = bound.place(self.request.x, self.request.out, *self.signed[1:3])
+        self.result, self.addresses, self.keys = bound.locate(self.request.x, self.request.out, *self.signed[1:3])
 
     def release(self) -> None:
         """Drop the references to the arrays, once the run has ended and its result is not needed."""
@@ -106,7 +106,7 @@ class StartedCall(Plan):
 
     def take(self, bound: Bound) -> None:
         if self.bound is None:
-            self.place_in(bound)
+            self.locate_in(bound)
         self.bound, self.name = bound, bound.call.name
         self.entered.name = self.name
 
@@ -147,7 +147,7 @@ class StartedCall(Plan):
         assert bound is not None
         number, binding, own = self.entered.number * dispatcher.check, bound.number, bound.program
         program: Program | None = own or dispatcher.comparator.comparison.only
-        places = (self.addresses, self.keys) if own else (NOWHERE, NOWHERE)
+        arrays = (self.addresses, self.keys) if own else (NOWHERE, NOWHERE)
         self.inner = None
         if program is None:  # without Numba
             self.inner = comparison = dispatcher.comparator.comparison
@@ -158,7 +158,7 @@ class StartedCall(Plan):
                 return False
         else:
             self._round = program
-            program.use(number, *places, binding)
+            program.use(number, *arrays, binding)
             arrival = Comparison(program)
             if not arrival.test():
                 yield arrival
@@ -209,7 +209,7 @@ class Starter:
                 request, signed = packed.request, self.sign(packed.request)
         bound = self.dispatcher.bound.get(signed[0]) if signed else None
         call = bound.call.of_plan(bound.call.name) if bound else Call(self.dispatcher.calls, request.collective)
-        call.enter(place=request.place)  # under way until it has ended: its run is not counted again
+        call.enter(call_site=request.call_site)  # under way until it has ended: its run is not counted again
         plan = StartedCall(self.dispatcher, request, signed, bound, call, order.latest(), packed, failure)
         order.latest = weakref.ref(plan)
         return plan

@@ -105,8 +105,8 @@ def measured_topology(ranks: int | None) -> tuple[Nodes, Network, str]:
         raise ValueError(
             "--topology measured: no measurements are saved: run python -m collectives.bench on the hosts first"
         )
-    lengths = [length for _, length in latest.place.hosts]
-    words = f"measured on {', '.join(dict.fromkeys(name for name, _ in latest.place.hosts))}, {latest.place.mpi}"
+    lengths = [length for _, length in latest.key.hosts]
+    words = f"measured on {', '.join(dict.fromkeys(name for name, _ in latest.key.hosts))}, {latest.key.mpi}"
     if ranks is None:
         return tuple(map(tuple, laid(0, lengths))), latest.network, words
     return in_nodes(ranks, max(lengths)), latest.network, words

@@ -13,7 +13,7 @@ from collectives.arrays import ops
 from collectives.communicator import Communicator
 from collectives.runtime.call.request import OPTIONS, Request, Runs
 from collectives.runtime.plan import Plan, run_now
-from collectives.runtime.reports.call_log import Place
+from collectives.runtime.reports.call_log import CallSite
 
 IN_PLACE = ("all_reduce", "broadcast", "reduce")
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
@@ -34,7 +34,7 @@ class TorchCall:
     options: tuple  # in the communicator's order
     note: str = ""  # ", " and further facts in which ranks must agree
     failure: str = ""  # why it is refused
-    place: Place | None = None  # source line of the call
+    call_site: CallSite | None = None  # source line of the call
 
     def __str__(self) -> str:
         tensors = self.inputs or self.outputs
@@ -59,10 +59,10 @@ class TorchCall:
     def run(self, comm: Communicator, run: Runs = run_now, at_once: bool = True) -> None:
         """Run it, once all ranks have agreed on it; `run` and `at_once` are as in `Resolver.run`."""
         if refusal := self.refusal():
-            comm.dispatcher.refuse(self.collective, refusal, run, self.place)
+            comm.dispatcher.refuse(self.collective, refusal, run, self.call_site)
         x, out = self.arrays()
         result = x if self.collective in IN_PLACE else out
-        comm.dispatcher.run(self.collective, x, out, self.options, run, self.note, self.place, at_once)
+        comm.dispatcher.run(self.collective, x, out, self.options, run, self.note, self.call_site, at_once)
         if self.outputs and result is not self.outputs[0]:
             unpack(result, self.outputs)
 
@@ -73,7 +73,7 @@ class TorchCall:
         if len(self.outputs) > 1 or not all(t.is_contiguous() and t.dtype in OUR_DTYPES for t in self.outputs):
             return None
         x, out = self.arrays()
-        request = Request(self.collective, x, out, self.options, note=self.note, place=self.place)
+        request = Request(self.collective, x, out, self.options, note=self.note, call_site=self.call_site)
         return comm.starter.begin_bound(request)
 
     def arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -142,9 +142,9 @@ def sum_products(call: TorchCall, factor: Any, execute: Execute) -> None:
             target.detach().copy_(source)
 
 
-def sum_sparse(tensor: torch.Tensor, op: Any, size: int, place: Place, execute: Execute) -> None:
+def sum_sparse(tensor: torch.Tensor, op: Any, size: int, call_site: CallSite, execute: Execute) -> None:
     """Sum sparse tensors of coordinates: every rank gets all indices and values, and adds them in rank order."""
-    gather = partial(TorchCall, "all_gather", place=place)
+    gather = partial(TorchCall, "all_gather", call_site=call_site)
     failure = "" if op == op.SUM else f"op {op.name} of a sparse tensor: use SUM, or pass tensor.to_dense()"
     own = tensor.detach().coalesce()
     num_rows = torch.empty(size, dtype=torch.int64)

@@ -124,7 +124,7 @@ class Runner(Base):
     def run(self, collective: str, inputs: Tensors, outputs: Tensors, opts: Any, **values: Any) -> Work:
         """Run a call, begin it, or have it run; `values` are of options."""
         call = TorchCall(collective, inputs, outputs, options_of(collective, **values))
-        call.place = caller(sys._getframe(1))
+        call.call_site = caller(sys._getframe(1))
         if getattr(opts, "asyncOp", True) and (work := self.begin(call, opts)):
             return work
         return self.submit(lambda execute: execute(call), call.outputs or call.inputs, opts, call.inputs)
@@ -153,7 +153,7 @@ class Runner(Base):
         if op != PREMUL_SUM:
             return self.run(collective, inputs, outputs, opts, op=name, **values)
         call = TorchCall(collective, inputs, outputs, options_of(collective, op=name, **values), ", PREMUL_SUM")
-        call.place = caller(sys._getframe(1))
+        call.call_site = caller(sys._getframe(1))
         factor = opts.reduceOp.__getstate__()[1]  # older torch has no attribute for it
         return self.submit(partial(sum_products, call, factor), outputs or inputs, opts)
 

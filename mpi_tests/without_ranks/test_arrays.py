@@ -29,7 +29,7 @@ def test_a_flat_view_shares_the_memory():
 def test_the_device_of_an_array_is_its_own(cuda):
     x = cuda.use(1).put(np.ones((2, 3)))
     device, view = views.flat(x)
-    assert device.place == "cuda:1"
+    assert device.device_name == "cuda:1"
     assert (view.shape, view.data.ptr) == ((6,), x.data.ptr)
 
 

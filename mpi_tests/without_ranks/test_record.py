@@ -7,8 +7,8 @@ from collectives.runtime.reports.call_log import (
     Calls,
     Record,
     SourceLine,
+    call_site_of,
     caller,
-    place_of,
     show_last,
 )
 from mpi_tests.helpers.launch import ROOT
@@ -35,7 +35,7 @@ def test_the_last_calls_are_kept_with_where_they_were_made():
     assert calls.number == LENGTH + 3
     entries = record.entries()
     assert [entry.number for entry in entries] == list(range(4, LENGTH + 4))
-    assert {entry.place for entry in entries} == {(__file__, line)}
+    assert {entry.call_site for entry in entries} == {(__file__, line)}
     assert show_last(entries, most=2) == f"barrier #4-#{LENGTH + 3} ({SourceLine(__file__, line)})"
 
 
@@ -93,4 +93,4 @@ def test_no_file_of_the_library_is_the_caller():
 def test_places():
     assert SourceLine.of(caller(sys._getframe())) == (__file__, sys._getframe().f_lineno)
     assert str(SourceLine("/elsewhere/a.py", 3)) == "/elsewhere/a.py:3"
-    assert place_of(0) is None
+    assert call_site_of(0) is None

@@ -148,7 +148,7 @@ class MessageBinder:
         requests = RequestBinder(context.mpi, self.first_tag, *options)
         groups = context.topology.nodes if row.over_nodes else ()
         schedule = row.rounds(context.rank, context.size, a.root, groups)
-        num_shared = len(binding.vector.places)
+        num_shared = len(binding.vector.chunks)
         binding.vector.add_scratch(schedule, partial(self.working_memory, a.device.empty, "scratch"))
         memory, chunks = in_registers(binding.vector, num_shared) if in_nodes else ([], [])
         if in_nodes and self.program is None:
@@ -164,8 +164,8 @@ class MessageBinder:
         if a.op == "avg" and binding.reduced is not None:
             plan.divide = binding.reduced, context.size
         if in_nodes and not shared:
-            places = [tuple(map(of, memory[:SCRATCH])) for of in (address_of, context.windows.key_of)]
-            plan.prepare = partial(self.program.use, 0, *places)
+            located = [tuple(map(of, memory[:SCRATCH])) for of in (address_of, context.windows.key_of)]
+            plan.prepare = partial(self.program.use, 0, *located)
         return plan
 
 
@@ -182,7 +182,7 @@ def in_registers(vector: Vector, num_shared: int) -> tuple[list[Any], list[Chunk
     """Return a vector's arrays by register, and its chunks; no other rank accesses those from `num_shared` on."""
     memory: list[Any] = [None, None, None]
     chunks = []
-    for nth, (array, begin, end) in enumerate(vector.places):
+    for nth, (array, begin, end) in enumerate(vector.chunks):
         register = SCRATCH
         if nth < num_shared:
             register = ARRAY if memory[ARRAY] is None or array is memory[ARRAY] else OUT

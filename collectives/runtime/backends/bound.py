@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collectives.runtime.backends.on_device import DeviceProgram, KernelCalls, KernelProgram
     from collectives.runtime.backends.shared_memory import Program
 
-MOST_PLACES = 8  # addresses for which messages of one signature are bound
+MOST_PLANS = 8  # addresses for which messages of one signature are bound
 LONGEST_WORDS = 500  # of an error that is sent to other ranks
 
 
@@ -63,7 +63,7 @@ class Bound:
         self.rebind: Callable[[tuple[int, ...]], Plan] | None = None
         self.buffered: BufferedPlan | None = None  # takes any arrays on devices
         self.comparing: DeviceProgram | KernelProgram | None = None  # on a device: compares at the first barrier
-        self.places: dict[tuple[int, ...], Plan] = {}  # plans by addresses
+        self.plans: dict[tuple[int, ...], Plan] = {}  # plans by addresses
         self.has_result = o.result is not None
         self.returns_x = o.result is a.x and a.x is not a.out  # on ranks without a result, for any `out`
         self.has = o.source is not None, o.out is not None
@@ -71,7 +71,7 @@ class Bound:
         self.new: Callable[[Any], Any] | None = o.new if is_new else None
         self.is_plain = self.has_result and self.new is None and all(self.has)
 
-    def place(self, x: Any, out: Any, addresses: tuple, keys: tuple) -> tuple[Any, tuple, tuple]:
+    def locate(self, x: Any, out: Any, addresses: tuple, keys: tuple) -> tuple[Any, tuple, tuple]:
         """Return the result's array, and the addresses and windows of a call's two arrays, 0 for none."""
         result = x if out is None or self.returns_x else out
         if self.new is not None and out is None:
@@ -83,13 +83,13 @@ class Bound:
 
     def plan_at(self, addresses: tuple[int, ...], progress: Progress) -> Plan:
         """Return the plan of a schedule of messages for arrays at two addresses."""
-        plan = self.places.get(addresses)
+        plan = self.plans.get(addresses)
         if plan is None:
             assert self.rebind is not None
-            if len(self.places) == MOST_PLACES:
-                del self.places[next(iter(self.places))]
+            if len(self.plans) == MOST_PLANS:
+                del self.plans[next(iter(self.plans))]
             with telling(progress, self.call):
-                plan = self.places[addresses] = self.rebind(addresses)
+                plan = self.plans[addresses] = self.rebind(addresses)
         return plan
 
 
@@ -158,13 +158,13 @@ class CallBinder:
     def bind_moved(self, resolved: Resolved, staging: StagingBuffers, a: Arguments) -> Plan:
         """Make a plan like that of a call for other device arrays, which compares calls where possible.  Collective."""
         resolved = resolved._replace(a=a, operands=operands_of(a))
-        if (place := self.where_devices_compare(resolved)) is None:
+        if (carrier := self.where_devices_compare(resolved)) is None:
             return self.bind(resolved, staging)
         assert resolved.choice is not None
-        return self.binder.direct(a, resolved.operands, resolved.choice, place, resolved.number)
+        return self.binder.direct(a, resolved.operands, resolved.choice, carrier, resolved.number)
 
     def where_devices_compare(self, resolved: Resolved) -> Channel | KernelCalls | None:
-        """Return the place where calls bound on devices are compared: kernels, or the hosts' channel.  Collective.
+        """Return what compares calls bound on devices: kernels, or the hosts' channel.  Collective.
 
         Kernels are launched before other ranks' answers, and so only for calls that all ranks bind in the same way: not
         if one has an `out` of its own, or counts that the others do not know.
@@ -187,7 +187,7 @@ class CallBinder:
         collective = a.collective
         plan = rebind = buffered = None
         *_, on_host, moves = signed
-        staging = self.staging.setdefault(a.device.place, StagingBuffers(a.device))
+        staging = self.staging.setdefault(a.device.device_name, StagingBuffers(a.device))
         if choice is not None and choice.row.access >= Access.STAGED and on_host:
             plan = self.binder.direct(a, operands_of(a), choice, self.comparator.channel, number)
         elif self.carries(choice, a):
@@ -210,9 +210,9 @@ class CallBinder:
         bound.call.number = call.number
         return bound
 
-    def rebind(self, a: Arguments, messages: MessageBinder | None, place: tuple[int, ...]) -> Plan:
+    def rebind(self, a: Arguments, messages: MessageBinder | None, addresses: tuple[int, ...]) -> Plan:
         """Make a plan like that of `a` for arrays at two other addresses."""
-        a = a.moved(place)
+        a = a.moved(addresses)
         operands = operands_of(a)
         return (
             messages.plan(a, operands)

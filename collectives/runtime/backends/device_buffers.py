@@ -30,7 +30,7 @@ class DeviceBuffers:
         nbytes = max(0 if view is None else view.nbytes for view in (a.flat, o.out))
         if is_shared:
             (nbytes,) = self.context.agreement.highest([nbytes])
-        key = a.device.place, is_shared
+        key = a.device.device_name, is_shared
         if key not in self.pairs or self.pairs[key][0].nbytes < nbytes:
             empty = partial(self.context.memory.empty, a.device) if is_shared else a.device.empty
             count = 1 << max(nbytes - 1, 0).bit_length()
@@ -51,9 +51,9 @@ class BufferedPlan:
         self.plan = bind(self.on_buffers)
         self.before, self.after, self.plan.only = self.plan.before, self.plan.after, None
 
-    def on(self, place: tuple[int, ...]) -> Plan:
+    def on(self, addresses: tuple[int, ...]) -> Plan:
         """Return the plan for a call's arrays at two addresses."""
-        (x, out), here = self.call.arrays_at(place), self.on_buffers
+        (x, out), here = self.call.arrays_at(addresses), self.on_buffers
         result, source = (x, here.x) if out is None else (out, here.out)
         self.plan.before = [*([(here.x, x)] if self.is_read else []), *self.before]
         self.plan.after = [*self.after, *([(result, source)] if self.is_written else [])]

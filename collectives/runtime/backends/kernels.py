@@ -30,7 +30,7 @@ WAITING, ENDED, FAILED, MISMATCH, MOVED = range(5)  # results of `run`
 
 # A frame: the state of a program of one rank, and where it was left.
 (
-    PLACE,  # the next instruction
+    COUNTER,  # the next instruction
     RUNNING,  # whether the program has begun
     FIRST,  # whether its first barrier is still to come
     ARRIVED,  # whether this rank has reached the current barrier
@@ -705,12 +705,12 @@ def run(frame_address, like, number, array, out):
     registers = carray(pointer_to(frame[REGISTERS] + frame[TURN] * num_registers * 8, integer), num_registers)
     if begins:
         registers[ARRAY], registers[OUT] = array, out
-    at = frame[PLACE]
+    at = frame[COUNTER]
     while at < len(code):
         opcode = code[at]
         if opcode == BARRIER:
             if not barrier(frame, channel, slots, registers):
-                frame[PLACE] = at
+                frame[COUNTER] = at
                 return WAITING
             if frame[FIRST]:
                 answer = take_over(frame, channel, slots, registers)
@@ -718,10 +718,10 @@ def run(frame_address, like, number, array, out):
                     at = frame[ON_MISMATCH]
                     continue
                 if answer == MISMATCH:
-                    frame[PLACE] = frame[RUNNING] = 0
+                    frame[COUNTER] = frame[RUNNING] = 0
                     return MISMATCH
                 if answer == MOVED:
-                    frame[PLACE] = at + code[at + 1]
+                    frame[COUNTER] = at + code[at + 1]
                     return MOVED
         elif opcode in (COPY, STREAM):
             target, source = address(code, registers, at + 2), address(code, registers, at + 4)
@@ -736,7 +736,7 @@ def run(frame_address, like, number, array, out):
         elif opcode == REDUCE16:
             reduce16(code, at, registers, frame[WORK])
         elif opcode == PAUSE:
-            frame[PLACE] = at + code[at + 1]
+            frame[COUNTER] = at + code[at + 1]
             return ENDED
         elif opcode == DIVIDE:
             divide(carray(pointer_to(address(code, registers, at + 2), like), code[at + 4]), code[at + 5])
@@ -751,7 +751,7 @@ def run(frame_address, like, number, array, out):
             frame[ERROR] = start_all(code[at + 2], np.int32(code[at + 3]), code[at + 4])
         elif opcode == AWAIT:
             if not messages_arrived(frame, channel, code, at):
-                frame[PLACE] = at
+                frame[COUNTER] = at
                 return WAITING
         elif opcode == OPEN:
             open_header(frame, code[at + 2], code[at + 3])
@@ -761,18 +761,18 @@ def run(frame_address, like, number, array, out):
             break
         elif opcode == VERDICT:
             if load(code[at + 2]) != -load(code[at + 2] + 8):
-                frame[PLACE] = frame[RUNNING] = 0
+                frame[COUNTER] = frame[RUNNING] = 0
                 return MISMATCH
         else:
             here, there = address(code, registers, at + 2), address(code, registers, at + 4)
             if not through_system(code[at + 7], here, there, code[at + 6], frame[VECTORS:], opcode == WRITE):
-                frame[PLACE] = frame[RUNNING] = 0
+                frame[COUNTER] = frame[RUNNING] = 0
                 return FAILED
         if frame[ERROR]:
-            frame[PLACE] = frame[RUNNING] = 0
+            frame[COUNTER] = frame[RUNNING] = 0
             return FAILED
         at += code[at + 1]
-    frame[PLACE] = frame[RUNNING] = 0
+    frame[COUNTER] = frame[RUNNING] = 0
     if frame[ODD]:
         channel[NEXT_TURN] = 1 - channel[NEXT_TURN]
     return ENDED

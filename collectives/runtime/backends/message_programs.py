@@ -101,7 +101,7 @@ class MessageAssembler(Assembler):
             number: MessageRound(self.headers, number, moves, self.vector) for number, moves in numbered if moves
         }
         for buffer, source in self.bound.before:
-            self.convert(kernels.WIDEN, place(buffer), SOURCE, buffer, source)
+            self.convert(kernels.WIDEN, local(buffer), SOURCE, buffer, source)
         for number, moves in enumerate(schedule):
             if number == min(message_rounds, default=-1):
                 self.instruction(kernels.OPEN, self.seen, 0)
@@ -113,9 +113,9 @@ class MessageAssembler(Assembler):
         self.instruction(kernels.VERDICT, self.headers.verdict)
         if divisor > 1:
             total = self.bound.reduced
-            self.instruction(kernels.DIVIDE, *place(total)[1:], len(total), divisor)
+            self.instruction(kernels.DIVIDE, *local(total)[1:], len(total), divisor)
         for target, buffer in self.bound.after:
-            self.convert(kernels.NARROW, RESULT, place(buffer), target, buffer)
+            self.convert(kernels.NARROW, RESULT, local(buffer), target, buffer)
         self.instruction(kernels.END)
         self.on_mismatch = len(self.code)
         self.instruction(kernels.OPEN, self.seen, 1)
@@ -142,34 +142,34 @@ class MessageAssembler(Assembler):
             case Barrier():
                 self.instruction(kernels.BARRIER)
             case Copy(source, run):
-                self.copy(place(view(run)), place(view(source)), view(run).nbytes)
+                self.copy(local(view(run)), local(view(source)), view(run).nbytes)
             case Get(source, theirs, run):
-                self.copy(place(view(run)), self.of_peer(source, theirs), view(run).nbytes)
+                self.copy(local(view(run)), self.of_peer(source, theirs), view(run).nbytes)
             case Put(to, run, theirs):
-                self.copy(self.of_peer(to, theirs), place(view(run)), view(run).nbytes)
+                self.copy(self.of_peer(to, theirs), local(view(run)), view(run).nbytes)
             case GetReduce(sources, theirs, run) if len(view(run)):
-                self.add(place(view(run)), [self.of_peer(rank, theirs) for rank in sources], view(run).nbytes)
+                self.add(local(view(run)), [self.of_peer(rank, theirs) for rank in sources], view(run).nbytes)
 
     def of_peer(self, rank: int, run: range) -> Address:
         """Return the address in this process of a run of another rank's vector, which is laid out as this one's."""
         view = self.vector.view(run)
         window = self.headers.context.windows.window_of(view)
         if window is None:  # it is empty
-            return place(view)
-        return place(view).after(window.bases[self.headers.context.world_ranks[rank]] - window.address)
+            return local(view)
+        return local(view).after(window.bases[self.headers.context.world_ranks[rank]] - window.address)
 
     def messages(self, message_round: MessageRound, with_data: bool = True) -> None:
         """Write a round of messages."""
         headers = self.headers
         for target, source in message_round.copies if with_data else ():
-            self.copy(place(target), place(source), target.nbytes)
+            self.copy(local(target), local(source), target.nbytes)
         num_arrivals, num_sends = len(message_round.arrivals), len(message_round.sends)
         requests, statuses = self.table([*message_round.arrivals, *message_round.sends])
         self.instruction(kernels.START, mpi_function("MPI_Startall"), num_arrivals, requests)
         for partner, data in message_round.leaving.items():
-            self.copy(place(headers.leaving[partner].header), place(headers.seen), HEADER_BYTES)
+            self.copy(local(headers.leaving[partner].header), local(headers.seen), HEADER_BYTES)
             for part, view in data if with_data else ():
-                self.copy(place(part), place(view), view.nbytes)
+                self.copy(local(part), local(view), view.nbytes)
         sends = requests + num_arrivals * MPI._sizeof(MPI.Request)
         self.instruction(kernels.START, mpi_function("MPI_Startall"), num_sends, sends)
         self.waits[len(self.code)] = message_round
@@ -178,10 +178,10 @@ class MessageAssembler(Assembler):
             self.instruction(kernels.MERGE, self.seen, address_of(headers.arriving[partner].header))
             for view, part, reduces in arrived if with_data else ():
                 if not reduces:
-                    self.copy(place(view), place(part), view.nbytes)
+                    self.copy(local(view), local(part), view.nbytes)
                 elif len(view):
                     operands = (part, view) if partner < headers.rank else (view, part)
-                    self.add(place(view), list(map(place, operands)), view.nbytes)
+                    self.add(local(view), list(map(local, operands)), view.nbytes)
 
     def table(self, requests: Sequence[MPI.Prequest]) -> tuple[int, int]:
         """Return the addresses of a copy of the handles of requests, and of space for a flag and their statuses."""
@@ -215,11 +215,11 @@ class MessageProgram(Program):
         return self.messages
 
     def awaits(self) -> str:
-        message_round = self.waits.get(int(self.frame[kernels.PLACE]))
+        message_round = self.waits.get(int(self.frame[kernels.COUNTER]))
         return describe(message_round.number, message_round.moves) if message_round else super().awaits()
 
 
-def place(view: Any) -> Address:
+def local(view: Any) -> Address:
     """Return the address of this process's memory: an offset from the register of private memory, which is 0."""
     return Address(0, SCRATCH, address_of(view))
 

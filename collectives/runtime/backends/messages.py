@@ -44,24 +44,24 @@ class Vector:
     """A working vector: flat arrays, each divided into chunks, which are numbered consecutively."""
 
     def __init__(self, *pieces: tuple[Any, Sequence[int]]):
-        self.places = []  # for each chunk: its array, and its begin and end there
+        self.chunks = []  # for each chunk: its array, and its begin and end there
         for array, counts in pieces:
             ends = np.cumsum([0, *counts]).tolist()
-            self.places += [(array, a, b) for a, b in pairwise(ends)]
+            self.chunks += [(array, a, b) for a, b in pairwise(ends)]
 
     def view(self, run: range) -> Any:
         """Return the memory of a run, all of whose chunks lie in one array."""
-        array, begin, _ = self.places[run.start]
-        return array[begin : self.places[run.stop - 1][2]]
+        array, begin, _ = self.chunks[run.start]
+        return array[begin : self.chunks[run.stop - 1][2]]
 
     def add_scratch(self, schedule: Schedule, empty: Callable[[int, Any], Any]) -> None:
         """Add working space for a schedule's chunks beyond the collective's own, each of the length of one of those."""
         num_chunks = max((m.run.stop for moves in schedule for m in moves if not isinstance(m, Barrier)), default=0)
-        num_chunks -= len(self.places)
+        num_chunks -= len(self.chunks)
         if num_chunks > 0:
-            lengths = [end - begin for _, begin, end in islice(cycle(self.places), num_chunks)]
-            scratch = empty(sum(lengths), self.places[0][0].dtype)
-            self.places += Vector((scratch, lengths)).places
+            lengths = [end - begin for _, begin, end in islice(cycle(self.chunks), num_chunks)]
+            scratch = empty(sum(lengths), self.chunks[0][0].dtype)
+            self.chunks += Vector((scratch, lengths)).chunks
 
 
 @dataclass
@@ -157,10 +157,10 @@ class StagingBuffers:
         self.device = device
         self.buffers: dict[tuple, Any] = {}
 
-    def take(self, kind: str, place: int, length: int, dtype: np.dtype) -> Any:
-        """Return a buffer of at least so many elements, of host or device, for the move at a place of its round."""
+    def take(self, kind: str, position: int, length: int, dtype: np.dtype) -> Any:
+        """Return a buffer of at least so many elements, of host or device, for the move at a position of its round."""
         nbytes = size_class(length * dtype.itemsize, LARGEST_POWER_BYTES)
-        key = kind, place, dtype, nbytes
+        key = kind, position, dtype, nbytes
         if key not in self.buffers:
             is_host, count = kind == "host", nbytes // dtype.itemsize
             self.buffers[key] = self.device.host(nbytes).view(dtype) if is_host else self.device.empty(count, dtype)
@@ -201,7 +201,7 @@ class RequestBinder:
         plain: list[MPI.Prequest] = []
         lanes: list[Lane] = []
         messages = [m for m in moves if isinstance(m, Send | Recv | RecvReduce)]
-        for place, (move, tag) in enumerate(zip(messages, self.tags(messages), strict=True)):
+        for position, (move, tag) in enumerate(zip(messages, self.tags(messages), strict=True)):
             if not move.run:  # a message without contents: a signal
                 plain.append(self.request(move, tag, np.empty(0, np.uint8)))
                 continue
@@ -209,13 +209,13 @@ class RequestBinder:
             if self.in_place and not isinstance(move, RecvReduce):
                 plain += [self.request(move, tag, segment) for segment in segments]
             elif segments:
-                lanes.append(self.lane(move, tag, segments, place, at_once))
+                lanes.append(self.lane(move, tag, segments, position, at_once))
         return BoundRound(number, moves, copies, plain, lanes, reduce_late, self.request_moves)
 
     def tags(self, messages: list[Send | Recv | RecvReduce]) -> list[int]:
         """Return a tag for each message of a round, unique among those to, or from, one rank."""
         ways = [(isinstance(m, Send), m[0]) for m in messages]
-        nth = [ways[:place].count(way) for place, way in enumerate(ways)]
+        nth = [ways[:position].count(way) for position, way in enumerate(ways)]
         assert max(nth, default=0) < TAGS, f"more than {TAGS} messages between two ranks: {messages}"
         return [self.first_tag + n for n in nth]
 
@@ -223,9 +223,9 @@ class RequestBinder:
         step = max(1, self.segment_bytes // view.dtype.itemsize)
         return [view[i : i + step] for i in range(0, len(view), step)]
 
-    def lane(self, move: Send | Recv | RecvReduce, tag: int, segments: list[Any], place: int, at_once: bool) -> Lane:
+    def lane(self, move: Send | Recv | RecvReduce, tag: int, segments: list[Any], position: int, at_once: bool) -> Lane:
         slots = len(segments) if at_once else WINDOW  # `at_once`: all are sent before the first is reduced
-        ways = list(zip(*self.stops(move, segments, place, slots), strict=True))
+        ways = list(zip(*self.stops(move, segments, position, slots), strict=True))
         requests = [self.request(move, tag, way[-1]) for way in ways]
         if isinstance(move, Send):
             return Lane(requests, slots, self.device, [self.outgoing(way) for way in ways], sends=True)
@@ -235,15 +235,15 @@ class RequestBinder:
         reduce = self.reducer(move.source)
         return Lane(requests, slots, self.device, incoming, False, lambda i: reduce(segments[i], ways[i][0]))
 
-    def stops(self, move: Send | Recv | RecvReduce, segments: list[Any], place: int, slots: int) -> list[list[Any]]:
+    def stops(self, move: Send | Recv | RecvReduce, segments: list[Any], position: int, slots: int) -> list[list[Any]]:
         """Return the memory that segments pass in turn: from the vector, or a reduction's operand, to MPI's buffer."""
         dtype = segments[0].dtype
-        stops = [self.slots("arrivals", place, segments, slots, dtype) if isinstance(move, RecvReduce) else segments]
+        stops = [self.slots("arrivals", position, segments, slots, dtype) if isinstance(move, RecvReduce) else segments]
         if self.wire_dtype is not None:
             dtype = self.wire_dtype
-            stops.append(self.slots("rounded", place, segments, slots, dtype))
+            stops.append(self.slots("rounded", position, segments, slots, dtype))
         if not self.device.mpi_reads:
-            stops.append(self.slots("host", place, segments, slots, dtype))
+            stops.append(self.slots("host", position, segments, slots, dtype))
         return stops
 
     def outgoing(self, way: Sequence[Any]) -> list[CopyPair]:
@@ -257,10 +257,10 @@ class RequestBinder:
         copies = [pair for a, b in zip(segments, rounded, strict=True) for pair in ((b, a), (a, b))]
         return BoundRound(number, (), copies, [], [], reduce_late=False)
 
-    def slots(self, kind: str, place: int, segments: list[Any], slots: int, dtype: Any) -> list[Any]:
+    def slots(self, kind: str, position: int, segments: list[Any], slots: int, dtype: Any) -> list[Any]:
         """Return a buffer for each segment; segment i shares its memory with segment i + slots."""
         longest = len(segments[0])
-        buffer = self.staging.take(kind, place, longest * min(slots, len(segments)), np.dtype(dtype))
+        buffer = self.staging.take(kind, position, longest * min(slots, len(segments)), np.dtype(dtype))
         begins = [i % slots * longest for i in range(len(segments))]
         return [buffer[b : b + len(s)] for b, s in zip(begins, segments, strict=True)]
 

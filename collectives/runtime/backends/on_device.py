@@ -79,9 +79,9 @@ class DeviceCompiler(Phases):
                 steps.append(DeviceStep([out], origins, nbytes))
         return steps
 
-    def pointer(self, place: Address) -> int:
-        assert not place.pid, "another rank's array is not in memory that this one has opened"
-        return self.registers[place.register] + place.offset
+    def pointer(self, address: Address) -> int:
+        assert not address.pid, "another rank's array is not in memory that this one has opened"
+        return self.registers[address.register] + address.offset
 
 
 class DeviceProgram(Step):
@@ -212,7 +212,7 @@ class KernelCalls:
             return None
         self.channel.recover()
         call = entry.call.of_plan(entry.call.name)
-        call.number, call.place = entry.number, entry.place
+        call.number, call.call_site = entry.number, entry.call_site
         return call
 
     def differed(self) -> Entry | None:
@@ -225,7 +225,7 @@ def leave(calls: KernelCalls) -> None:
     """Abort the job, at the end of the process, if its last calls have differed: no rank has reported it yet."""
     calls.device.synchronize()
     if entry := calls.differed():
-        side = Side(entry.call.description, str(entry.number), str(entry.place))
+        side = Side(entry.call.description, str(entry.number), str(entry.call_site))
         words = f"rank {MPI.COMM_WORLD.rank} calls {side}, other ranks call another collective; this ends the job"
         print(words, file=sys.stderr, flush=True)
         MPI.COMM_WORLD.Abort(1)
@@ -293,8 +293,8 @@ class DeviceProgramBinder(DirectBinder):
         registers = [0] * NUM_REGISTERS * len(ranks)
         for nth, rank in enumerate(ranks):
             memory = rows[rank]
-            places = zip(self.mapped(rank, memory), memory.windows, memory.addresses, strict=True)
-            for index, (base, window, address) in enumerate(places):
+            windows = zip(self.mapped(rank, memory), memory.windows, memory.addresses, strict=True)
+            for index, (base, window, address) in enumerate(windows):
                 registers[nth * NUM_REGISTERS + index] = address if base is None else base + address - window
             first = nth * NUM_REGISTERS + STAGING
             stage = lease.at(self.world_ranks[rank])

@@ -146,23 +146,23 @@ class Phases:
                 yield PhaseWork()
 
     def work(self, move: Move, segment: int) -> Iterator[PhaseWork]:
-        def at(rank: int, run: range, place: int, begin: int) -> Address:
-            return self.address(rank, run[place], begin, segment % TURNS)
+        def at(rank: int, run: range, position: int, begin: int) -> Address:
+            return self.address(rank, run[position], begin, segment % TURNS)
 
         assert not isinstance(move, Send | Recv | RecvReduce | Barrier)
         me = self.rank
         own = move.source if isinstance(move, Copy) else move.run
-        for place, begin, nbytes in self.pieces(own, segment):
-            here = at(me, move.run, place, begin)
+        for position, begin, nbytes in self.pieces(own, segment):
+            here = at(me, move.run, position, begin)
             match move:
                 case Copy(source, _):
-                    yield PhaseWork(here, [at(me, source, place, begin)], nbytes)
+                    yield PhaseWork(here, [at(me, source, position, begin)], nbytes)
                 case Get(source, theirs, _):
-                    yield PhaseWork(here, [at(source, theirs, place, begin)], nbytes)
+                    yield PhaseWork(here, [at(source, theirs, position, begin)], nbytes)
                 case Put(to, _, theirs):
-                    yield PhaseWork(at(to, theirs, place, begin), [here], nbytes)
+                    yield PhaseWork(at(to, theirs, position, begin), [here], nbytes)
                 case GetReduce(sources, theirs, _):
-                    yield PhaseWork(here, [at(s, theirs, place, begin) for s in sources], nbytes)
+                    yield PhaseWork(here, [at(s, theirs, position, begin) for s in sources], nbytes)
 
     def pieces(self, run: range, segment: int) -> Iterator[tuple[int, int, int]]:
         """Yield a run's parts of a segment: the chunk of the run, the offset and the number of bytes."""
@@ -170,10 +170,10 @@ class Phases:
         lengths = [self.lengths[chunk] * size for chunk in run]
         if self.num_segments == 1:
             lengths = [sum(lengths)]
-        for place, length in enumerate(lengths):
+        for position, length in enumerate(lengths):
             step = step_bytes(length, self.num_segments)
             if segment * step < length:
-                yield place, segment * step, min(step, length - segment * step)
+                yield position, segment * step, min(step, length - segment * step)
 
     def address(self, rank: int, chunk: int, begin: int, turn: int) -> Address:
         first = self.layouts[rank][chunk]
@@ -228,7 +228,7 @@ def stages_of(move: Move, width: int) -> Iterator[int]:
 
 
 class ExportedMemory(NamedTuple):
-    """A rank's memory as the others see it: its process, and the places of its shared arrays.
+    """A rank's memory as the others see it: its process, and the addresses of its shared arrays.
 
     An array is in a window of symmetric memory, which has a key and an address in the process; or in none, 0.
     """
@@ -257,12 +257,12 @@ class DirectBinder:
     ) -> list[ExportedMemory]:
         """Return every rank's memory.  Collective."""
         windows = [self.memory.windows.window_of(array) for array in arrays[:NUM_SHARED]]
-        places = [window.key if window else 0 for window in windows]
-        places += [window.address if window else 0 for window in windows]
-        places += [address_of(array) for array in arrays[:NUM_SHARED]]
+        exported = [window.key if window else 0 for window in windows]
+        exported += [window.address if window else 0 for window in windows]
+        exported += [address_of(array) for array in arrays[:NUM_SHARED]]
         stages = list(accumulate(buffers.steps[:-1], initial=0))[: len(buffers.steps)]
         shared = [chunk.offset for chunk in chunks if chunk.register < NUM_SHARED]
-        rows = self.agreement.gather_rows([os.getpid(), turn_bytes, *places, *shared, *stages]).tolist()
+        rows = self.agreement.gather_rows([os.getpid(), turn_bytes, *exported, *shared, *stages]).tolist()
         return [
             ExportedMemory(pid, nbytes, words[:2], words[2:4], words[4:6], offsets=words[6:])
             for pid, nbytes, *words in rows
@@ -280,8 +280,8 @@ class DirectBinder:
             offsets = offsets[:num_shared] + own + offsets[num_shared:]
             pids = [0 if nth == 0 or base is not None else memory.pid for base in self.mapped(rank, memory)]
             addresses = []
-            for place, offset in enumerate(offsets):
-                register = chunks[place].register if place < len(chunks) else STAGING
+            for position, offset in enumerate(offsets):
+                register = chunks[position].register if position < len(chunks) else STAGING
                 pid = pids[register] if register < NUM_SHARED else 0
                 addresses.append(Address(pid, nth * NUM_REGISTERS + register, offset))
             layouts[rank] = addresses

@@ -145,21 +145,21 @@ class Arguments:
         views = self.flat if self.x is not None else None, out
         return self.moved(tuple(map(address_of, views)), views)
 
-    def moved(self, place: tuple[int, ...], like: tuple[Any, Any] | None = None) -> Arguments:
+    def moved(self, addresses: tuple[int, ...], like: tuple[Any, Any] | None = None) -> Arguments:
         """Return the same call on memory at two other addresses, like its own flat arrays or these.
 
         It follows the same library's stream.
         """
         moved = copy(self)
-        moved.x, moved.out = self.arrays_at(place, like)
+        moved.x, moved.out = self.arrays_at(addresses, like)
         moved.flat = None if self.flat is None else moved.exemplar
         return moved
 
-    def arrays_at(self, place: tuple[int, ...], like: tuple[Any, Any] | None = None) -> list[Any]:
+    def arrays_at(self, addresses: tuple[int, ...], like: tuple[Any, Any] | None = None) -> list[Any]:
         """Return flat arrays at two addresses, like `x` and `out` or these."""
         return [
             None if view is None else self.device.borrow(address, len(view), view.dtype)
-            for address, view in zip(place, like or (self.x, self.out), strict=True)
+            for address, view in zip(addresses, like or (self.x, self.out), strict=True)
         ]
 
     def output(self, count: int, new: Callable[[Any], Any]) -> tuple[Any, Any]:
@@ -168,10 +168,10 @@ class Arguments:
             result = new(self.exemplar)
             return result, flat(result)[1]
         device, out = flat(self.out)
-        if device.place != self.device.place or out.dtype != self.flat.dtype or len(out) != count:
+        if device.device_name != self.device.device_name or out.dtype != self.flat.dtype or len(out) != count:
             raise ValueError(
-                f"out has {len(out)} elements of {out.dtype} on {device.place}: pass one of {count} of "
-                f"{self.flat.dtype} on {self.device.place}, or none"
+                f"out has {len(out)} elements of {out.dtype} on {device.device_name}: pass one of {count} of "
+                f"{self.flat.dtype} on {self.device.device_name}, or none"
             )
         check_writable(out, "out")
         return self.out, out

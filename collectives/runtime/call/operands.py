@@ -1,4 +1,4 @@
-"""The arrays of a call: the places of chunks in `x` and in the result, working memory, and access by other ranks.
+"""The arrays of a call: the positions of chunks in `x` and in the result, working memory, and access by other ranks.
 
 All of these follow from the collective's row in `collectives.schedule.spec`.
 """
@@ -24,7 +24,7 @@ NEUTRAL = -(1 << 62)  # a fact that leaves the others' as they are
 
 @dataclass
 class Operands:
-    """Flat arrays of a call on one rank: `source`, and `out` for the result; and the place of each chunk in them.
+    """Flat arrays of a call on one rank: `source`, and `out` for the result; and the position of each chunk in them.
 
     `counts` are the chunks' lengths.  On a rank that gives or gets only one chunk, the others are None.
     """

@@ -135,9 +135,9 @@ class Fused:
     def copies(self, collective: str, is_root: bool) -> tuple[list[CopyPair], list[CopyPair]]:
         """Return the copies to the buffer ahead of a collective, and those from it after."""
         spec, rank = COLLECTIVES[collective], 0 if is_root else 1
-        places = split(self.buffer, self.lengths)
-        before = zip(places, self.views, strict=True) if spec.reads(rank, root=0) else ()
-        after = zip(self.views, places, strict=True) if spec.writes(rank, root=0) else ()
+        parts = split(self.buffer, self.lengths)
+        before = zip(parts, self.views, strict=True) if spec.reads(rank, root=0) else ()
+        after = zip(self.views, parts, strict=True) if spec.writes(rank, root=0) else ()
         return list(before), list(after)
 
 
@@ -150,7 +150,7 @@ def flat_views(arrays: Sequence[Any]) -> tuple[Device, np.dtype, Sequence[Any]]:
         raise ValueError("no arrays are given: pass at least one")
     devices, views = zip(*map(flat, arrays), strict=True)
     one_of([device.name for device in devices], "device")
-    one_of([device.place for device in devices], "device")
+    one_of([device.device_name for device in devices], "device")
     dtype = one_of([view.dtype for view in views], "dtype")
     in_order = sorted((view for view in views if len(view)), key=pointer)
     if any(overlap(*pair) for pair in pairwise(in_order)):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from collectives.runtime.plan import run_now
-from collectives.runtime.reports.call_log import Place
+from collectives.runtime.reports.call_log import CallSite
 from collectives.schedule.spec import COLLECTIVES
 
 OPTIONS = {name: spec.options for name, spec in COLLECTIVES.items()}
@@ -22,7 +22,7 @@ class Request(NamedTuple):
     options: tuple
     run: Runs = run_now
     note: str = ""
-    place: Place | None = None
+    call_site: CallSite | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def describe(memory: SymmetricMemory, x: Any) -> tuple[tuple, int, int]:
         if not flags & C_CONTIGUOUS:
             raise Unsigned
         address = get_address(x) if size else 0
-        begins, ends, keys = memory.windows.places
+        begins, ends, keys = memory.windows.ranges
         nth = bisect_right(begins, address) - 1
         if nth < 0 or address >= ends[nth]:
             return (x.dtype, size, flags), address, 0
@@ -106,7 +106,7 @@ def describe_on_device(
     memory: SymmetricMemory, device: Device, dtype: Any, size: int, address: int
 ) -> tuple[tuple, int, int]:
     key = memory.windows.key_at(address)
-    home = (address, key) if key else None  # in symmetric memory, calls are bound to its place
+    home = (address, key) if key else None  # in symmetric memory, calls are bound to its address
     return (DEVICE, device, dtype, size, home), address, key
 
 

@@ -49,15 +49,15 @@ class LinkKey(NamedTuple):
 class CachedLinks(NamedTuple):
     """Measured speeds, and where and when they were measured."""
 
-    place: LinkKey
+    key: LinkKey
     network: Network
     measured: str = ""  # date and time in UTC; earlier versions did not write it
 
 
-def place(names: Sequence[str], nodes: Sequence[Sequence[int]], mpi: str) -> LinkKey:
+def key_of(names: Sequence[str], nodes: Sequence[Sequence[int]], mpi: str) -> LinkKey:
     """Make a key from the host name of every rank.
 
-    >>> place(["a", "a", "b"], ((0, 1), (2,)), "MPICH 5.0.2").hosts
+    >>> key_of(["a", "a", "b"], ((0, 1), (2,)), "MPICH 5.0.2").hosts
     (('a', 2), ('b', 1))
     """
     return LinkKey(tuple((names[node[0]], len(node)) for node in nodes), mpi)
@@ -152,12 +152,12 @@ def parse(text: str) -> CachedLinks | None:
 
 def save(links: CachedLinks, why_not: str = "") -> str:
     """Write the measured speeds, unless there is a reason not to; return the path, or why they are not written."""
-    path = links.place.file
+    path = links.key.file
     if path is None:
         return "not kept (COLLECTIVES_LINKS=0)"
     if why := why_not or doubt(links.network):
         return f"not kept ({why}, as where others use the cores): measure again when the machine is quiet"
-    data: dict[str, Any] = {"version": VERSION, **links.place._asdict(), "network": network_to_json(links.network)}
+    data: dict[str, Any] = {"version": VERSION, **links.key._asdict(), "network": network_to_json(links.network)}
     return environment.keep(path, data | {"measured": datetime.now(UTC).strftime("on %Y-%m-%d %H:%M UTC")})
 
 
@@ -182,10 +182,10 @@ def describe(path: Path) -> str:
     links = parse(read(path))
     if links is None:
         return f"{head}, not used: invalid, or measured on a busy machine"
-    hosts = ", ".join(f"{ranks} ranks on {name}" for name, ranks in links.place.hosts)
-    lines = [f"{head}: {hosts}; {links.place.mpi}", f"  {'measured':>34}{'default':>10}"]
+    hosts = ", ".join(f"{ranks} ranks on {name}" for name, ranks in links.key.hosts)
+    lines = [f"{head}: {hosts}; {links.key.mpi}", f"  {'measured':>34}{'default':>10}"]
     for what, is_between, scale, unit, of in SHOWN:
-        if not is_between or len(links.place.hosts) > 1:
+        if not is_between or len(links.key.hosts) > 1:
             measured, default = (of(network) * scale for network in (links.network, NETWORK))
             lines.append(f"  {what:<24}{measured:10.3g}{default:10.3g} {unit}")
     return "\n".join(lines)

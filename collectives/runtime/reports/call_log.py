@@ -30,7 +30,7 @@ NOT_THE_CALLER = frozenset([contextlib.__file__, *library_files(HERE)])
 NOT_THE_PROGRAM = (HERE + os.sep, sys.prefix + os.sep, sys.base_prefix + os.sep, "<frozen")
 
 
-Place = tuple[CodeType, int] | tuple[str, int]  # code and an instruction in it, or a file and a line
+CallSite = tuple[CodeType, int] | tuple[str, int]  # code and an instruction in it, or a file and a line
 
 
 class SourceLine(NamedTuple):
@@ -40,8 +40,8 @@ class SourceLine(NamedTuple):
     line: int
 
     @classmethod
-    def of(cls, place: Place) -> "SourceLine":
-        where, number = place
+    def of(cls, call_site: CallSite) -> "SourceLine":
+        where, number = call_site
         if isinstance(where, str):
             return cls(where, number)
         spans = (line for begin, end, line in where.co_lines() if begin <= number < end)
@@ -51,14 +51,14 @@ class SourceLine(NamedTuple):
         return f"{self.file.removeprefix(os.getcwd() + os.sep)}:{self.line}"
 
 
-def caller(frame: FrameType) -> Place:
-    """Return the innermost place outside the library, from a frame on; its line is looked up when it is shown."""
+def caller(frame: FrameType) -> CallSite:
+    """Return the innermost call_site outside the library, from a frame on; its line is looked up when it is shown."""
     while frame.f_code.co_filename in NOT_THE_CALLER and frame.f_back:
         frame = frame.f_back
     return frame.f_code, frame.f_lasti
 
 
-def place_of(thread: int) -> SourceLine | None:
+def call_site_of(thread: int) -> SourceLine | None:
     """Return the source line of a thread in its program, rather than in the libraries that it calls."""
     innermost = frame = sys._current_frames().get(thread)
     while frame and frame.f_code.co_filename.startswith(NOT_THE_PROGRAM):
@@ -72,26 +72,26 @@ class Entry(NamedTuple):
 
     call: "Call"
     number: int
-    place: SourceLine
+    call_site: SourceLine
 
     def __str__(self) -> str:
         call = self.call
         size = f"{call.nbytes} bytes of {call.dtype}, " if call.dtype is not None else ""
-        return f"{call.name} #{self.number}{call.calls.label} ({size}{self.place})"
+        return f"{call.name} #{self.number}{call.calls.label} ({size}{self.call_site})"
 
 
 class Record:
     """The last collectives that this rank has entered on communicators made from one by `split`."""
 
     def __init__(self) -> None:
-        self.ring: deque[tuple[Call, int, Place]] = deque(maxlen=LENGTH)
+        self.ring: deque[tuple[Call, int, CallSite]] = deque(maxlen=LENGTH)
         self.communicators: list[Calls] = []
         self.num_closed = 0  # calls on communicators that are freed
         self.short: list[weakref.ref[Call]] = []  # of plans that may run without an entry in the ring
 
     def entries(self) -> list[Entry]:
         """Return the last entries, the latest at the end; of plans run on the fast path, their latest run only."""
-        entries = [Entry(call, number, SourceLine.of(place)) for call, number, place in list(self.ring)]
+        entries = [Entry(call, number, SourceLine.of(call_site)) for call, number, call_site in list(self.ring)]
         for call in filter(None, (reference() for reference in self.short)):
             own = [i for i, entry in enumerate(entries) if entry.call.calls is call.calls]
             if call.number > max((entries[i].number for i in own if entries[i].call is call), default=0):
@@ -145,6 +145,7 @@ class Call:
 
     __slots__ = (
         "__weakref__",
+        "call_site",
         "calls",
         "description",
         "dtype",
@@ -152,7 +153,6 @@ class Call:
         "name",
         "nbytes",
         "number",
-        "place",
         "under_way",
     )
 
@@ -161,7 +161,7 @@ class Call:
         self.nbytes, self.dtype = 0, None
         self.lengths: Sequence[int] = ()  # in elements, as ranks compare them
         self.number, self.under_way = 0, False
-        self.place: Place = ("", 0)
+        self.call_site: CallSite = ("", 0)
 
     def __enter__(self) -> "Call":
         self.enter()
@@ -170,12 +170,12 @@ class Call:
     def __exit__(self, *_: Any) -> None:
         self.under_way = False
 
-    def enter(self, depth: int = 1, place: Place | None = None) -> None:
-        """Count it, and log it with its place or the caller's, at least `depth` frames up: each frame costs time."""
+    def enter(self, depth: int = 1, call_site: CallSite | None = None) -> None:
+        """Count it, and log it with its call_site or the caller's, at least `depth` frames up: each frame costs time."""
         calls = self.calls
         calls.number = self.number = calls.number + 1
-        self.place = place or caller(sys._getframe(depth))
-        calls.record.ring.append((self, self.number, self.place))
+        self.call_site = call_site or caller(sys._getframe(depth))
+        calls.record.ring.append((self, self.number, self.call_site))
         self.under_way = True
 
     def describe(self, collective: str, description: str, flat: Any, lengths: Sequence[int]) -> str:
@@ -187,7 +187,7 @@ class Call:
 
     def entry(self) -> Entry:
         """Return the entry of the latest run."""
-        return Entry(self, self.number, SourceLine.of(self.place))
+        return Entry(self, self.number, SourceLine.of(self.call_site))
 
     def of_plan(self, name: str) -> "Call":
         """Return the runs of a plan that this call has bound; those of the caller's plan are not like plain calls."""
@@ -195,7 +195,7 @@ class Call:
         if description.startswith("plan "):
             description = f"{description.removeprefix('plan ')} by plan #{self.number}"
         runs = Call(self.calls, name, description)
-        runs.nbytes, runs.dtype, runs.lengths, runs.place = self.nbytes, self.dtype, self.lengths, self.place
+        runs.nbytes, runs.dtype, runs.lengths, runs.call_site = self.nbytes, self.dtype, self.lengths, self.call_site
         return runs
 
 
@@ -208,10 +208,10 @@ def show_runs(entries: Sequence[Entry]) -> str:
     """
     first, last = entries[0], entries[-1]
     numbers = f"#{first.number}" if first is last else f"#{first.number}-#{last.number}"
-    return f"{first.call.name} {numbers}{first.call.calls.label} ({first.place})"
+    return f"{first.call.name} {numbers}{first.call.calls.label} ({first.call_site})"
 
 
 def show_last(entries: Sequence[Entry], most: int) -> str:
     """Return the last collectives, latest first, at most so many; runs of one from one source line count once."""
-    runs = groupby(entries, key=lambda entry: (entry.call.calls.label, entry.call.name, entry.place))
+    runs = groupby(entries, key=lambda entry: (entry.call.calls.label, entry.call.name, entry.call_site))
     return ", ".join(show_runs(group) for group in reversed([list(group) for _, group in runs][-most:]))

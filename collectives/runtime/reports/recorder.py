@@ -23,7 +23,7 @@ from mpi4py import MPI
 
 from collectives.runtime.backends.point_to_point import PointToPoint, SendMessage
 from collectives.runtime.progress import Progress
-from collectives.runtime.reports.call_log import Calls, Entry, Record, SourceLine, place_of
+from collectives.runtime.reports.call_log import Calls, Entry, Record, SourceLine, call_site_of
 
 VERSION = "2.10"  # of the format
 BACKEND = "nccl"  # a backend that every version of the analyzer knows
@@ -50,7 +50,7 @@ class TracedCall(NamedTuple):
     lengths: list[int]
     dtypes: list[str]
     is_over: bool
-    places: list[SourceLine]
+    call_sites: list[SourceLine]
     is_p2p: bool = False
 
     def fields(self, record_id: int, group_id: int) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class TracedCall(NamedTuple):
             "state": "completed" if self.is_over else "started",
             "retired": self.is_over,
             "is_p2p": self.is_p2p,
-            "frames": [{"name": self.name, "filename": file, "line": line} for file, line in self.places],
+            "frames": [{"name": self.name, "filename": file, "line": line} for file, line in self.call_sites],
             "time_created_ns": 0,
             "time_discovered_started_ns": None,
             "time_discovered_completed_ns": None,
@@ -169,7 +169,7 @@ def traced_collective(entry: Entry) -> TracedCall:
         lengths=list(call.lengths),
         dtypes=[] if call.dtype is None else [str(call.dtype)],
         is_over=not call.under_way or entry.number != call.number,
-        places=[entry.place],
+        call_sites=[entry.call_site],
     )
 
 
@@ -182,7 +182,7 @@ def traced_messages(progress: Progress) -> Iterator[TracedCall]:
         if isinstance(step, PointToPoint):
             group, kind = group_and_kind(step)
             numbers[group.name] += 1
-            place = place_of(threads.get(id(plan), 0))
+            call_site = call_site_of(threads.get(id(plan), 0))
             yield TracedCall(
                 group=group,
                 number=numbers[group.name],
@@ -191,7 +191,7 @@ def traced_messages(progress: Progress) -> Iterator[TracedCall]:
                 lengths=[step.memory.nbytes // step.dtype.itemsize],
                 dtypes=[str(step.dtype)],
                 is_over=False,
-                places=[place] if place else [],
+                call_sites=[call_site] if call_site else [],
                 is_p2p=True,
             )
 
@@ -202,8 +202,8 @@ def group_and_kind(step: PointToPoint) -> tuple[CallGroup, str]:
     own = calls.members[step.mailbox.rank]
     peer = None if step.peer == MPI.ANY_SOURCE else calls.members[step.peer]
     ranks = sorted(calls.members if peer is None else {own, peer})
-    own_place, peer_place = ranks.index(own), -1 if peer is None else ranks.index(peer)
-    kind = f"send {own_place}->{peer_place}" if isinstance(step, SendMessage) else f"recv {own_place}<-{peer_place}"
+    own_rank, peer_rank = ranks.index(own), -1 if peer is None else ranks.index(peer)
+    kind = f"send {own_rank}->{peer_rank}" if isinstance(step, SendMessage) else f"recv {own_rank}<-{peer_rank}"
     between = "any ranks" if peer is None else f"ranks {' and '.join(map(str, ranks))}"
     return CallGroup(f"messages of {between} with tag {step.tag}{calls.label}", ranks), kind
 

@@ -21,7 +21,7 @@ from mpi4py import MPI
 
 from collectives.job.launch import dead_ranks
 from collectives.runtime.progress import Advanceable, Progress, Wait
-from collectives.runtime.reports.call_log import Entry, place_of, show_last
+from collectives.runtime.reports.call_log import Entry, call_site_of, show_last
 from collectives.runtime.reports.recorder import Recorder
 from collectives.schedule.moves import name_ranks
 
@@ -346,7 +346,7 @@ def report_of(recorder: Recorder, wait: Wait | None, waited_s: float, quiet_s: f
     if wait is None:
         words = of_no_wait(entries, quiet_s, main)
     elif wait.words:
-        words = f"waits {waited_s:.0f} s in {wait.words} ({place_of(wait.thread)}){before(entries)}"
+        words = f"waits {waited_s:.0f} s in {wait.words} ({call_site_of(wait.thread)}){before(entries)}"
     else:
         assert wait.plan is not None
         entry = wait.plan.call.entry() if wait.plan.call else entries[-1]
@@ -370,7 +370,7 @@ def common_begins(reports: Iterable[Report]) -> dict[str, int]:
 
 
 def of_no_wait(entries: Sequence[Entry], quiet_s: float, main: threading.Thread) -> str:
-    where = f"is not in a collective, but at {place_of(main.ident or 0)}" if main.is_alive() else how_ended()
+    where = f"is not in a collective, but at {call_site_of(main.ident or 0)}" if main.is_alive() else how_ended()
     if not entries:
         return f"{where}; it has called none"
     event = "started" if entries[-1].call.under_way else "ended"
@@ -382,8 +382,8 @@ def how_ended() -> str:
     if (error := last_error()) is None:
         return "has ended its program"
     outermost = error.__traceback__
-    place = f" at {outermost.tb_frame.f_code.co_filename}:{outermost.tb_lineno}" if outermost else ""
-    return f"has ended its program by {type(error).__name__}{place} ({error})"
+    call_site = f" at {outermost.tb_frame.f_code.co_filename}:{outermost.tb_lineno}" if outermost else ""
+    return f"has ended its program by {type(error).__name__}{call_site} ({error})"
 
 
 def is_interrupted() -> bool:
