@@ -11,8 +11,8 @@ from typing import Any, Self
 from mpi4py import MPI
 
 from collectives.mpi4py.calls import CollectiveCall
-from collectives.runtime.started import StartedCall
 from collectives.runtime.plan import Plan
+from collectives.runtime.started import StartedCall
 
 library_start_all = MPI.Prequest.Startall
 library_wait_all = {name: getattr(MPI.Request, name) for name in ("Waitall", "waitall")}

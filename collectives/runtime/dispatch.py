@@ -62,8 +62,8 @@ class Dispatcher:
         """Run a collective once, and return the result's array.
 
         `options` are the values of its other arguments besides `out`, in the order of `OPTIONS`.  `run` runs a plan to
-        its end, a bound call only if it does not end `at_once`; ranks must also agree in `note`; `call_site` is the line
-        that makes the call, by default that which calls the library.
+        its end, a bound call only if it does not end `at_once`; ranks must also agree in `note`; `call_site` is the
+        line that makes the call, by default that which calls the library.
         """
         try:
             signed = sign(self.memory, collective, x, out, (*options, note) if note else options)
