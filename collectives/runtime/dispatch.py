@@ -15,12 +15,10 @@ from functools import partial
 from typing import Any
 
 from collectives.arrays.addresses import address_of
-from collectives.arrays.device import host
 from collectives.job.errors import LoneInputError
 from collectives.job.launch import refuse_after_fork
 from collectives.runtime.backends.bound import Bound, CallBinder, Resolved, telling
-from collectives.runtime.call.arguments import REFUSALS
-from collectives.runtime.call.packed import Fused, PackedCall, is_strided, pack_fused, pack_strided
+from collectives.runtime.call.packed import pack
 from collectives.runtime.call.request import Request, Runs
 from collectives.runtime.call.signature import Signature, Signed, Unsigned, hashable, sign
 from collectives.runtime.chooser import Chooser
@@ -139,7 +137,7 @@ class Dispatcher:
 
     def run_unsigned(self, request: Request, at_once: bool) -> Any:
         """Run a call on fused arrays, or one without a signature."""
-        packed, failure = self.pack(request)
+        packed, failure = pack(request, self.context.rank)
         if failure:
             self.refuse(request.collective, failure, request.run, request.call_site)
         if packed:
@@ -150,23 +148,6 @@ class Dispatcher:
         request.run(plan)
         plan.free()
         return plan.result
-
-    def pack(self, request: Request) -> tuple[PackedCall | None, str]:
-        """Return a call on fused or strided arrays of the host as one on contiguous arrays, None for others.
-
-        If its arrays are wrong, return why.
-        """
-        fused = request.x if isinstance(request.x, Fused) else None
-        if fused is not None and fused.failure:
-            return None, fused.failure
-        try:
-            if fused is not None:
-                return pack_fused(request, self.context.rank) if fused.device is host() else None, ""
-            if is_strided(request.x) or is_strided(request.out):
-                return pack_strided(request, self.context.rank), ""
-        except REFUSALS as error:
-            return None, f"{request.collective}: {error}"
-        return None, ""
 
     def bind_call(self, call: Call, signed: Signed, resolved: Resolved) -> Bound:
         """Bind the calls of a signature, and cache the binding.  Collective."""

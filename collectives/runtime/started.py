@@ -13,7 +13,7 @@ from collectives.arrays.device import Device, host
 from collectives.arrays.views import flat
 from collectives.runtime.backends.bound import Bound, telling
 from collectives.runtime.call.arguments import REFUSALS
-from collectives.runtime.call.packed import Fused, PackedCall
+from collectives.runtime.call.packed import Fused, PackedCall, pack
 from collectives.runtime.call.request import Request
 from collectives.runtime.call.signature import Signed, Unsigned, hashable, sign
 from collectives.runtime.dispatch import Dispatcher
@@ -204,7 +204,7 @@ class Starter:
         order = self.dispatcher.order
         signed, packed, failure = signed or self.sign(request), None, ""
         if signed is None:
-            packed, failure = self.dispatcher.pack(request)
+            packed, failure = pack(request, self.dispatcher.context.rank)
             if packed:
                 request, signed = packed.request, self.sign(packed.request)
         bound = self.dispatcher.bound.get(signed[0]) if signed else None

@@ -182,3 +182,21 @@ def pack_fused(request: Request, rank: int) -> PackedCall:
     fused.device.copy_pairs(before)
     packed = request._replace(x=fused.buffer, note=f"{request.note} of {fused}")
     return PackedCall(packed, after, [(fused.buffer, fused.arrays)])
+
+
+def pack(request: Request, rank: int) -> tuple[PackedCall | None, str]:
+    """Return a call on fused or strided arrays of the host as one on contiguous arrays, None for others.
+
+    If its arrays are wrong, return why.
+    """
+    fused = request.x if isinstance(request.x, Fused) else None
+    if fused is not None and fused.failure:
+        return None, fused.failure
+    try:
+        if fused is not None:
+            return pack_fused(request, rank) if fused.device is host() else None, ""
+        if is_strided(request.x) or is_strided(request.out):
+            return pack_strided(request, rank), ""
+    except REFUSALS as error:
+        return None, f"{request.collective}: {error}"
+    return None, ""

@@ -171,7 +171,7 @@ class Call:
         self.under_way = False
 
     def enter(self, depth: int = 1, call_site: CallSite | None = None) -> None:
-        """Count it, and log it with its call site or the caller's, at least `depth` frames up: each frame costs time."""
+        """Count it, and log it with its call site or the caller's, at least `depth` frames up, which cost time."""
         calls = self.calls
         calls.number = self.number = calls.number + 1
         self.call_site = call_site or caller(sys._getframe(depth))
