@@ -4,6 +4,7 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -55,7 +56,7 @@ class CallPolicy:
     def is_worth_it(self, collective: str, nbytes: int) -> bool:
         """Return whether a call may be ours, where ranks share memory."""
         if "ours" in self.mode:
-            return nbytes > 0 or collective == "barrier"
+            return nbytes > 0
         return nbytes >= WORTH_BYTES.get(collective, NEVER)
 
     def small_bytes(self, name: str) -> int:
@@ -102,18 +103,20 @@ class Ours:
         self.comm: Communicator | None = None
         self.saved_s: dict[tuple[str, int], float | None] = {}
 
-    def described(self, name: str, args: tuple, kwargs: dict[str, Any], may_wait: bool = True) -> CollectiveCall | None:
-        """Describe a call that will be ours; None for one that is the library's.
+    def described(self, name: str, run: Callable, args: tuple, kwargs: dict[str, Any]) -> CollectiveCall | None:
+        """Describe a call that will be ours, by `run`; None for one that is the library's.
 
-        The first one sets up our communicator, which waits for the other ranks; if waiting is not allowed, it is the
-        library's.
+        The first one sets up our communicator, which waits for the other ranks.  A started call must not wait: before
+        any other it is the library's.
         """
         call = None
-        if self.ranks.size > 1:
+        if run == Ours.bind:
+            kwargs = {key: value for key, value in kwargs.items() if key != "info"}
+        if self.ranks.size > 1 and (run == Ours.run or self.policy.has_threads):
             with suppress(*REFUSALS):  # the library reports any fault of the arguments
                 call = DESCRIBE[name](self.ranks, *args, **kwargs)
         if call and self.policy.is_worth_it(call.collective, call.nbytes):
-            if self.comm is None and may_wait:  # with the parts that its calls would else make on first use
+            if self.comm is None and run != Ours.start:  # with the parts that its calls would else make on first use
                 self.comm = Communicator(self.mpi)
                 self.comm._resolver.gate()
                 self.comm._resolver.binder.reads_processes  # noqa: B018
