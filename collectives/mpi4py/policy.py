@@ -19,6 +19,7 @@ from collectives.job.launch import at_exit, refuse_after_fork
 from collectives.mpi4py.buffers import NotOurs
 from collectives.mpi4py.calls import DESCRIBE, CollectiveCall, Ranks
 from collectives.mpi4py.requests import PersistentRequest, Run, StartedRequest
+from collectives.runtime.backoff import Backoff
 from collectives.runtime.choose import auto
 from collectives.runtime.resolve import Request
 from collectives.schedule.spec import COLLECTIVES
@@ -41,7 +42,6 @@ WORTH_BYTES = {
 }
 NEVER = 1 << 62
 LONGEST_START_S = 30.0  # from MPI's start until a program's on all ranks
-NAP_S = 1e-3
 NAMES = {mpi: spec.name for spec in COLLECTIVES.values() for mpi in spec.mpi.split()}  # of MPI's methods
 
 
@@ -204,11 +204,12 @@ def receive(comm: MPI.Comm, buffer: bytearray, source: int, tag: int, deadline_s
 
     Raises: LoneInputError if nothing arrives in time.
     """
+    backoff = Backoff()
     while not comm.Iprobe(source, tag):
         if time.monotonic() > deadline_s:
             raise LoneInputError(
                 f"rank {source} does not use the wrapper as rank {comm.Get_rank()} does: start every rank by "
                 "python -m collectives.mpi4py, and call collectives.mpi4py.wrap on all ranks of a communicator"
             )
-        time.sleep(NAP_S)
+        backoff.sleep()
     comm.Recv([buffer, MPI.BYTE], source, tag)
