@@ -288,7 +288,7 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int, model: Any =
 
 
 @torch.no_grad()
-def fill_state(optimizer: Optimizer) -> None:
+def fill_state(optimizer: Any) -> None:
     trained = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
     before = [(param, param.clone(), param.grad) for param in trained]
     for param in trained:
