@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from collectives.arrays.views import pointer
 from collectives.mpi4py.buffers import Area, BufferSpec, NotOurs, blocks_of, numbers_in, vector_of
-from collectives.schedule.spec import COLLECTIVES, OPS
+from collectives.schedule.spec import COLLECTIVES, OPS, options_of
 
 OP_NAMES = {getattr(MPI, op.mpi).handle: op.name for op in reversed(OPS.values())}  # a sum is "sum", not "avg"
 
@@ -61,7 +61,7 @@ def bcast(ranks: Ranks, buf: Any, root: int = 0) -> CollectiveCall:
     root = checked_root(root, ranks)
     area = blocks_of(buf, 1, writable=ranks.rank != root)
     around = ((), [area.store]) if ranks.rank != root else ([area.load], ())
-    return CollectiveCall("broadcast", area.bytes, None, (root, "auto"), len(area.bytes), *around)
+    return CollectiveCall("broadcast", area.bytes, None, options_of("broadcast", root=root), len(area.bytes), *around)
 
 
 def reduction(collective: str, ranks: Ranks, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> CollectiveCall:
@@ -71,7 +71,7 @@ def reduction(collective: str, ranks: Ranks, sendbuf: Any, recvbuf: Any, op: MPI
         x, out = numbers_in(sendbuf, writable=False), result
         if x.dtype != out.dtype or x.size != out.size or pointer(x) == pointer(out):
             raise NotOurs
-    return CollectiveCall(collective, x, out, (op_name(op, x.dtype), None, False, "auto"), x.nbytes)
+    return CollectiveCall(collective, x, out, options_of(collective, op=op_name(op, x.dtype)), x.nbytes)
 
 
 def reduce_scatter_block(ranks: Ranks, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> CollectiveCall:
@@ -108,7 +108,7 @@ def scattered(sendbuf: Any, recv: Any, counts: tuple[int, ...], own: int, op: MP
         raise NotOurs
     after = [partial(setitem, recv, slice(own), out)] if in_place else ()
     uneven = None if len(set(counts)) == 1 else counts
-    options = (op_name(op, x.dtype), uneven, None, False, "auto")
+    options = options_of("reduce_scatter", op=op_name(op, x.dtype), counts=uneven)
     return CollectiveCall("reduce_scatter", x, out, options, x.nbytes, after=after)
 
 
@@ -129,13 +129,13 @@ def gathered(ranks: Ranks, sendbuf: Any, recv: Area, lengths: tuple[int, ...]) -
     x = own if is_in_place(sendbuf) else send.bytes
     if len(x) != length:
         raise NotOurs
-    options = (None if len(set(lengths)) == 1 else lengths, "auto")
+    options = options_of("all_gather", counts=None if len(set(lengths)) == 1 else lengths)
     return CollectiveCall("all_gather", x, recv.bytes, options, len(recv.bytes), [send.load], [recv.store])
 
 
 def scatter(ranks: Ranks, sendbuf: Any, recvbuf: Any, root: int = 0) -> CollectiveCall:
     root = checked_root(root, ranks)
-    options = (root, None, "auto")
+    options = options_of("scatter", root=root)
     if ranks.rank != root:
         recv = blocks_of(recvbuf, 1, writable=True)
         return CollectiveCall("scatter", None, recv.bytes, options, len(recv.bytes) * ranks.size, (), [recv.store])
@@ -160,7 +160,7 @@ def alltoall(ranks: Ranks, sendbuf: Any, recvbuf: Any) -> CollectiveCall:
     before: list[Callable[[], None]] = [send.load]
     if in_place:
         before.append(partial(setitem, x, slice(None), recv.bytes))
-    return CollectiveCall("all_to_all", x, recv.bytes, (None, None, "auto"), len(x), before, [recv.store])
+    return CollectiveCall("all_to_all", x, recv.bytes, options_of("all_to_all"), len(x), before, [recv.store])
 
 
 CALLS = bcast, reduce_scatter_block, reduce_scatter, allgather, allgatherv, scatter, alltoall
