@@ -44,7 +44,7 @@ class Communicators:
         """Apply a policy to a communicator's calls."""
         self.heed(policy)
         if ours := self.by_handle.get(comm.handle):
-            ours.policy, ours.saved_s = policy, {}
+            ours.policy = policy
             return ours
         ours = self.by_handle[comm.handle] = Ours(comm, policy)
         comm.Set_attr(self.keyval, True)  # its callback runs when the communicator is freed
@@ -76,7 +76,7 @@ class Communicators:
             ours = self.ours(comm)
             call = ours and ours.described(name, run, args, kwargs)
             if ours:
-                ours.policy.note(library.__name__, ours.saving_s(call) if call else None)
+                ours.policy.note(library.__name__, is_ours=call is not None)
             return run(ours, call) if call else library(comm, *args, **kwargs)
 
         return shortcut(name, library, choose, self.small_bytes[name])

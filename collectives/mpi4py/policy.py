@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -51,7 +51,6 @@ class CallPolicy:
     def __init__(self, mode: str = "", has_threads: bool = False):
         self.mode, self.has_threads = mode, has_threads  # of MPI, on all ranks
         self.calls: Counter[tuple[str, bool]] = Counter()  # by method, and whether they were ours
-        self.saved_s: defaultdict[str, float] = defaultdict(float)
 
     def is_worth_it(self, collective: str, nbytes: int) -> bool:
         """Return whether a call may be ours, where ranks share memory."""
@@ -63,35 +62,26 @@ class CallPolicy:
         """Return the bytes of a vector below which a method's call is the library's, and need not be counted."""
         return 0 if self.mode else WORTH_BYTES.get(NAMES[name], NEVER)
 
-    def note(self, name: str, saved_s: float | None) -> None:
-        """Count a call of the program's own; None is of the library's."""
+    def note(self, name: str, is_ours: bool) -> None:
+        """Count a call of the program's own."""
         if "report" in self.mode and not threading.current_thread().name.startswith("collectives "):
-            self.calls[name, saved_s is not None] += 1
-            self.saved_s[name] += saved_s or 0.0
+            self.calls[name, is_ours] += 1
 
     def print_report(self) -> None:
-        """Print this rank's calls, the library's and ours, and the milliseconds saved by the cost model."""
-        lines = ["calls of mpi4py on rank 0        ours   the library's   saved, as estimated"]
-        for name in sorted({name for name, _ in self.calls}):
-            ours, theirs = self.calls[name, True], self.calls[name, False]
-            lines.append(f"{name:27} {ours:9} {theirs:15} {self.saved_s[name] * 1e3:18.3f} ms")
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        """Print this rank's calls, the library's and ours."""
+        names = sorted({name for name, _ in self.calls})
+        lines = [f"{name:27} {self.calls[name, True]:9} {self.calls[name, False]:15}" for name in names]
+        print("\n".join(["calls of mpi4py on rank 0        ours   the library's", *lines]), file=sys.stderr, flush=True)
 
 
-def seconds_saved(comm: Communicator, collective: str, nbytes: int, policy: CallPolicy) -> float | None:
-    """Return the seconds that a call saves by the cost model, None if it uses only messages, as the library's does.
-
-    The library is taken to choose the best of the algorithms by messages.
-    """
+def shares_memory(comm: Communicator, collective: str, nbytes: int) -> bool:
+    """Return whether our algorithm for a call does not go by messages alone, as the library's does."""
     binder = comm._resolver.binder
     access = binder.farthest(comm._context.has_numba)
     if access > Access.STAGED and not binder.reads_processes:
         access = Access.STAGED
-    ours, theirs = (binder.question(collective, nbytes, reach, "ordinary") for reach in (access, Access.MESSAGES))
-    name = auto.choose(ours)
-    if find(collective, name).access == Access.MESSAGES and "ours" not in policy.mode:
-        return None
-    return theirs.ranking()[0][1] - dict(ours.ranking())[name]
+    name = auto.choose(binder.question(collective, nbytes, access, "ordinary"))
+    return find(collective, name).access > Access.MESSAGES
 
 
 class Ours:
@@ -101,7 +91,7 @@ class Ours:
         self.mpi, self.policy = mpi, policy
         self.ranks = Ranks(0, 1) if mpi.Is_inter() else Ranks(mpi.Get_rank(), mpi.Get_size())
         self.comm: Communicator | None = None
-        self.saved_s: dict[tuple[str, int], float | None] = {}
+        self.by_memory: dict[tuple[str, int], bool] = {}  # whether calls share memory, by collective and bytes
 
     def described(self, name: str, run: Callable, args: tuple, kwargs: dict[str, Any]) -> CollectiveCall | None:
         """Describe a call that will be ours, by `run`; None for one that is the library's.
@@ -120,17 +110,17 @@ class Ours:
                 self.comm = Communicator(self.mpi)
                 self.comm._resolver.gate()
                 self.comm._resolver.binder.reads_processes  # noqa: B018
-            return call if self.saving_s(call) is not None else None
+            return call if self.takes(call) else None
         return None
 
-    def saving_s(self, call: CollectiveCall) -> float | None:
-        """Return the seconds that a call saves, None if it will be the library's."""
+    def takes(self, call: CollectiveCall) -> bool:
+        """Return whether a call that is worth it is ours, which needs our communicator to be set up."""
         if self.comm is None:
-            return None
+            return False
         key = call.collective, call.nbytes
-        if key not in self.saved_s:
-            self.saved_s[key] = seconds_saved(self.comm, *key, self.policy)
-        return self.saved_s[key]
+        if key not in self.by_memory:
+            self.by_memory[key] = shares_memory(self.comm, *key)
+        return self.by_memory[key] or "ours" in self.policy.mode
 
     def run(self, call: CollectiveCall) -> None:
         assert self.comm is not None
