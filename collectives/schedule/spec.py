@@ -128,13 +128,13 @@ DEFAULTS = {"op": "sum", "root": 0, "reproducible": False, "algorithm": "auto"} 
 
 
 @lru_cache(1024)
-def options_of(collective: str, **given: Any) -> tuple:
-    """Return the values of all options of a collective in their order: those given, else the defaults.
+def options_of(collective: str, **values: Any) -> tuple:
+    """Return the values of all options of a collective in their order: defaults for those that are not named.
 
     >>> options_of("reduce", op="max")
     (0, 'max', None, False, 'auto')
     """
-    return tuple(given.get(name, DEFAULTS.get(name)) for name in COLLECTIVES[collective].options)
+    return tuple(values.get(name, DEFAULTS.get(name)) for name in COLLECTIVES[collective].options)
 
 
 # Why an op refuses a kind of numbers, and what to use there.
