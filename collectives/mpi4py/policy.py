@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import Access, find
@@ -157,40 +156,30 @@ def agree(comm: MPI.Comm) -> CallPolicy:
     """
     tag, deadline_s = int(comm.Get_attr(MPI.TAG_UB) or 32767), time.monotonic()
     deadline_s += min(environment.number_or(environment.timeout_s, LONGEST_START_S), LONGEST_START_S)
-    has_threads = np.array([MPI.Query_thread() == MPI.THREAD_MULTIPLE], np.uint8)
-    answer = bytearray(1024)
+    has_threads, mode, refusal = MPI.Query_thread() == MPI.THREAD_MULTIPLE, "", ""
     if comm.Get_rank():
-        comm.Isend([has_threads, MPI.BYTE], 0, tag)
-        receive(comm, answer, 0, tag, deadline_s)
+        sent = comm.isend(has_threads, 0, tag)
+        has_threads, mode, refusal = receive(comm, 0, tag, deadline_s)
+        sent.wait()
     else:
-        answer = answer_of_first(comm, tag, has_threads, deadline_s)
-    threads, mode, refusal = bytes(answer).rstrip(b"\0").decode().split("\n")
+        others = range(1, comm.Get_size())
+        for source in others:
+            has_threads &= receive(comm, source, tag, deadline_s)
+        try:
+            mode = environment.mpi4py_mode()
+        except ValueError as error:
+            refusal = str(error)
+        MPI.Request.waitall([comm.isend((has_threads, mode, refusal), dest, tag) for dest in others])
     if refusal:
         raise InputError(refusal)
-    policy = CallPolicy(mode, threads == "True")
+    policy = CallPolicy(mode, has_threads)
     if "report" in mode and comm.Get_rank() == 0:
         at_exit(policy.print_report)
     return policy
 
 
-def answer_of_first(comm: MPI.Comm, tag: int, has_threads: Any, deadline_s: float) -> bytearray:
-    """Collect the answers of all other ranks, and send them the result."""
-    for source in range(1, comm.Get_size()):
-        theirs = bytearray(1)
-        receive(comm, theirs, source, tag, deadline_s)
-        has_threads &= theirs[0]
-    mode = refusal = ""
-    try:
-        mode = environment.mpi4py_mode()
-    except ValueError as error:
-        refusal = str(error)
-    answer = bytearray(f"{bool(has_threads[0])}\n{mode}\n{refusal}".encode())
-    MPI.Request.Waitall([comm.Isend([answer, MPI.BYTE], dest, tag) for dest in range(1, comm.Get_size())])
-    return answer
-
-
-def receive(comm: MPI.Comm, buffer: bytearray, source: int, tag: int, deadline_s: float) -> None:
-    """Receive a message of another rank that uses the wrapper.
+def receive(comm: MPI.Comm, source: int, tag: int, deadline_s: float) -> Any:
+    """Receive an object of another rank that uses the wrapper.
 
     Raises: LoneInputError if nothing arrives in time.
     """
@@ -202,4 +191,4 @@ def receive(comm: MPI.Comm, buffer: bytearray, source: int, tag: int, deadline_s
                 "python -m collectives.mpi4py, and call collectives.mpi4py.wrap on all ranks of a communicator"
             )
         backoff.sleep()
-    comm.Recv([buffer, MPI.BYTE], source, tag)
+    return comm.recv(source=source, tag=tag)
