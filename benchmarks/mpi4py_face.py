@@ -28,10 +28,8 @@ TRIALS_S, MOST_TRIALS, FEWEST_TRIALS = 1.0, 400, 9
 Call = Callable[[], object]
 
 
-METHODS = (
-    "Allreduce Reduce_scatter Reduce_scatter_block Allgather Allgatherv Alltoall Bcast Reduce Gather Scatter Scan "
-)
-METHODS += "Exscan Barrier Iallreduce Allreduce_init"
+METHODS = "Allreduce Reduce_scatter Reduce_scatter_block Allgather Allgatherv Alltoall Bcast Scatter Scan Iallreduce "
+METHODS += "Allreduce_init"
 
 
 def methods(comm: MPI.Intracomm) -> SimpleNamespace:
@@ -45,7 +43,7 @@ def calls(comm: SimpleNamespace, nbytes: int) -> dict[str, Call]:
     size, rank = comm.size, comm.rank
     count = max(nbytes // 8 // size, 1)
     x, out, part = np.ones(count * size), np.empty(count * size), np.empty(count)
-    counts, root = [count] * size, (lambda array: array if rank == 0 else None)
+    counts = [count] * size
     persistent = comm.Allreduce_init(x, out)
 
     def started() -> None:
@@ -63,12 +61,8 @@ def calls(comm: SimpleNamespace, nbytes: int) -> dict[str, Call]:
         "Allgatherv": lambda: comm.Allgatherv(part, [out, counts]),
         "Alltoall": lambda: comm.Alltoall(x, out),
         "Bcast": lambda: comm.Bcast(x),
-        "Reduce": lambda: comm.Reduce(x, root(out)),
-        "Gather": lambda: comm.Gather(part, root(out)),
-        "Scatter": lambda: comm.Scatter(root(x), part),
+        "Scatter": lambda: comm.Scatter(x if rank == 0 else None, part),
         "Scan": lambda: comm.Scan(x, out),
-        "Exscan": lambda: comm.Exscan(x, out),
-        "Barrier": comm.Barrier,
         "Iallreduce": started,
         "Allreduce_init": restarted,
     }

@@ -242,8 +242,8 @@ RUNTIME = [
     ),
     mutant(
         "collectives/mpi4py/methods.py",
-        "return general(comm, sendbuf, recvbuf, recvcounts, op)",
-        "return general(comm, sendbuf, recvbuf, recvcounts)",
+        "return method(comm, sendbuf, recvbuf, *rest, **named) if rest",
+        "return method(comm, sendbuf, recvbuf, **named) if rest",
         ("test_mpi4py_face.py", "every_form and 2-ranks", 2),
     ),
     mutant(

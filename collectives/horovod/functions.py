@@ -19,7 +19,7 @@ from collectives.horovod.matching import Description, NamedCall, TensorFacts
 from collectives.horovod.process_sets import ProcessSet, global_process_set, rank
 from collectives.horovod.tensor_calls import Tensors
 
-Average, Sum, Adasum, Min, Max, Product = OPS = "avg", "sum", "adasum", "min", "max", "prod"
+Average, Sum, Min, Max, Product = OPS = "avg", "sum", "min", "max", "prod"
 
 
 class NoneCompressor:
@@ -131,14 +131,8 @@ def waiting(begin: Callable) -> Callable[..., Any]:
     return lambda *arguments, **named: synchronize(begin(*arguments, **named))
 
 
-def refusal_of(op: str, tensors: Tensors, size: int) -> str:
-    if op not in OPS:
-        return f"op={op!r} is unknown: use hvd.Average, Sum, Adasum, Min, Max or Product"
-    if op == Adasum and size & (size - 1):
-        return f"Adasum among {size} ranks: their number must be a power of two"
-    if op == Adasum and any(isinstance(x, Tensor) and not x.is_floating_point() for x in tensors):
-        return "Adasum of integers: pass floats"
-    return ""
+def refusal_of(op: str) -> str:
+    return "" if op in OPS else f"op={op!r} is unknown: use hvd.Average, Sum, Min, Max or Product"
 
 
 def grouped_allreduce_async(
@@ -155,7 +149,7 @@ def grouped_allreduce_async(
     """Begin to reduce tensors, or copies of them, by default to the average; factors multiply them before and after."""
     failure = "" if op is None or average is None else f"op={op!r} and average={average}: pass op alone"
     op = op or (Sum if average is False else Average)
-    failure = failure or refusal_of(op, tensors, process_set.matched.comm.size)
+    failure = failure or refusal_of(op)
     agree = {"op": op, "prescale": float(prescale_factor), "postscale": float(postscale_factor)}
     run = tensor_calls.allreduce
     return submit(process_set, run, tensors, name, failure, agree=agree, in_place=in_place)
@@ -191,9 +185,8 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> NamedCall:
     """Begin to reduce tensors, of whose results each rank gets some rows; the first ranks one more, if necessary."""
-    failure = "Adasum: use hvd.Average or Sum" if op == Adasum else refusal_of(op, (), 1)
     agree = {"op": op, "prescale": float(prescale_factor), "postscale": float(postscale_factor)}
-    return submit(process_set, tensor_calls.reducescatter, tensors, name, failure, agree=agree)
+    return submit(process_set, tensor_calls.reducescatter, tensors, name, refusal_of(op), agree=agree)
 
 
 def grouped_reducescatter(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NONAME = "noname."
 DEFAULTS = ("None", "1.0")  # of arguments in which ranks agree
 JOINABLE_KINDS = ("allreduce", "step", "barrier")
-JOINABLE_OPS = ("sum", "avg", "adasum")  # for which zeros are a valid contribution
+JOINABLE_OPS = ("sum", "avg")  # for which zeros are a valid contribution
 
 
 class HorovodInternalError(InputError, RuntimeError):

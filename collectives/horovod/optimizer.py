@@ -18,14 +18,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from collectives.arrays.views import to_torch
-from collectives.horovod.functions import (
-    Adasum,
-    Average,
-    Compression,
-    broadcast_object,
-    grouped_allreduce_,
-    refusal_of,
-)
+from collectives.horovod.functions import Average, Compression, broadcast_object, refusal_of
 from collectives.horovod.matching import Description, MatchedCalls, TensorFacts
 from collectives.horovod.process_sets import ProcessSet, global_process_set, rank
 
@@ -239,33 +232,6 @@ class ReducingOptimizer(Base):
             self.reducer.begin()
 
 
-class AdasumOptimizer(Base):
-    """Mixin of an optimizer whose ranks make steps of their own; Adasum combines the changes."""
-
-    compression: Any
-    trained: list[Tensor]
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        before = [param.detach().clone() for param in self.trained]
-        loss = super().step() if closure is None else super().step(closure)
-        with torch.no_grad():
-            changes = [param - old for param, old in zip(self.trained, before, strict=True)]
-            sent, contexts = zip(*map(self.compression.compress, changes), strict=True)
-            combined = grouped_allreduce_(sent, op=Adasum)
-            for param, old, change, context in zip(self.trained, before, combined, contexts, strict=True):
-                param.copy_(old + self.compression.decompress(change, context))
-        return loss
-
-    def synchronize(self) -> None:
-        """Do nothing: the changes are combined by `step`."""
-
-    def skip_synchronize(self) -> None:
-        raise AssertionError("skip_synchronize() with op=hvd.Adasum: it is the step that is reduced")
-
-    def set_backward_passes_per_step(self, passes: int) -> None:
-        """Do nothing: a step uses the gradients accumulated by then."""
-
-
 def DistributedOptimizer(  # noqa: N802  as Horovod calls it
     optimizer: Optimizer,
     named_parameters: Iterable[tuple[str, Tensor]] | None = None,
@@ -280,15 +246,15 @@ def DistributedOptimizer(  # noqa: N802  as Horovod calls it
     """Return an optimizer of the same class and state, whose steps reduce gradients over the ranks.  Collective.
 
     Gradients are reduced during backward passes, in buckets or `groups`; sparse ones as dense ones, with or without
-    `sparse_as_dense`.  With op=Adasum the changes of parameters are reduced instead.
+    `sparse_as_dense`.
 
     Raises: InputError on every rank where one has wrong arguments, or other parameters.
     """
     params = [param for group in optimizer.param_groups for param in group["params"]]
     named = list(named_parameters or ((str(i), param) for i, param in enumerate(params)))
-    failure = refusal(params, named, backward_passes_per_step, op, gradient_predivide_factor, groups, process_set)
+    failure = refusal(params, named, backward_passes_per_step, op, gradient_predivide_factor, groups)
     names = {} if failure else {param: name for name, param in named}
-    extra: dict[str, Any] = {"reducer": None}
+    reducer = None
     if process_set.included():
         trained = [param for param in params if param in names and param.requires_grad]
         calls, kind = process_set.matched, "DistributedOptimizer"
@@ -296,18 +262,14 @@ def DistributedOptimizer(  # noqa: N802  as Horovod calls it
         number = groups if groups is None or isinstance(groups, int) else len(groups)
         description = Description(kind, calls.name(kind), facts, (("op", op), ("groups", number)), failure)
         calls.wait(calls.add(description))
-        if op == Adasum:
-            extra = {"compression": compression, "trained": trained}
-        else:
-            comm = calls.comm.split(0)  # its calls run beside the others'
-            assert comm is not None
-            arguments = compression, op, gradient_predivide_factor
-            buckets = [GradientBucket(comm, bucket, *arguments) for bucket in cut(trained, groups)]
-            extra = {"reducer": GradientReducer(calls, comm, description, buckets, backward_passes_per_step)}
-    base = AdasumOptimizer if op == Adasum else ReducingOptimizer
-    result: Any = object.__new__(type(type(optimizer).__name__, (base, type(optimizer)), {}))
+        comm = calls.comm.split(0)  # its calls run beside the others'
+        assert comm is not None
+        arguments = compression, op, gradient_predivide_factor
+        buckets = [GradientBucket(comm, bucket, *arguments) for bucket in cut(trained, groups)]
+        reducer = GradientReducer(calls, comm, description, buckets, backward_passes_per_step)
+    result: Any = object.__new__(type(type(optimizer).__name__, (ReducingOptimizer, type(optimizer)), {}))
     state = {key: value for key, value in vars(optimizer).items() if key != "step"}  # a learning-rate scheduler's
-    vars(result).update(state | extra | {"_parameter_names": names})  # Horovod's attribute, which programs read
+    vars(result).update(state | {"reducer": reducer, "_parameter_names": names})  # the latter as in Horovod
     return result
 
 
@@ -326,14 +288,14 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int, model: Any =
 
 
 @torch.no_grad()
-def fill_state(optimizer: Optimizer) -> None:
+def fill_state(optimizer: Any) -> None:
     trained = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
     before = [(param, param.clone(), param.grad) for param in trained]
     for param in trained:
         zeros = torch.zeros_like(param)
         param.grad = zeros.to_sparse() if isinstance(optimizer, torch.optim.SparseAdam) else zeros
-    mixin: Any = next((each for each in (ReducingOptimizer, AdasumOptimizer) if isinstance(optimizer, each)), None)
-    step = super(mixin, optimizer).step if mixin else optimizer.step  # of this rank alone
+    is_ours = isinstance(optimizer, ReducingOptimizer)
+    step = super(ReducingOptimizer, optimizer).step if is_ours else optimizer.step  # of this rank alone
     step()
     for param, value, gradient in before:
         param.copy_(value)
@@ -348,7 +310,6 @@ def refusal(
     op: str,
     predivide: float,
     groups: Any,
-    process_set: ProcessSet,
 ) -> str:
     if not all(isinstance(each, tuple) and len(each) == 2 for each in named):
         return "named_parameters must contain pairs of a name and a parameter: pass model.named_parameters()"
@@ -361,10 +322,8 @@ def refusal(
         return f"backward_passes_per_step={passes}: use 1 or more"
     if predivide != 1 and op != Average:
         return f"gradient_predivide_factor={predivide} with op={op}: it requires op=hvd.Average"
-    if why := refusal_of(op, params, process_set.size() or 1):
+    if why := refusal_of(op):
         return why
-    if op == Adasum and process_set is not global_process_set:
-        return f"op=Adasum in {process_set}: use the global process set"
     if isinstance(groups, int):
         return f"groups={groups}: use 0 or more, or lists of parameters" if groups < 0 else ""
     grouped = [param for group in groups or () for param in group]

@@ -49,41 +49,10 @@ def allreduce(
     ordered = sorted((x for x in results if x.numel()), key=lambda x: str(x.dtype))
     for _, group in groupby(ordered, key=lambda x: x.dtype):
         several = [*group]
-        if op == "adasum":
-            for x in several:
-                adasum_(comm, x)
-        else:
-            comm.all_reduce(several[0] if len(several) == 1 else comm.fuse(several), op=op)
+        comm.all_reduce(several[0] if len(several) == 1 else comm.fuse(several), op=op)
     for x in results:
         scale_(x, postscale)
     return write_back(results, tensors, in_place)
-
-
-def adasum_(comm: Communicator, x: Tensor) -> Tensor:
-    """Combine every rank's `x` in place; all ranks get the same bits.  The number of ranks is a power of two.
-
-    Parallel gradients are averaged, and orthogonal ones are added: pairwise, in a balanced tree of ranks.
-
-    Cost: log2(p) (alpha + n beta).
-    Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020, equation 2 and section 4.2.
-    """
-    theirs = torch.empty_like(x)
-    distance = 1
-    while distance < comm.size:
-        peer = comm.rank ^ distance
-        sent = comm.send(x, peer, blocking=False)
-        comm.recv(theirs, peer)
-        sent.wait()
-        x.copy_(adaptive_sum(x, theirs) if comm.rank < peer else adaptive_sum(theirs, x))
-        distance *= 2
-    return x
-
-
-def adaptive_sum(a: Tensor, b: Tensor) -> Tensor:
-    """Return (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, computed in float64."""
-    wide = a.double(), b.double()
-    dot = torch.mul(*wide).sum()
-    return sum(((1 - dot / (2 * square)) * x if (square := x.square().sum()) else x for x in wide), torch.zeros(()))
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from collectives.horovod.functions import (
-    Adasum, Average, Compression, Max, Min, Product, Sum,
+    Average, Compression, Max, Min, Product, Sum,
     allgather, allgather_async, allgather_object, grouped_allgather, grouped_allgather_async,
     allreduce, allreduce_, allreduce_async, allreduce_async_,
     grouped_allreduce, grouped_allreduce_, grouped_allreduce_async, grouped_allreduce_async_,
@@ -77,6 +77,7 @@ class SyncBatchNorm(_BatchNorm):
 
 TRACE = "use torch.profiler, or python -m collectives.bench --space-time"
 MISSING = {
+    "Adasum": "use hvd.Average, with a learning rate for the batch of all ranks",
     "elastic": "write checkpoints, and start again from the last with as many ranks as there are",
     "start_timeline": TRACE,
     "stop_timeline": TRACE,

@@ -3,7 +3,8 @@
     mpirun -n 4 python -m collectives.mpi4py program.py
 
 `wrap(comm)` does it for one communicator.  The library keeps calls in lower case, on intercommunicators, of
-user-defined ops and of MAXLOC and MINLOC, and `Alltoallv`, `Alltoallw`, `Gatherv` and `Scatterv`.
+user-defined ops and of MAXLOC and MINLOC, and `Barrier`, `Reduce`, `Gather`, `Exscan`, at which it is as fast, and
+`Alltoallv`, `Alltoallw`, `Gatherv` and `Scatterv`.
 
 The choice between the library and us must be the same on all ranks, or they would wait for each other for ever.  So it
 depends only on facts that are the same on all ranks of a correct program:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.arrays.ops import DTYPES
 from collectives.arrays.views import is_a
 from collectives.arrays.views import writable as is_writable
 
@@ -137,17 +138,12 @@ def datatype_of(dtype: np.dtype) -> MPI.Datatype | None:
     return typedict.get(letters.lstrip("@=<" if dtype.isnative else "@"))
 
 
-KINDS = "SIGNED_CHAR SHORT INT LONG LONG_LONG INT8_T INT16_T INT32_T INT64_T AINT OFFSET COUNT "
-KINDS += "UNSIGNED_CHAR UNSIGNED_SHORT UNSIGNED UNSIGNED_LONG UNSIGNED_LONG_LONG UINT8_T UINT16_T UINT32_T UINT64_T "
-KINDS += "FLOAT DOUBLE C_FLOAT_COMPLEX C_DOUBLE_COMPLEX C_COMPLEX CXX_FLOAT_COMPLEX CXX_DOUBLE_COMPLEX INTEGER REAL "
-KINDS += "DOUBLE_PRECISION COMPLEX DOUBLE_COMPLEX INTEGER1 INTEGER2 INTEGER4 INTEGER8 REAL4 REAL8 COMPLEX8 COMPLEX16"
-
-
 @cache
 def numbers() -> dict[int, np.dtype]:
     """Return the dtypes of those of MPI's datatypes, by handle, whose numbers both MPI and we reduce."""
-    datatypes = [getattr(MPI, name) for name in KINDS.split()]
-    return {each.handle: np.dtype(each.typestr) for each in datatypes if each != MPI.DATATYPE_NULL}
+    dtypes = {each.handle: np.dtype(each.typestr) for each in typedict.values() if each != MPI.DATATYPE_NULL}
+    ours = DTYPES - {np.dtype(bool), np.dtype(np.float16)}  # for which MPI libraries have fewer ops, or none
+    return {handle: dtype for handle, dtype in dtypes.items() if dtype in ours}
 
 
 @cache

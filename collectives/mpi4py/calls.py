@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from collectives.arrays.addresses import pointer
 from collectives.mpi4py.buffers import Area, BufferSpec, NotOurs, blocks_of, numbers_in, vector_of
-from collectives.schedule.spec import COLLECTIVES, OPS
+from collectives.schedule.spec import COLLECTIVES, OPS, options_of
 
 OP_NAMES = {getattr(MPI, op.mpi).handle: op.name for op in reversed(OPS.values())}  # a sum is "sum", not "avg"
 
@@ -57,40 +57,21 @@ def checked_root(root: int, ranks: Ranks) -> int:
     return index(root)
 
 
-def vector_to_reduce(sendbuf: Any, recvbuf: Any) -> tuple[Any, Any]:
-    """Return a rank's numbers, and the memory of the result: None if that is in place."""
-    out = numbers_in(recvbuf, writable=True)
-    if is_in_place(sendbuf):
-        return out, None
-    x = numbers_in(sendbuf, writable=False)
-    if x.dtype != out.dtype or x.size != out.size or pointer(x) == pointer(out):
-        raise NotOurs
-    return x, out
-
-
-def barrier(ranks: Ranks) -> CollectiveCall:
-    return CollectiveCall("barrier", None, None, ("auto",), 0)
-
-
 def bcast(ranks: Ranks, buf: Any, root: int = 0) -> CollectiveCall:
     root = checked_root(root, ranks)
     area = blocks_of(buf, 1, writable=ranks.rank != root)
     around = ((), [area.store]) if ranks.rank != root else ([area.load], ())
-    return CollectiveCall("broadcast", area.bytes, None, (root, "auto"), len(area.bytes), *around)
+    return CollectiveCall("broadcast", area.bytes, None, options_of("broadcast", root=root), len(area.bytes), *around)
 
 
 def reduction(collective: str, ranks: Ranks, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> CollectiveCall:
-    x, out = vector_to_reduce(sendbuf, recvbuf)
-    return CollectiveCall(collective, x, out, (op_name(op, x.dtype), None, False, "auto"), x.nbytes)
-
-
-def reduce(ranks: Ranks, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM, root: int = 0) -> CollectiveCall:
-    root = checked_root(root, ranks)
-    if ranks.rank == root:
-        x, out = vector_to_reduce(sendbuf, recvbuf)
-    else:
-        x, out = numbers_in(sendbuf, writable=False), None
-    return CollectiveCall("reduce", x, out, (root, op_name(op, x.dtype), None, False, "auto"), x.nbytes)
+    x = result = numbers_in(recvbuf, writable=True)
+    out = None
+    if not is_in_place(sendbuf):
+        x, out = numbers_in(sendbuf, writable=False), result
+        if x.dtype != out.dtype or x.size != out.size or pointer(x) == pointer(out):
+            raise NotOurs
+    return CollectiveCall(collective, x, out, options_of(collective, op=op_name(op, x.dtype)), x.nbytes)
 
 
 def reduce_scatter_block(ranks: Ranks, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> CollectiveCall:
@@ -127,48 +108,34 @@ def scattered(sendbuf: Any, recv: Any, counts: tuple[int, ...], own: int, op: MP
         raise NotOurs
     after = [partial(setitem, recv, slice(own), out)] if in_place else ()
     uneven = None if len(set(counts)) == 1 else counts
-    options = (op_name(op, x.dtype), uneven, None, False, "auto")
+    options = options_of("reduce_scatter", op=op_name(op, x.dtype), counts=uneven)
     return CollectiveCall("reduce_scatter", x, out, options, x.nbytes, after=after)
 
 
 def allgather(ranks: Ranks, sendbuf: Any, recvbuf: Any) -> CollectiveCall:
     recv = blocks_of(recvbuf, ranks.size, writable=True)
-    length = len(recv.bytes) // ranks.size
-    return gathered("all_gather", ranks, sendbuf, recv, (length,) * ranks.size, (None, "auto"))
+    return gathered(ranks, sendbuf, recv, (len(recv.bytes) // ranks.size,) * ranks.size)
 
 
 def allgatherv(ranks: Ranks, sendbuf: Any, recvbuf: Any) -> CollectiveCall:
-    recv, lengths = vector_of(recvbuf, ranks.size)
-    counts = None if len(set(lengths)) == 1 else lengths
-    return gathered("all_gather", ranks, sendbuf, recv, lengths, (counts, "auto"))
+    return gathered(ranks, sendbuf, *vector_of(recvbuf, ranks.size))
 
 
-def gather(ranks: Ranks, sendbuf: Any, recvbuf: Any, root: int = 0) -> CollectiveCall:
-    root = checked_root(root, ranks)
-    if ranks.rank == root:
-        recv = blocks_of(recvbuf, ranks.size, writable=True)
-        length = len(recv.bytes) // ranks.size
-        return gathered("gather", ranks, sendbuf, recv, (length,) * ranks.size, (root, None, "auto"))
-    send = blocks_of(sendbuf, 1)
-    return CollectiveCall("gather", send.bytes, None, (root, None, "auto"), len(send.bytes) * ranks.size, [send.load])
-
-
-def gathered(
-    collective: str, ranks: Ranks, sendbuf: Any, recv: Area, lengths: Sequence[int], options: tuple[Any, ...]
-) -> CollectiveCall:
-    """Describe a gather on a rank that gets it; in place its own block is in its place already."""
+def gathered(ranks: Ranks, sendbuf: Any, recv: Area, lengths: tuple[int, ...]) -> CollectiveCall:
+    """Describe an all-gather; in place this rank's block is in its place already."""
     begin, length = sum(lengths[: ranks.rank]), lengths[ranks.rank]
     own = recv.bytes[begin : begin + length]
     send = recv if is_in_place(sendbuf) else blocks_of(sendbuf, 1)
     x = own if is_in_place(sendbuf) else send.bytes
     if len(x) != length:
         raise NotOurs
-    return CollectiveCall(collective, x, recv.bytes, options, len(recv.bytes), [send.load], [recv.store])
+    options = options_of("all_gather", counts=None if len(set(lengths)) == 1 else lengths)
+    return CollectiveCall("all_gather", x, recv.bytes, options, len(recv.bytes), [send.load], [recv.store])
 
 
 def scatter(ranks: Ranks, sendbuf: Any, recvbuf: Any, root: int = 0) -> CollectiveCall:
     root = checked_root(root, ranks)
-    options = (root, None, "auto")
+    options = options_of("scatter", root=root)
     if ranks.rank != root:
         recv = blocks_of(recvbuf, 1, writable=True)
         return CollectiveCall("scatter", None, recv.bytes, options, len(recv.bytes) * ranks.size, (), [recv.store])
@@ -193,9 +160,9 @@ def alltoall(ranks: Ranks, sendbuf: Any, recvbuf: Any) -> CollectiveCall:
     before: list[Callable[[], None]] = [send.load]
     if in_place:
         before.append(partial(setitem, x, slice(None), recv.bytes))
-    return CollectiveCall("all_to_all", x, recv.bytes, (None, None, "auto"), len(x), before, [recv.store])
+    return CollectiveCall("all_to_all", x, recv.bytes, options_of("all_to_all"), len(x), before, [recv.store])
 
 
-CALLS = barrier, bcast, reduce, reduce_scatter_block, reduce_scatter, allgather, allgatherv, gather, scatter, alltoall
+CALLS = bcast, reduce_scatter_block, reduce_scatter, allgather, allgatherv, scatter, alltoall
 DESCRIBE: dict[str, Callable[..., CollectiveCall]] = {each.__name__.capitalize(): each for each in CALLS}
-DESCRIBE |= {COLLECTIVES[name].mpi: partial(reduction, name) for name in ("all_reduce", "scan", "exscan")}
+DESCRIBE |= {COLLECTIVES[name].mpi: partial(reduction, name) for name in ("all_reduce", "scan")}

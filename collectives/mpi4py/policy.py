@@ -3,11 +3,11 @@
 import sys
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from collectives.algorithms import Access, find
@@ -18,6 +18,7 @@ from collectives.job.launch import at_exit, refuse_after_fork
 from collectives.mpi4py.buffers import NotOurs
 from collectives.mpi4py.calls import DESCRIBE, CollectiveCall, Ranks
 from collectives.mpi4py.requests import PersistentRequest, Run, StartedRequest
+from collectives.runtime.backoff import Backoff
 from collectives.runtime.call.request import Request
 from collectives.runtime.choose import auto
 from collectives.schedule.spec import COLLECTIVES
@@ -40,7 +41,6 @@ WORTH_BYTES = {
 }
 NEVER = 1 << 62
 LONGEST_START_S = 30.0  # from MPI's start until a program's on all ranks
-NAP_S = 1e-3
 NAMES = {mpi: spec.name for spec in COLLECTIVES.values() for mpi in spec.mpi.split()}  # of MPI's methods
 
 
@@ -50,47 +50,37 @@ class CallPolicy:
     def __init__(self, mode: str = "", has_threads: bool = False):
         self.mode, self.has_threads = mode, has_threads  # of MPI, on all ranks
         self.calls: Counter[tuple[str, bool]] = Counter()  # by method, and whether they were ours
-        self.saved_s: defaultdict[str, float] = defaultdict(float)
 
     def is_worth_it(self, collective: str, nbytes: int) -> bool:
         """Return whether a call may be ours, where ranks share memory."""
         if "ours" in self.mode:
-            return nbytes > 0 or collective == "barrier"
+            return nbytes > 0
         return nbytes >= WORTH_BYTES.get(collective, NEVER)
 
     def small_bytes(self, name: str) -> int:
         """Return the bytes of a vector below which a method's call is the library's, and need not be counted."""
         return 0 if self.mode else WORTH_BYTES.get(NAMES[name], NEVER)
 
-    def note(self, name: str, saved_s: float | None) -> None:
-        """Count a call of the program's own; None is of the library's."""
+    def note(self, name: str, is_ours: bool) -> None:
+        """Count a call of the program's own."""
         if "report" in self.mode and not threading.current_thread().name.startswith("collectives "):
-            self.calls[name, saved_s is not None] += 1
-            self.saved_s[name] += saved_s or 0.0
+            self.calls[name, is_ours] += 1
 
     def print_report(self) -> None:
-        """Print this rank's calls, the library's and ours, and the milliseconds saved by the cost model."""
-        lines = ["calls of mpi4py on rank 0        ours   the library's   saved, as estimated"]
-        for name in sorted({name for name, _ in self.calls}):
-            ours, theirs = self.calls[name, True], self.calls[name, False]
-            lines.append(f"{name:27} {ours:9} {theirs:15} {self.saved_s[name] * 1e3:18.3f} ms")
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        """Print this rank's calls, the library's and ours."""
+        names = sorted({name for name, _ in self.calls})
+        lines = [f"{name:27} {self.calls[name, True]:9} {self.calls[name, False]:15}" for name in names]
+        print("\n".join(["calls of mpi4py on rank 0        ours   the library's", *lines]), file=sys.stderr, flush=True)
 
 
-def seconds_saved(comm: Communicator, collective: str, nbytes: int, policy: CallPolicy) -> float | None:
-    """Return the seconds that a call saves by the cost model, None if it uses only messages, as the library's does.
-
-    The library is taken to choose the best of the algorithms by messages.
-    """
+def shares_memory(comm: Communicator, collective: str, nbytes: int) -> bool:
+    """Return whether our algorithm for a call does not go by messages alone, as the library's does."""
     chooser = comm.dispatcher.chooser
     access = chooser.farthest(comm.context.has_numba)
     if access > Access.STAGED and not chooser.reads_processes:
         access = Access.STAGED
-    ours, theirs = (chooser.question(collective, nbytes, reach, "ordinary") for reach in (access, Access.MESSAGES))
-    name = auto.choose(ours)
-    if find(collective, name).access == Access.MESSAGES and "ours" not in policy.mode:
-        return None
-    return theirs.ranking()[0][1] - dict(ours.ranking())[name]
+    name = auto.choose(chooser.question(collective, nbytes, access, "ordinary"))
+    return find(collective, name).access > Access.MESSAGES
 
 
 class Ours:
@@ -100,34 +90,36 @@ class Ours:
         self.mpi, self.policy = mpi, policy
         self.ranks = Ranks(0, 1) if mpi.Is_inter() else Ranks(mpi.Get_rank(), mpi.Get_size())
         self.comm: Communicator | None = None
-        self.saved_s: dict[tuple[str, int], float | None] = {}
+        self.by_memory: dict[tuple[str, int], bool] = {}  # whether calls share memory, by collective and bytes
 
-    def described(self, name: str, args: tuple, kwargs: dict[str, Any], may_wait: bool = True) -> CollectiveCall | None:
-        """Describe a call that will be ours; None for one that is the library's.
+    def described(self, name: str, run: Callable, args: tuple, kwargs: dict[str, Any]) -> CollectiveCall | None:
+        """Describe a call that will be ours, by `run`; None for one that is the library's.
 
-        The first one sets up our communicator, which waits for the other ranks; if waiting is not allowed, it is the
-        library's.
+        The first one sets up our communicator, which waits for the other ranks.  A started call must not wait: before
+        any other it is the library's.
         """
         call = None
-        if self.ranks.size > 1:
+        if run == Ours.bind:
+            kwargs = {key: value for key, value in kwargs.items() if key != "info"}
+        if self.ranks.size > 1 and (run == Ours.run or self.policy.has_threads):
             with suppress(*REFUSALS):  # the library reports any fault of the arguments
                 call = DESCRIBE[name](self.ranks, *args, **kwargs)
         if call and self.policy.is_worth_it(call.collective, call.nbytes):
-            if self.comm is None and may_wait:  # with the parts that its calls would else make on first use
+            if self.comm is None and run != Ours.start:  # with the parts that its calls would else make on first use
                 self.comm = Communicator(self.mpi)
                 self.comm.dispatcher.comparator.gate()
                 self.comm.dispatcher.chooser.reads_processes  # noqa: B018
-            return call if self.saving_s(call) is not None else None
+            return call if self.takes(call) else None
         return None
 
-    def saving_s(self, call: CollectiveCall) -> float | None:
-        """Return the seconds that a call saves, None if it will be the library's."""
+    def takes(self, call: CollectiveCall) -> bool:
+        """Return whether a call that is worth it is ours, which needs our communicator to be set up."""
         if self.comm is None:
-            return None
+            return False
         key = call.collective, call.nbytes
-        if key not in self.saved_s:
-            self.saved_s[key] = seconds_saved(self.comm, *key, self.policy)
-        return self.saved_s[key]
+        if key not in self.by_memory:
+            self.by_memory[key] = shares_memory(self.comm, *key)
+        return self.by_memory[key] or "ours" in self.policy.mode
 
     def run(self, call: CollectiveCall) -> None:
         assert self.comm is not None
@@ -164,48 +156,39 @@ def agree(comm: MPI.Comm) -> CallPolicy:
     """
     tag, deadline_s = int(comm.Get_attr(MPI.TAG_UB) or 32767), time.monotonic()
     deadline_s += min(environment.number_or(environment.timeout_s, LONGEST_START_S), LONGEST_START_S)
-    has_threads = np.array([MPI.Query_thread() == MPI.THREAD_MULTIPLE], np.uint8)
-    answer = bytearray(1024)
+    has_threads, mode, refusal = MPI.Query_thread() == MPI.THREAD_MULTIPLE, "", ""
     if comm.Get_rank():
-        comm.Isend([has_threads, MPI.BYTE], 0, tag)
-        receive(comm, answer, 0, tag, deadline_s)
+        sent = comm.isend(has_threads, 0, tag)
+        has_threads, mode, refusal = receive(comm, 0, tag, deadline_s)
+        sent.wait()
     else:
-        answer = answer_of_first(comm, tag, has_threads, deadline_s)
-    threads, mode, refusal = bytes(answer).rstrip(b"\0").decode().split("\n")
+        others = range(1, comm.Get_size())
+        for source in others:
+            has_threads &= receive(comm, source, tag, deadline_s)
+        try:
+            mode = environment.mpi4py_mode()
+        except ValueError as error:
+            refusal = str(error)
+        MPI.Request.waitall([comm.isend((has_threads, mode, refusal), dest, tag) for dest in others])
     if refusal:
         raise InputError(refusal)
-    policy = CallPolicy(mode, threads == "True")
+    policy = CallPolicy(mode, has_threads)
     if "report" in mode and comm.Get_rank() == 0:
         at_exit(policy.print_report)
     return policy
 
 
-def answer_of_first(comm: MPI.Comm, tag: int, has_threads: Any, deadline_s: float) -> bytearray:
-    """Collect the answers of all other ranks, and send them the result."""
-    for source in range(1, comm.Get_size()):
-        theirs = bytearray(1)
-        receive(comm, theirs, source, tag, deadline_s)
-        has_threads &= theirs[0]
-    mode = refusal = ""
-    try:
-        mode = environment.mpi4py_mode()
-    except ValueError as error:
-        refusal = str(error)
-    answer = bytearray(f"{bool(has_threads[0])}\n{mode}\n{refusal}".encode())
-    MPI.Request.Waitall([comm.Isend([answer, MPI.BYTE], dest, tag) for dest in range(1, comm.Get_size())])
-    return answer
-
-
-def receive(comm: MPI.Comm, buffer: bytearray, source: int, tag: int, deadline_s: float) -> None:
-    """Receive a message of another rank that uses the wrapper.
+def receive(comm: MPI.Comm, source: int, tag: int, deadline_s: float) -> Any:
+    """Receive an object of another rank that uses the wrapper.
 
     Raises: LoneInputError if nothing arrives in time.
     """
+    backoff = Backoff()
     while not comm.Iprobe(source, tag):
         if time.monotonic() > deadline_s:
             raise LoneInputError(
                 f"rank {source} does not use the wrapper as rank {comm.Get_rank()} does: start every rank by "
                 "python -m collectives.mpi4py, and call collectives.mpi4py.wrap on all ranks of a communicator"
             )
-        time.sleep(NAP_S)
-    comm.Recv([buffer, MPI.BYTE], source, tag)
+        backoff.sleep()
+    return comm.recv(source=source, tag=tag)

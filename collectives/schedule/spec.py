@@ -7,7 +7,8 @@ of a schedule, and the equivalent call of MPI.
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 
 class Chunks(Enum):
@@ -121,6 +122,19 @@ def spec_of(collective: str) -> Collective:
     if collective not in COLLECTIVES:
         raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(COLLECTIVES)}")
     return COLLECTIVES[collective]
+
+
+DEFAULTS = {"op": "sum", "root": 0, "reproducible": False, "algorithm": "auto"}  # of options; None of the others
+
+
+@lru_cache(1024)
+def options_of(collective: str, **values: Any) -> tuple:
+    """Return the values of all options of a collective in their order: defaults for those that are not named.
+
+    >>> options_of("reduce", op="max")
+    (0, 'max', None, False, 'auto')
+    """
+    return tuple(values.get(name, DEFAULTS.get(name)) for name in COLLECTIVES[collective].options)
 
 
 # Why an op refuses a kind of numbers, and what to use there.

@@ -11,13 +11,11 @@ import torch
 
 from collectives.arrays import ops
 from collectives.communicator import Communicator
-from collectives.runtime.call.request import OPTIONS, Request, Runs
+from collectives.runtime.call.request import Request, Runs
 from collectives.runtime.plan import Plan, run_now
 from collectives.runtime.reports.call_log import CallSite
+from collectives.schedule.spec import COLLECTIVES, DEFAULTS, Collective, options_of
 
-IN_PLACE = ("all_reduce", "broadcast", "reduce")
-REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
-DEFAULTS = {"op": "sum", "root": 0, "wire_dtype": None, "reproducible": False, "algorithm": "auto"}
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by itemsize
 OUR_DTYPES = {getattr(torch, str(dtype)) for dtype in ops.DTYPES if hasattr(torch, str(dtype))}  # of the communicator
 LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (__file__, str(torch.__file__)))
@@ -31,7 +29,7 @@ class TorchCall:
     collective: str
     inputs: Tensors
     outputs: Tensors
-    options: tuple  # in the communicator's order
+    options: tuple  # as `options_of` returns them
     note: str = ""  # ", " and further facts in which ranks must agree
     failure: str = ""  # why it is refused
     call_site: CallSite | None = None  # source line of the call
@@ -39,9 +37,13 @@ class TorchCall:
     def __str__(self) -> str:
         tensors = self.inputs or self.outputs
         words = [f"{total(tensors)} elements", str(tensors[0].dtype)] if tensors else []
-        options = zip(OPTIONS[self.collective], self.options, strict=True)
+        options = zip(self.spec.options, self.options, strict=True)
         words += [f"{name}={value}" for name, value in options if value != DEFAULTS.get(name)]
         return f"{self.collective}({', '.join(words)})"
+
+    @property
+    def spec(self) -> Collective:
+        return COLLECTIVES[self.collective]
 
     def refusal(self) -> str:
         """Return why it is refused, or nothing."""
@@ -61,7 +63,7 @@ class TorchCall:
         if refusal := self.refusal():
             comm.dispatcher.refuse(self.collective, refusal, run, self.call_site)
         x, out = self.arrays()
-        result = x if self.collective in IN_PLACE else out
+        result = x if self.spec.in_place else out
         comm.dispatcher.run(self.collective, x, out, self.options, run, self.note, self.call_site, at_once)
         if self.outputs and result is not self.outputs[0]:
             unpack(result, self.outputs)
@@ -78,16 +80,10 @@ class TorchCall:
 
     def arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return the arrays of the communicator's call; the second is None where the first gets the result."""
-        is_moved = self.collective not in REDUCTIONS
-        if self.collective in IN_PLACE:
+        is_moved = not self.spec.reduces
+        if self.spec.in_place:
             return pack(self.inputs or self.outputs, is_moved), None
         return pack(self.inputs, is_moved), pack(self.outputs, is_moved, is_empty=True)
-
-
-@lru_cache(1024)
-def options_of(collective: str, **values: Any) -> tuple:
-    """Return the values of all options of a collective, in the communicator's order."""
-    return tuple((DEFAULTS | values).get(name) for name in OPTIONS[collective])
 
 
 def total(tensors: Tensors) -> int:

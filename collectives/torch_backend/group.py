@@ -17,14 +17,15 @@ from torch._C._distributed_c10d import AllreduceOptions, ProcessGroup, ReduceOp,
 from collectives.communicator import Communicator
 from collectives.job.errors import InputError
 from collectives.job.launch import refuse_after_fork
+from collectives.runtime.backoff import Backoff
 from collectives.runtime.call.request import Runs
 from collectives.runtime.plan import Plan
-from collectives.schedule.spec import OPS
-from collectives.torch_backend.calls import Execute, Tensors, TorchCall, caller, options_of, sum_products, sum_sparse
+from collectives.schedule.spec import OPS, options_of
+from collectives.torch_backend.calls import Execute, Tensors, TorchCall, caller, sum_products, sum_sparse
 from collectives.torch_backend.rendezvous import part
 from collectives.torch_backend.work import FAILURES, HELD, CallQueue, Finished, MessageWork, Pending, PlanWork, seconds
 
-SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 1e-4, 0.05
+LONGEST_SLEEP_S = 0.05  # while the other ranks end the group, too
 LONGEST_WAIT_S = 1e6  # that a store accepts
 SHORT_BYTES = 1 << 16
 CPP_HOLDS_WORKS = torch.__version__ >= "2.7"  # before, a work that Python drops loses its methods, which C++ calls
@@ -99,13 +100,12 @@ class Runner(Base):
 
     def all_are_done(self) -> bool:
         """Return whether every rank ends the group, and none of them after a failed call."""
-        came, sleep_s = self.comm.mpi.Ibarrier(), SHORTEST_SLEEP_S
+        came, backoff = self.comm.mpi.Ibarrier(), Backoff(LONGEST_SLEEP_S)
         deadline_s = time.monotonic() + self.limit_s
         while not came.Test():
-            if time.monotonic() > deadline_s or (sleep_s == LONGEST_SLEEP_S and self.has_failed()):
+            if time.monotonic() > deadline_s or (backoff.is_longest and self.has_failed()):
                 return False
-            time.sleep(sleep_s)
-            sleep_s = min(2 * sleep_s, LONGEST_SLEEP_S)
+            backoff.sleep()
         return True
 
     def has_failed(self) -> bool:

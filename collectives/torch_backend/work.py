@@ -16,11 +16,11 @@ from torch.futures import Future
 
 from collectives.job.errors import CommunicationError, InputError
 from collectives.runtime.backends.point_to_point import RecvMessage
+from collectives.runtime.backoff import Backoff
 from collectives.runtime.call.request import Runs
 from collectives.runtime.plan import Plan, Predecessor
 
 Base: Any = Work  # declared with a C++ result and future
-SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 2e-5, 1e-3
 BUSY = 0.25  # share of time for which other threads compute, above which they need the core
 FAILURES = (TimeoutError, InputError, CommunicationError, MPI.Exception)
 IDLE_S = 1e-3  # a period without computation after which others are taken to be idle
@@ -243,21 +243,20 @@ class Pending(Finished):
         C++ code that waits for the future does not tell; but then this process's other threads are idle.
         """
         plan.begin()
-        sleep_s = SHORTEST_SLEEP_S
+        backoff = Backoff()
         while not self.awaited:
             if plan.done():
                 return
             if time.monotonic() > self.deadline_s:
                 raise TimeoutError
             computed_s = others_s()
-            time.sleep(sleep_s)
-            if others_s() - computed_s > BUSY * sleep_s:
-                sleep_s = min(2 * sleep_s, LONGEST_SLEEP_S)
+            slept_s = backoff.sleep()
+            if others_s() - computed_s > BUSY * slept_s:
                 continue
             with suppress(TimeoutError):
                 plan.wait(IDLE_S)
                 return
-            sleep_s = SHORTEST_SLEEP_S
+            backoff.reset()
         plan.wait(max(0, self.deadline_s - time.monotonic()))
 
 

@@ -40,8 +40,8 @@ def test_a_program_that_knows_mpi4py_only(program, how):
     result = launch(3, *UNDER_OURS, *words, "a", "-b", env={"COLLECTIVES_MPI4PY": "report"})
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["['a', '-b'] True True [0, 1, 2]"] * 3
-    assert re.search(r"^Allreduce +4 +0 +[\d.]+ ms$", result.stderr, re.MULTILINE), result.stderr
-    assert re.findall(r"^(\w+) +\d+ +\d+ +[\d.]+ ms$", result.stderr, re.MULTILINE) == ["Allreduce"]  # none of our own
+    assert re.search(r"^Allreduce +4 +0$", result.stderr, re.MULTILINE), result.stderr
+    assert re.findall(r"^(\w+) +\d+ +\d+$", result.stderr, re.MULTILINE) == ["Allreduce"]  # none of our own
 
 
 def test_what_a_program_raises_ends_the_job():

@@ -555,53 +555,6 @@ def test_losses_are_those_of_ddp(hvd, mpi_comm):
         assert actual == pytest.approx(losses(ddp, torch.optim.AdamW(ddp.parameters(), lr=0.01)), rel=1e-5)
 
 
-# --- Adasum ---
-
-
-def adasum(vectors):
-    """Combine vectors by Adasum, pairwise in a tree."""
-    if len(vectors) == 1:
-        return vectors[0]
-    a, b = adasum(vectors[: len(vectors) // 2]), adasum(vectors[len(vectors) // 2 :])
-    dot = a @ b
-    return (1 - dot / (2 * (a @ a) or 1)) * a + (1 - dot / (2 * (b @ b) or 1)) * b
-
-
-@pytest.mark.sizes(1, 2, 4, 8)
-@pytest.mark.parametrize(("dtype", "rtol"), [("float64", 1e-12), ("float32", 1e-5), ("float16", 1e-2)])
-def test_adasum(hvd, dtype, rtol):
-    xs = [np.random.default_rng(rank).normal(size=50) for rank in range(hvd.size())]
-    xs[0][:] = 0 if hvd.size() == 2 else xs[0]
-    want = adasum([x.astype(dtype).astype("float64") for x in xs])
-    actual = hvd.grouped_allreduce([torch.tensor(xs[hvd.rank()]).to(getattr(torch, dtype))] * 2, op=hvd.Adasum)
-    assert np.allclose(actual[0].double(), want, rtol=rtol, atol=rtol)
-    assert torch.equal(*actual)
-    assert all(torch.equal(x, actual[0]) for x in hvd.allgather(actual[0]).chunk(hvd.size()))
-
-
-@pytest.mark.sizes(1, 2, 4)
-def test_steps_combined_by_adasum(hvd):
-    model, rate = new_model(), 0.1
-    plain = torch.optim.SGD(model.parameters(), lr=rate)
-    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters(), op=hvd.Adasum)
-    want = [param.detach().double() for param in model.parameters()]
-    for step in range(2):
-        current = copy.deepcopy(model)
-        changes = [
-            [
-                -rate * g.double()
-                for g in torch.autograd.grad(loss_of(current, step, r, hvd.size()), [*current.parameters()])
-            ]
-            for r in range(hvd.size())
-        ]
-        sums = [adasum([c.flatten().numpy() for c in each]) for each in zip(*changes, strict=True)]
-        want = [p + torch.from_numpy(s).view_as(p) for p, s in zip(want, sums, strict=True)]
-        optimizer.zero_grad()
-        loss_of(model, step, hvd.rank(), hvd.size()).backward()
-        optimizer.step()
-    assert close([p.double() for p in model.parameters()], want)
-
-
 # --- process sets ---
 
 
@@ -637,14 +590,11 @@ def test_process_sets(hvd, mpi_comm):
 
 
 WRONG = {
-    "rank 0: allreduce 'noname.1': op='mean' is unknown: use hvd.Average, Sum, Adasum, Min, Max or Product": (
+    "rank 0: allreduce 'noname.1': op='mean' is unknown: use hvd.Average, Sum, Min, Max or Product": (
         lambda hvd, x: hvd.allreduce(x, op="mean")
     ),
     "rank 0: allreduce 'noname.1': op='sum' and average=True: pass op alone": (
         lambda hvd, x: hvd.allreduce(x, op="sum", average=True)
-    ),
-    "rank 0: allreduce 'noname.1': Adasum of integers: pass floats": lambda hvd, x: hvd.allreduce(
-        x.int(), op=hvd.Adasum
     ),
     "rank 0: allreduce 'noname.1': list: pass dense tensors": lambda hvd, x: hvd.allreduce_([1.0]),
     "rank 0: allreduce 'noname.1': tensor of layout torch.sparse_coo: pass dense tensors": (
@@ -663,8 +613,8 @@ WRONG = {
     "rank 0: alltoall 'noname.1': 3 rows in splits of [1.0, 2.0]: pass splits with 2 numbers of rows, of 3 in all": (
         lambda hvd, x: hvd.alltoall(x, [1.0, 2.0])
     ),
-    "rank 0: reducescatter 'noname.1': Adasum: use hvd.Average or Sum": lambda hvd, x: hvd.reducescatter(
-        x, op=hvd.Adasum
+    "rank 0: reducescatter 'noname.1': op='mean' is unknown: use hvd.Average, Sum, Min, Max or Product": (
+        lambda hvd, x: hvd.reducescatter(x, op="mean")
     ),
 }
 
@@ -743,6 +693,8 @@ def test_process_sets_that_cannot_be(hvd, mpi_comm):
 def test_what_horovod_has_and_this_has_not(hvd):
     with pytest.raises(AttributeError, match=r"hvd\.elastic is not supported: write checkpoints"):
         hvd.elastic  # noqa: B018
+    with pytest.raises(AttributeError, match=r"hvd\.Adasum is not supported: use hvd\.Average"):
+        hvd.Adasum  # noqa: B018
     assert not hasattr(hvd, "start_timeline")
     assert not hasattr(hvd, "nonsense")
 
