@@ -159,8 +159,8 @@ ON_COMPARISON = [
     mutant(PROGRAMS, "begin = ends[leaves, partner]", "begin = 0", CUBE),
     mutant(
         "collectives/algorithms/leaders.py",
-        "place[slot] = (place[slot] + num_teams) % (2 * num_teams)",
-        "place[slot] = place[slot] % (2 * num_teams)",
+        "run_of[slot] = (run_of[slot] + num_teams) % (2 * num_teams)",
+        "run_of[slot] = run_of[slot] % (2 * num_teams)",
         ("test_hierarchical.py", "any_groups or any_number"),
     ),
     mutant(
@@ -446,8 +446,8 @@ TOOLS = [
     ),
     mutant(
         "collectives/schedule/events.py",
-        "self.free[place] = begin + keeps_s",
-        "self.free[place] = begin",
+        "self.free[resource] = begin + keeps_s",
+        "self.free[resource] = begin",
         ("test_simulate.py", "share_a_node_s_way"),
     ),
     mutant(

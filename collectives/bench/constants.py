@@ -42,11 +42,11 @@ def samples(
     barrier = comm.plan("barrier")
     times = np.zeros((warmups + repeats, len(actions)))
     for turn in times:
-        for place, action in enumerate(actions):
+        for index, action in enumerate(actions):
             barrier()
             begin = time.perf_counter()
             action()
-            turn[place] = time.perf_counter() - begin
+            turn[index] = time.perf_counter() - begin
     barrier.free()
     op = RANK_TIMES[rank_time]
     return (comm.all_reduce(times, op=op) if op else comm.broadcast(times))[warmups:]
@@ -73,8 +73,8 @@ def measure(comm: Communicator, repeats: int, warmups: int) -> Network:
 
 def save(comm: Communicator, network: Network, why_not: str = "") -> str:
     """Write the speeds on rank 0, and return the path, or why they are not written.  Collective."""
-    place = links.place(comm.host_names(), comm.topology.nodes, library_name(MPI))
-    return links.save(links.CachedLinks(place, network), why_not) if comm.rank == 0 else ""
+    key = links.place(comm.host_names(), comm.topology.nodes, library_name(MPI))
+    return links.save(links.CachedLinks(key, network), why_not) if comm.rank == 0 else ""
 
 
 def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:

@@ -122,10 +122,10 @@ def embed(schedule: Schedule, ranks: Sequence[int], runs: Sequence[range]) -> It
     Moves of runs that are empty there are dropped.
     """
 
-    place = partial(span, runs)
+    to_world = partial(span, runs)
     for moves in schedule:
-        nonempty = (m for m in moves if isinstance(m, Barrier) or place(m.run) or not m.run)
-        yield tuple(replaced(m, ranks.__getitem__, place) for m in nonempty)
+        nonempty = (m for m in moves if isinstance(m, Barrier) or to_world(m.run) or not m.run)
+        yield tuple(replaced(m, ranks.__getitem__, to_world) for m in nonempty)
 
 
 def among(
