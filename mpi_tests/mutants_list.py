@@ -653,8 +653,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/numerics/recomputation.py",
-        "place.samples, place.positions = samples, positions",
-        "place.samples, place.positions = now",
+        "position.samples, position.positions = samples, positions",
+        "position.samples, position.positions = now",
         ("test_recompute.py", "pipelines_with_dropout and gpipe"),
     ),
     mutant(
@@ -788,8 +788,8 @@ PIPELINES = [
     ),
     mutant(
         "parallelism/zero/units.py",
-        "round((place - param.start) / BLOCK) * BLOCK",
-        "(place - param.start)",
+        "round((cut - param.start) / BLOCK) * BLOCK",
+        "(cut - param.start)",
         ("test_zero.py", "bit_for_bit and 4-ranks-1", 4),
     ),
 ]
