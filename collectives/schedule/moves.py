@@ -112,14 +112,14 @@ def laid(begin: int, lengths: Iterable[int]) -> list[range]:
 
 
 def span(runs: Sequence[range], those: range) -> range:
-    """Return adjacent runs as one: those of some numbers."""
+    """Join the runs whose indices are in `those`; they must be adjacent."""
     return range(runs[those.start].start, runs[those.stop - 1].stop) if those else those
 
 
 def embed(schedule: Schedule, ranks: Sequence[int], runs: Sequence[range]) -> Iterator[Round]:
     """Place a group's schedule in the world: its rank i is `ranks[i]`, its chunk i is the run `runs[i]`.
 
-    Moves of runs that are empty there are dropped.
+    Moves whose runs are empty in the world are dropped.
     """
 
     to_world = partial(span, runs)
