@@ -31,8 +31,8 @@ def step_of(args: argparse.Namespace, dropout: float, ours: bool, comm: collecti
     model = GPT(GPTConfig(vocab_size=256, dropout=dropout, bias=False, **shape))
     tokens = torch.randint(0, 256, (args.micro_batch_size, args.block_size))
     if ours:
-        place = BatchPosition(1, torch.arange(args.micro_batch_size))
-        parallelize(model, gpt2_plan(256, args.n_head), comm, place=place)
+        position = BatchPosition(1, torch.arange(args.micro_batch_size))
+        parallelize(model, gpt2_plan(256, args.n_head), comm, place=position)
 
     def step() -> None:
         model.zero_grad()

@@ -105,12 +105,12 @@ def summary(outcomes: Outcomes, backends: list[str]) -> str:
 
 def table(outcomes: Outcomes, backends: list[str]) -> str:
     """Format the outcomes as Markdown: failures first, skipped tests last."""
-    place = ("hung", "failed", "passed", "skipped", "").index
+    severity = ("hung", "failed", "passed", "skipped", "").index
     rows = []
     for test, of in outcomes.items():
         results = [of.get(backend, {"outcome": "", "why": ""}) for backend in backends]
         cells = [test, *(row["outcome"] for row in results), reason(results)]
-        rows.append((min(place(row["outcome"]) for row in results), test, f"| {' | '.join(cells)} |"))
+        rows.append((min(severity(row["outcome"]) for row in results), test, f"| {' | '.join(cells)} |"))
     head = [f"| test | {' | '.join(backends)} | reason |", f"|---|{'---|' * len(backends)}---|"]
     return "\n".join([summary(outcomes, backends), "", *head, *(row for _, _, row in sorted(rows)), ""])
 

@@ -345,8 +345,8 @@ def collect(of_host: Sequence[Finding]) -> list[RankReport] | None:
     node = mpi.COMM_WORLD.Split_type(mpi.COMM_TYPE_SHARED)
     reads = memory.reads_processes(node.allgather(memory.probe_address()))
     node.Barrier()  # until then, every rank's probe must exist
-    place = mpi.COMM_WORLD.rank, platform.node(), system.affinity(), environment.cores()
-    return mpi.COMM_WORLD.gather(RankReport(*place, environment.threads_per_rank(), reads, of_host))
+    location = mpi.COMM_WORLD.rank, platform.node(), system.affinity(), environment.cores()
+    return mpi.COMM_WORLD.gather(RankReport(*location, environment.threads_per_rank(), reads, of_host))
 
 
 def of_job(reports: Sequence[RankReport]) -> Iterator[tuple[str, Finding]]:

@@ -112,7 +112,7 @@ def draw(
         least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]  # (batch, 1)
         logits = logits.masked_fill(logits < least, -math.inf)
     if top_p is not None:
-        ordered, places = logits.softmax(-1).sort(descending=True, stable=True)
+        ordered, indices = logits.softmax(-1).sort(descending=True, stable=True)
         unlikely = ordered.cumsum(-1) - ordered >= top_p
-        logits = logits.masked_fill(torch.zeros_like(unlikely).scatter(-1, places, unlikely), -math.inf)
+        logits = logits.masked_fill(torch.zeros_like(unlikely).scatter(-1, indices, unlikely), -math.inf)
     return torch.multinomial(logits.softmax(-1), 1, generator=generator)

@@ -128,8 +128,8 @@ class Router(nn.Module):
         assert self.capacity is not None
         most = math.ceil(self.capacity * experts[0].numel() / self.num_experts)
         counts = self.per_expert(experts).flatten(1, 2).cumsum(1).view(*experts.shape, self.num_experts)
-        place = counts.gather(-1, experts[..., None])[..., 0]  # rank among its expert's choices, from 1
-        return experts.masked_fill(place > most, DROPPED)
+        position = counts.gather(-1, experts[..., None])[..., 0]  # among its expert's choices, from 1
+        return experts.masked_fill(position > most, DROPPED)
 
     def per_expert(self, experts: Tensor) -> Tensor:
         """Return a one-hot encoding of choices.  Shapes: (batch, seq, experts_per_token, num_experts)."""

@@ -89,10 +89,10 @@ def read_documents(path: str, field: str) -> Iterator[str]:
     elif kind == "parquet":
         yield from read_parquet(path, field)
     else:
-        for place, row in read_json(path):
+        for where, row in read_json(path):
             if not isinstance(row, dict) or not isinstance(row.get(field), str):
                 there = f"its fields are {', '.join(row)}" if isinstance(row, dict) else "it is not an object"
-                raise ValueError(f"{path}: {place} has no text in {field!r}, {there}: set text_field")
+                raise ValueError(f"{path}: {where} has no text in {field!r}, {there}: set text_field")
             yield row[field]
 
 
@@ -110,7 +110,7 @@ def read_plain(path: str) -> str:
 
 
 def read_json(path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of an array, or of lines, each with its place."""
+    """Yield the rows of an array, or of lines, each with where it is in the file."""
     with reading(path), open(path, "rb") as file:
         if beginning(path).lstrip().startswith(b"["):
             rows = from_json(file.read(), f"{path}: not JSON")

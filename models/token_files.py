@@ -90,8 +90,8 @@ class TokenSequence:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def __getitem__(self, place: slice) -> TokenSequence:
-        start, stop, _ = place.indices(len(self))
+    def __getitem__(self, span: slice) -> TokenSequence:
+        start, stop, _ = span.indices(len(self))
         return TokenSequence(self.parts, self.start + start, self.start + max(start, stop))
 
     def __array__(self, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:

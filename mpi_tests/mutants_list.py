@@ -179,8 +179,8 @@ ON_COMPARISON = [
     mutant(PROGRAMS, "begin = ends[leaves, partner]", "begin = 0", CUBE),
     mutant(
         "collectives/algorithms/leaders.py",
-        "place[slot] = (place[slot] + num_teams) % (2 * num_teams)",
-        "place[slot] = place[slot] % (2 * num_teams)",
+        "run_of[slot] = (run_of[slot] + num_teams) % (2 * num_teams)",
+        "run_of[slot] = run_of[slot] % (2 * num_teams)",
         ("test_hierarchical.py", "any_groups or any_number"),
     ),
     mutant(
@@ -466,8 +466,8 @@ TOOLS = [
     ),
     mutant(
         "collectives/schedule/events.py",
-        "self.free[place] = begin + keeps_s",
-        "self.free[place] = begin",
+        "self.free[resource] = begin + keeps_s",
+        "self.free[resource] = begin",
         ("test_simulate.py", "share_a_node_s_way"),
     ),
     mutant(
@@ -673,8 +673,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/numerics/recomputation.py",
-        "place.samples, place.positions = samples, positions",
-        "place.samples, place.positions = now",
+        "position.samples, position.positions = samples, positions",
+        "position.samples, position.positions = now",
         ("test_recompute.py", "pipelines_with_dropout and gpipe"),
     ),
     mutant(
@@ -808,8 +808,8 @@ PIPELINES = [
     ),
     mutant(
         "parallelism/zero/units.py",
-        "round((place - param.start) / BLOCK) * BLOCK",
-        "(place - param.start)",
+        "round((cut - param.start) / BLOCK) * BLOCK",
+        "(cut - param.start)",
         ("test_zero.py", "bit_for_bit and 4-ranks-1", 4),
     ),
 ]

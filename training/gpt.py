@@ -94,7 +94,7 @@ def whole_layer(model: Model) -> Layer:
     return Layer("model", ("",), run, 1)
 
 
-def recompute_model(model: Model, mode: str, place: BatchPosition | None = None) -> None:
+def recompute_model(model: Model, mode: str, position: BatchPosition | None = None) -> None:
     """Make a model, plain or divided, recompute activations block by block.
 
     `full`: a block saves only its input, and is computed twice.  `selective`: a block recomputes large activations that
@@ -108,6 +108,6 @@ def recompute_model(model: Model, mode: str, place: BatchPosition | None = None)
         raise ValueError(f"recompute mode {mode!r} is unknown: use {' or '.join(MODES)}")
     for block in model.transformer.h:
         if mode == "full":
-            recompute(block, place)
+            recompute(block, position)
         else:
-            recompute(block.get_submodule("mlp"), place, "project")
+            recompute(block.get_submodule("mlp"), position, "project")

@@ -72,17 +72,17 @@ class TrainingRun:
         self.mesh = Mesh(comm, **axes_of(config))
         self.sp = SequenceParallel(self.mesh.sp, config.sp_mode, config.sp_order, head_ranks=config.sp_heads)
         dp, positions = self.mesh.dp, self.sp.positions(config.block_size)
-        place = BatchPosition(config.seed)
-        place.positions = to_device(positions, config.device)
+        position = BatchPosition(config.seed)
+        position.positions = to_device(positions, config.device)
         self.sampler = DistributedSampler(len(self.windows), inputs.batch_size, dp.rank, dp.size, seed=config.seed)
         count = config.micro_batch_size, inputs.num_micro_batches
         self.samples = Samples(self.windows, self.sampler, *count, positions, config.document_end, config.device)
         self.exchange = ExpertExchange(self.mesh.ep) if config.ep > 1 else None
-        self.tp_collectives = divide(self.gpt, config, self.mesh, self.sp, place, self.exchange)
+        self.tp_collectives = divide(self.gpt, config, self.mesh, self.sp, position, self.exchange)
         self.routers = [router for _, router in routers(self.gpt)]
         tied = tied_names(self.gpt)
         self.model = staged(
-            self.gpt, config, self.mesh, inputs.schedule, inputs.precision, place, self.samples.first_batch
+            self.gpt, config, self.mesh, inputs.schedule, inputs.precision, position, self.samples.first_batch
         )
         self.replica = self.model.replica
         self.masters = self.replica.masters

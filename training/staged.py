@@ -34,20 +34,25 @@ if TYPE_CHECKING:
 
 
 def divide(
-    gpt: Model, config: Config, mesh: Mesh, sequences: SequenceParallel, place: BatchPosition, ep: ExpertExchange | None
+    gpt: Model,
+    config: Config,
+    mesh: Mesh,
+    sequences: SequenceParallel,
+    position: BatchPosition,
+    ep: ExpertExchange | None,
 ) -> TensorCollectives:
     """Divide a model over tp, sp and ep; set up recomputation, and compilation or fused passes.
 
     Return its collectives over tp.
     """
     sp = sequences if mesh.sp.size > 1 else None
-    ranks = parallelize(gpt, plan_of(gpt.config), mesh.tp, sp, config.sequence_parallel, place, ep)
+    ranks = parallelize(gpt, plan_of(gpt.config), mesh.tp, sp, config.sequence_parallel, position, ep)
     if config.compile:
         compile_model(gpt, config)
     else:
         fuse(gpt)
     if config.recompute != "none":
-        recompute_model(gpt, config.recompute, place)
+        recompute_model(gpt, config.recompute, position)
     return ranks
 
 
@@ -57,7 +62,7 @@ def staged(
     mesh: Mesh,
     schedule: Schedule,
     precision: Precision,
-    place: BatchPosition,
+    position: BatchPosition,
     make_batch: Callable[[], Batch],
 ) -> PipelineParallel:
     """Make a pipeline of a model that is divided over the other axes; `make_batch` returns a batch to measure with.
@@ -67,7 +72,7 @@ def staged(
 
     def computing(batch: Batch) -> AbstractContextManager:
         """Set the samples by which dropout masks are drawn; return the context for the dtype."""
-        place.samples = batch.samples
+        position.samples = batch.samples
         return precision.computing(config.device)
 
     parts = [whole_layer(gpt)] if compiles_whole(config) else layers_of(gpt)

@@ -22,10 +22,10 @@ def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     round 2:  0->1 [2]   1->2 [1]
     round 3:  1->2 [2]
     """
-    right, left, place = (rank + 1) % size, (rank - 1) % size, (rank - root) % size
+    right, left, relative_rank = (rank + 1) % size, (rank - 1) % size, (rank - root) % size
     for step in range(2 * (size - 1)):
-        send = [Send(right, run) for run in nth(step - place, size) if place < size - 1]
-        recv = [Recv(left, run) for run in nth(step - place + 1, size) if place > 0]
+        send = [Send(right, run) for run in nth(step - relative_rank, size) if relative_rank < size - 1]
+        recv = [Recv(left, run) for run in nth(step - relative_rank + 1, size) if relative_rank > 0]
         yield (*send, *recv)
 
 

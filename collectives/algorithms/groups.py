@@ -1,7 +1,7 @@
-"""Groups of ranks: nodes, and the ranks of a node that stand in for those of other nodes.
+"""Groups of ranks: nodes, and the ranks of a node that are proxies for those of other nodes.
 
-Building blocks of hierarchical algorithms: `inside` runs a schedule in every node, `Grid.cross` an algorithm among the
-counterparts of all nodes, once for each lane: a subset of the chunks, of which each rank has one run.
+Building blocks of hierarchical algorithms: `within_groups` runs a schedule in every node, and `Grid.across_groups` an
+algorithm among the counterparts of all nodes, as one task for each run of consecutive chunks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ class Task(NamedTuple):
 class Grid:
     """The groups as rows of the length of the largest: the ranks of a column are counterparts.
 
-    In smaller groups one rank serves several adjacent columns; its home column is the first.
+    In smaller groups one rank serves several adjacent columns.
 
     >>> Grid(((0, 1, 2), (3, 4))).rows
     [[0, 1, 2], [3, 3, 4]]
@@ -39,32 +39,32 @@ class Grid:
     def __init__(self, groups: Groups):
         lengths = sorted(map(len, groups))
         width, second = lengths[-1], lengths[:2][-1]
-        self.rows = [[ranks[place * len(ranks) // width] for place in range(width)] for ranks in groups]
+        self.rows = [[ranks[i * len(ranks) // width] for i in range(width)] for ranks in groups]
         self.columns = list(zip(*self.rows, strict=True))
-        self.home = {rank: place for row in self.rows for place, rank in reversed([*enumerate(row)])}
+        self.first_column = {rank: i for row in self.rows for i, rank in reversed([*enumerate(row)])}
         self.in_common = -(-width // second)  # the most columns that two ranks of different groups share
 
     def order(self) -> tuple[int, ...]:
         """Return all ranks, column by column."""
-        return tuple(r for place, column in enumerate(self.columns) for r in column if self.home[r] == place)
+        return tuple(r for i, column in enumerate(self.columns) for r in column if self.first_column[r] == i)
 
-    def stand_ins(self, rank: int, owner: Sequence[int]) -> list[int]:
-        """Return, for each chunk, the stand-in for its owner in `rank`'s group: the owner itself, if it is there."""
+    def proxies(self, rank: int, owner: Sequence[int]) -> list[int]:
+        """Return, for each chunk, its owner's proxy in `rank`'s group: the owner itself, if it is in that group."""
         row = group_of(rank, self.rows)
-        return [row[self.home[other]] for other in owner]
+        return [row[self.first_column[other]] for other in owner]
 
-    def sets(self, place: int, chunks_of: dict[int, list[int]]) -> list[list[int]]:
-        """Return the chunks of each rank of a column; none for a rank whose home is another column."""
-        return [chunks_of.get(rank, []) if self.home[rank] == place else [] for rank in self.columns[place]]
+    def chunks_by_rank(self, column: int, chunks_of: dict[int, list[int]]) -> list[list[int]]:
+        """Return the chunks of each rank of a column; none for a rank whose first column is another one."""
+        return [chunks_of.get(rank, []) if self.first_column[rank] == column else [] for rank in self.columns[column]]
 
-    def cross(self, rank: int, owner: Sequence[int], algorithm: Scheduler) -> Iterator[Round]:
-        """Run an algorithm in every column, on the chunks of the owners at home there, each for its owner's row."""
+    def across_groups(self, rank: int, owner: Sequence[int], algorithm: Scheduler) -> Iterator[Round]:
+        """Run an algorithm in every column, on the chunks of owners whose first column it is, each for its row."""
         chunks_of, tasks = by_owner(owner), []
-        for place, column in enumerate(self.columns):
-            lanes = zip_longest(*map(consecutive, self.sets(place, chunks_of)), fillvalue=range(0))
-            turns = count(place % self.in_common, self.in_common)
-            tasks += [Task(turn, column, runs) for turn, runs in zip(turns, lanes, strict=False)]
-        return abreast(rank, tasks, algorithm)
+        for i, column in enumerate(self.columns):
+            runs_of_tasks = zip_longest(*map(consecutive, self.chunks_by_rank(i, chunks_of)), fillvalue=range(0))
+            turns = count(i % self.in_common, self.in_common)
+            tasks += [Task(turn, column, runs) for turn, runs in zip(turns, runs_of_tasks, strict=False)]
+        return interleave(rank, tasks, algorithm)
 
 
 def singles(ranks: Iterable[int]) -> Groups:
@@ -90,7 +90,7 @@ def group_of(rank: int, groups: Sequence[G]) -> G:
     return next(group for group in groups if rank in group)
 
 
-def inside(rank: int, groups: Groups, schedule: Callable[[int, tuple[int, ...]], Schedule]) -> Iterator[Round]:
+def within_groups(rank: int, groups: Groups, schedule: Callable[[int, tuple[int, ...]], Schedule]) -> Iterator[Round]:
     """Yield the schedule of the rank's own group, padded with empty rounds to the length of the others'."""
     own = group_of(rank, groups)
     rounds = list(schedule(rank, own))
@@ -100,7 +100,7 @@ def inside(rank: int, groups: Groups, schedule: Callable[[int, tuple[int, ...]],
     yield from (() for _ in range(longest - len(rounds)))
 
 
-def abreast(rank: int, tasks: Iterable[Task], algorithm: Scheduler, most: int = MESSAGES) -> Iterator[Round]:
+def interleave(rank: int, tasks: Iterable[Task], algorithm: Scheduler, most: int = MESSAGES) -> Iterator[Round]:
     """Run an algorithm for many tasks: `most` turns at once, or if it is direct, all."""
     tasks = list(tasks)
     size = len(tasks[0].ranks)

@@ -2,7 +2,7 @@
 
 Reducing gradients in this way is called hierarchical gradient descent.  `groups` are the nodes, of any sizes and ranks,
 by default one node of all ranks; `within` is the module of the algorithms inside them.  In a smaller node each rank
-stands in for several ranks of the largest one, and so moves more data.
+is the proxy of several ranks of the largest one, and so moves more data.
 
 `hierarchical_direct` is the same with direct algorithms inside the nodes, and messages between them: a rank alone in
 its node only exchanges messages.  In the cost lines, for k nodes of l ranks, mu is the cost of a barrier in a node.
@@ -24,7 +24,17 @@ from typing import Any
 from collectives.algorithms import direct, pairwise, ring, tree
 from collectives.algorithms.algorithm import EQUAL_CHUNKS, NOTHING, Access, Algorithm, Groups, Precondition, Scheduler
 from collectives.algorithms.bruck import pack
-from collectives.algorithms.groups import Grid, Task, abreast, by_owner, consecutive, group_of, inside, singles, whole
+from collectives.algorithms.groups import (
+    Grid,
+    Task,
+    by_owner,
+    consecutive,
+    group_of,
+    interleave,
+    singles,
+    whole,
+    within_groups,
+)
 from collectives.schedule.moves import MESSAGES, Barrier, Copy, Get, Round, Schedule, laid, shares
 
 Datum = tuple[int, int]  # a chunk on its way in an all-to-all, by dest and source
@@ -58,15 +68,15 @@ def all_reduce(rank: int, size: int, groups: Groups | None = None, within: Any =
     groups = whole(groups, size)
     grid = Grid(groups)
     owner = grid.order()
-    yield from at_stand_ins(rank, groups, grid, owner, within.reduce_scatter)
-    yield from grid.cross(rank, owner, ring.all_reduce)
-    yield from at_stand_ins(rank, groups, grid, owner, within.all_gather)
+    yield from on_proxies(rank, groups, grid, owner, within.reduce_scatter)
+    yield from grid.across_groups(rank, owner, ring.all_reduce)
+    yield from on_proxies(rank, groups, grid, owner, within.all_gather)
 
 
 def reduce_scatter(rank: int, size: int, groups: Groups | None = None, within: Any = ring) -> Iterator[Round]:
-    """Rank r ends owning chunk r: its stand-in in each node reduces it inside, then r reduces those sums.
+    """Rank r ends owning chunk r: its proxy in each node reduces it inside, then r reduces those sums.
 
-    A rank stands in for k ranks, whose chunks are not consecutive and so take several messages.
+    A rank is the proxy of k ranks, whose chunks are not consecutive and so take several messages.
 
     Cost: with rings, if ranks follow each other in nodes, (ceil(k/8) (l-1) + k-1) alpha + n(p-1)/p (beta + gamma);
     direct inside, 2 mu + (k-1) alpha + n(k-1)/p beta + (n + n(k-1)/p) gamma.
@@ -79,8 +89,8 @@ def reduce_scatter(rank: int, size: int, groups: Groups | None = None, within: A
     """
     groups, owner = whole(groups, size), range(size)
     grid = Grid(groups)
-    yield from at_stand_ins(rank, groups, grid, owner, within.reduce_scatter)
-    yield from grid.cross(rank, owner, ring.reduce_scatter)
+    yield from on_proxies(rank, groups, grid, owner, within.reduce_scatter)
+    yield from grid.across_groups(rank, owner, ring.reduce_scatter)
 
 
 def all_gather(rank: int, size: int, groups: Groups | None = None, within: Any = ring) -> Iterator[Round]:
@@ -97,13 +107,15 @@ def all_gather(rank: int, size: int, groups: Groups | None = None, within: Any =
     """
     groups, owner = whole(groups, size), range(size)
     grid = Grid(groups)
-    yield from grid.cross(rank, owner, ring.all_gather)
-    yield from at_stand_ins(rank, groups, grid, owner, within.all_gather)
+    yield from grid.across_groups(rank, owner, ring.all_gather)
+    yield from on_proxies(rank, groups, grid, owner, within.all_gather)
 
 
-def at_stand_ins(rank: int, groups: Groups, grid: Grid, owner: Sequence[int], algorithm: Scheduler) -> Iterator[Round]:
-    """Run an algorithm in every node, where each rank works for the owners for which it stands in."""
-    return inside(rank, groups, lambda r, node: Grid(singles(node)).cross(r, grid.stand_ins(r, owner), algorithm))
+def on_proxies(rank: int, groups: Groups, grid: Grid, owner: Sequence[int], algorithm: Scheduler) -> Iterator[Round]:
+    """Run an algorithm in every node, where each rank works for the owners whose proxy it is."""
+    return within_groups(
+        rank, groups, lambda r, node: Grid(singles(node)).across_groups(r, grid.proxies(r, owner), algorithm)
+    )
 
 
 def broadcast(rank: int, size: int, root: int = 0, groups: Groups | None = None, within: Any = tree) -> Iterator[Round]:
@@ -123,14 +135,14 @@ def broadcast(rank: int, size: int, root: int = 0, groups: Groups | None = None,
 
     def among(rank: int, ranks: Sequence[int], root: int, algorithm: Scheduler) -> Schedule:
         task = Task(0, ranks, shares(size, len(ranks)))
-        return abreast(rank, [task], partial(algorithm, root=ranks.index(root)))
+        return interleave(rank, [task], partial(algorithm, root=ranks.index(root)))
 
-    yield from among(rank, grid.columns[grid.home[root]], root, tree.broadcast)
-    yield from inside(rank, groups, lambda r, node: among(r, node, grid.stand_ins(r, [root])[0], within.broadcast))
+    yield from among(rank, grid.columns[grid.first_column[root]], root, tree.broadcast)
+    yield from within_groups(rank, groups, lambda r, node: among(r, node, grid.proxies(r, [root])[0], within.broadcast))
 
 
 def all_to_all(rank: int, size: int, groups: Groups | None = None, within: Any = pairwise) -> Iterator[Round]:
-    """Chunk d of rank s becomes chunk p+s of rank d: inside to d's stand-in, then across.
+    """Chunk d of rank s becomes chunk p+s of rank d: inside to d's proxy, then across.
 
     Chunks in transit are packed in working space after the 2p chunks of the collective: all chunks must have one
     length.  Direct inside, a rank reads the chunks for its counterparts from the others' `x`.
@@ -151,7 +163,7 @@ def all_to_all(rank: int, size: int, groups: Groups | None = None, within: Any =
     grid = Grid(groups)
     own = group_of(rank, groups)
     in_order = [other for node in groups for other in sorted(node)] == list(everyone)
-    room = max(size, len(load(rank, singles(own), grid.stand_ins(rank, everyone))))
+    room = max(size, len(load(rank, singles(own), grid.proxies(rank, everyone))))
     spare = 2 * size + room  # behind the outgoing data
     arrived, landing = size if room <= size else spare, size if in_order else spare
 
@@ -166,42 +178,42 @@ def all_to_all(rank: int, size: int, groups: Groups | None = None, within: Any =
     if len(groups) == 1:
         yield from in_node(rank, groups[0], everyone, landing)
     else:
-        yield from inside(rank, groups, lambda r, node: in_node(r, node, grid.stand_ins(r, everyone), arrived))
+        yield from within_groups(rank, groups, lambda r, node: in_node(r, node, grid.proxies(r, everyone), arrived))
         yield from exchange(rank, groups, everyone, arrived if len(own) > 1 else 0, landing)
     if not in_order:
         yield rearranged(load(rank, groups, everyone), landing, [(rank, source) for source in everyone], size)
 
 
 def load(rank: int, groups: Groups, owner: Sequence[int]) -> list[Datum]:
-    """List a rank's data once these groups have exchanged theirs: all that are for the chunks that it owns."""
+    """List what a rank holds after an exchange among these groups: the data for the chunks that it owns."""
     dests = by_owner(owner)[rank]
     return [datum for group in groups for datum in product(dests, sorted(group))]
 
 
 def rearranged(data: list[Datum], begin: int, order: list[Datum], target: int) -> Round:
-    """Return the copies that bring data from one order into another."""
-    at = {datum: place for place, datum in enumerate(data, begin)}
+    """Return the copies that put data, which are in the chunks from `begin` on, in an order from chunk `target` on."""
+    at = {datum: chunk for chunk, datum in enumerate(data, begin)}
     return pack(consecutive([at[datum] for datum in order]), target)
 
 
 def exchange(rank: int, groups: Groups, owner: Sequence[int], begin: int, landing: int) -> Iterator[Round]:
-    """Give rank `owner[d]` all data of the groups for rank d, its `load`, from chunk `landing` on.
+    """Send what the groups hold for rank d to rank `owner[d]`, which stores its `load` from chunk `landing` on.
 
-    A rank's data begin at chunk `begin`: its own vector, or the result of an exchange in its group.  They are packed
-    after the 2p chunks of the collective.
+    A rank's outgoing data, its own vector or the result of an exchange in its group, begin at chunk `begin`.  They are
+    packed after the 2p chunks of the collective.
     """
     grid, chunks_of = Grid(groups), by_owner(owner)
     own = group_of(rank, groups)
-    places = [place for place, other in enumerate(group_of(rank, grid.rows)) if other == rank]
-    blocks = [list(product(dests, sorted(own))) for p in places for dests in grid.sets(p, chunks_of)]
-    data = load(rank, singles(own), grid.stand_ins(rank, owner))
+    columns = [i for i, other in enumerate(group_of(rank, grid.rows)) if other == rank]
+    blocks = [list(product(dests, sorted(own))) for i in columns for dests in grid.chunks_by_rank(i, chunks_of)]
+    data = load(rank, singles(own), grid.proxies(rank, owner))
     leaving = [datum for block in blocks for datum in block]
     if data != leaving or max(map(len, groups)) > 1:  # else outgoing data are in order in the vector
         yield rearranged(data, begin, leaving, 2 * len(owner))
         begin = 2 * len(owner)
     outs = laid(begin, map(len, blocks))
     ins = laid(landing, [len(chunks_of[rank]) * len(group) for group in groups])
-    yield from abreast(rank, ports(grid, places, outs, ins), pairwise.all_to_all, MESSAGES // 2)
+    yield from interleave(rank, column_tasks(grid, columns, outs, ins), pairwise.all_to_all, MESSAGES // 2)
 
 
 def collected(rank: int, node: Sequence[int], dests: list[int], landing: int) -> Iterator[Round]:
@@ -215,14 +227,14 @@ def collected(rank: int, node: Sequence[int], dests: list[int], landing: int) ->
     yield barrier
 
 
-def ports(grid: Grid, places: list[int], outs: list[range], ins: list[range]) -> Iterator[Task]:
+def column_tasks(grid: Grid, own_columns: list[int], outs: list[range], ins: list[range]) -> Iterator[Task]:
     """Yield a rank's all-to-all in each of its columns: outgoing runs and incoming runs."""
     size = len(ins)
-    for place, column in enumerate(grid.columns):
-        nth = places.index(place) if place in places else None
+    for i, column in enumerate(grid.columns):
+        nth = own_columns.index(i) if i in own_columns else None
         came = ins if nth == 0 else [range(0)] * size
         runs = [] if nth is None else [*outs[nth * size : (nth + 1) * size], *came]
-        yield Task(place % grid.in_common, column, runs)
+        yield Task(i % grid.in_common, column, runs)
 
 
 def pair_of_rows(collective: str, schedule: Scheduler, needs: Precondition = NOTHING) -> tuple[Algorithm, Algorithm]:

@@ -79,15 +79,15 @@ def exchange_in_cube(team: tuple[int, ...], teams: list[tuple[int, ...]], size: 
     slots = laid(2 * size, [block] * 2 * num_teams)
     toward = [teams[own ^ slot] for slot in range(num_teams)]
     yield pack(team, toward, size)
-    place = list(range(num_teams))  # the run of each slot
+    run_of = list(range(num_teams))  # the run of each slot
     for bit in range(num_teams.bit_length() - 1):
         crossing = [slot for slot in range(num_teams) if slot >> bit & 1]
         leader = toward[1 << bit][0]
-        sends = [Send(leader, span(slots, run)) for run in consecutive([place[slot] for slot in crossing])]
+        sends = [Send(leader, span(slots, run)) for run in consecutive([run_of[slot] for slot in crossing])]
         for slot in crossing:
-            place[slot] = (place[slot] + num_teams) % (2 * num_teams)
-        yield (*sends, *(Recv(leader, span(slots, run)) for run in consecutive([place[slot] for slot in crossing])))
-    yield unpack(team, toward, [slots[where] for where in place], size)
+            run_of[slot] = (run_of[slot] + num_teams) % (2 * num_teams)
+        yield (*sends, *(Recv(leader, span(slots, run)) for run in consecutive([run_of[slot] for slot in crossing])))
+    yield unpack(team, toward, [slots[run] for run in run_of], size)
 
 
 def exchange_with_each(team: tuple[int, ...], teams: list[tuple[int, ...]], size: int) -> Iterator[Round]:
@@ -116,16 +116,16 @@ def pack(team: tuple[int, ...], teams: list[tuple[int, ...]], size: int) -> Roun
 
 
 def unpack(team: tuple[int, ...], teams: list[tuple[int, ...]], runs: list[range], size: int) -> Round:
-    """Return the round in which a leader writes the data from these teams to their places in its own team."""
+    """Return the round in which a leader writes the data from these teams to their targets in its own team."""
     return tuple(
         Copy(part, target) if dest == team[0] else Put(dest, part, target)
         for other, run in zip(teams, runs, strict=True)
         for nth, dest in enumerate(team)
-        for part, target in placed(run[nth * len(other) : (nth + 1) * len(other)], [size + source for source in other])
+        for part, target in with_targets(run[nth * len(other) : (nth + 1) * len(other)], [size + s for s in other])
     )
 
 
-def placed(run: range, chunks: list[int]) -> Iterator[tuple[range, range]]:
+def with_targets(run: range, chunks: list[int]) -> Iterator[tuple[range, range]]:
     """Yield the parts of a run that go to consecutive chunks, and those chunks."""
     targets = consecutive(chunks)
     return zip(laid(run.start, map(len, targets)), targets, strict=True)

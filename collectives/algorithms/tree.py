@@ -31,13 +31,13 @@ def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 def down(rank: int, size: int, root: int, runs: Callable[[int, int], list[range]]) -> Iterator[Round]:
     """Go down a binomial tree: a subtree of `length` ranks, from rank `first` on, receives `runs(first, length)`."""
-    place = (rank - root) % size
+    relative_rank = (rank - root) % size
     for bit in reversed(range((size - 1).bit_length())):
         reach = 1 << bit
-        if place % (2 * reach) == reach:
-            yield tuple(Recv((rank - reach) % size, run) for run in runs(rank, min(reach, size - place)))
-        elif place % (2 * reach) == 0 and place + reach < size:
-            theirs = runs(rank + reach, min(reach, size - place - reach))
+        if relative_rank % (2 * reach) == reach:
+            yield tuple(Recv((rank - reach) % size, run) for run in runs(rank, min(reach, size - relative_rank)))
+        elif relative_rank % (2 * reach) == 0 and relative_rank + reach < size:
+            theirs = runs(rank + reach, min(reach, size - relative_rank - reach))
             yield tuple(Send((rank + reach) % size, run) for run in theirs)
         else:
             yield ()
@@ -119,40 +119,40 @@ def scatter_all_gather(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 class Tree(NamedTuple):
-    """A tree over places 0 to p-1, in-order except for its root 0; place i is rank (turn * i + shift) mod p."""
+    """A tree over positions 0 to p-1, in-order except for its root 0; position i is rank (turn * i + shift) mod p."""
 
     size: int
     turn: int
     shift: int
     chunks: range
 
-    def rank(self, place: int) -> int:
-        return (self.turn * place + self.shift) % self.size
+    def rank(self, position: int) -> int:
+        return (self.turn * position + self.shift) % self.size
 
-    def place(self, rank: int) -> int:
+    def position(self, rank: int) -> int:
         return self.turn * (rank - self.shift) % self.size
 
-    def parent(self, place: int) -> int:
-        level = place & -place
-        above = place ^ level | level << 1
-        return above if above < self.size else place ^ level
+    def parent(self, position: int) -> int:
+        level = position & -position
+        above = position ^ level | level << 1
+        return above if above < self.size else position ^ level
 
-    def children(self, place: int) -> list[int]:
-        nearby = [place + sign * (1 << bit) for bit in range(self.size.bit_length()) for sign in (-1, 1)]
-        return [other for other in nearby if 0 < other < self.size and self.parent(other) == place]
+    def children(self, position: int) -> list[int]:
+        nearby = [position + sign * (1 << bit) for bit in range(self.size.bit_length()) for sign in (-1, 1)]
+        return [other for other in nearby if 0 < other < self.size and self.parent(other) == position]
 
-    def start(self, place: int) -> int:
-        """Return the round in which a place's first chunk goes up: after its children's, which come one by one."""
-        return 2 * ((place & -place).bit_length() - 1) + (place > self.parent(place) > 0)
+    def start(self, position: int) -> int:
+        """Return the round in which a position's first chunk goes up: after its children's, which come one by one."""
+        return 2 * ((position & -position).bit_length() - 1) + (position > self.parent(position) > 0)
 
     def ups(self, rank: int) -> Iterator[tuple[int, Move]]:
         """Yield a rank's moves on the way up with their rounds: first from its children, then to its parent."""
-        place = self.place(rank)
-        for child in self.children(place):
+        position = self.position(rank)
+        for child in self.children(position):
             for step, index in enumerate(self.chunks, self.start(child)):
                 yield step, RecvReduce(self.rank(child), range(index, index + 1))
-        for step, index in enumerate(self.chunks if place else (), self.start(place)):
-            yield step, Send(self.rank(self.parent(place)), range(index, index + 1))
+        for step, index in enumerate(self.chunks if position else (), self.start(position)):
+            yield step, Send(self.rank(self.parent(position)), range(index, index + 1))
 
 
 def reduce_up(rank: int, size: int) -> Iterator[Round]:

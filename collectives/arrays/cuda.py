@@ -4,9 +4,10 @@ Streams and events are passed to CUDA as raw handles, so that other libraries' w
 the array's device current: the default stream belongs to the current device, and a thread that has set none would
 create a context on device 0.  No stream becomes current: CuPy's `with stream` forgets one set by `use` before.
 
-Source: NVIDIA, CUDA Runtime API, "Device Management", cudaIpcGetMemHandle: a handle is of a whole allocation, from its
-base; cudaIpcOpenMemHandle: it is to be closed before the owner frees the memory, which else is undefined;
-"Event Management", cudaStreamWaitEvent: what an event was last recorded after when it is called, nothing if never.
+Source: NVIDIA, CUDA Runtime API, "Device Management", cudaIpcGetMemHandle: a handle stands for a whole allocation and
+opens at its base; cudaIpcOpenMemHandle: peers must close the memory before its owner frees it, or the behaviour is
+undefined; "Event Management", cudaStreamWaitEvent: the stream waits for the event's last record before the call, and
+for nothing if the event was never recorded.
 """
 
 import sys

@@ -42,11 +42,11 @@ def samples(
     barrier = comm.plan("barrier")
     times = np.zeros((warmups + repeats, len(actions)))
     for turn in times:
-        for place, action in enumerate(actions):
+        for index, action in enumerate(actions):
             barrier()
             begin = time.perf_counter()
             action()
-            turn[place] = time.perf_counter() - begin
+            turn[index] = time.perf_counter() - begin
     barrier.free()
     op = RANK_TIMES[rank_time]
     return (comm.all_reduce(times, op=op) if op else comm.broadcast(times))[warmups:]

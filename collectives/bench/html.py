@@ -169,9 +169,9 @@ def section(number: int, case: tuple, rows: Sequence[Measured], runs: Sequence[s
     collective, memory, device, dtype, op, root, in_place = case
     where = f"{memory} memory" if device == "cpu" else device
     more = [dtype, *([op] if op else []), *([] if root is None else [f"root {root}"])]
-    place = "in place" if in_place else "out of place"
+    mode = "in place" if in_place else "out of place"
     has_sizes = any(row["bytes"] for _, _, row in rows)
-    heading = f"{collective}, {where}, {place}: {' '.join(more)}" if has_sizes else collective
+    heading = f"{collective}, {where}, {mode}: {' '.join(more)}" if has_sizes else collective
     table = Table(f"t{number}", heading, COLUMNS, [line(each) for each in rows])
     one_run = {"run"} if len(runs) == 1 else set()
     no_choice = {"algorithm"} if all(row["name"] == row["algorithm"] for _, _, row in rows) else set()

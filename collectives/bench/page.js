@@ -302,19 +302,19 @@ function drawRanges(picture, spec, x, box) {
 }
 
 function hover(figure, picture, spec, lines, x, box) {
-  const places = [...new Set(lines.flatMap((line) => line.points.map((p) => p.x)))].sort((a, b) => a - b);
+  const values = [...new Set(lines.flatMap((line) => line.points.map((p) => p.x)))].sort((a, b) => a - b);
   const cursor = svg(picture, "line", {class: "cursor", y1: box.top, y2: box.bottom, visibility: "hidden"});
   picture.addEventListener("pointermove", (event) => {
     const at = event.clientX - picture.getBoundingClientRect().left;
-    const place = places.reduce((a, b) => (Math.abs(x(b) - at) < Math.abs(x(a) - at) ? b : a));
+    const value = values.reduce((a, b) => (Math.abs(x(b) - at) < Math.abs(x(a) - at) ? b : a));
     const entries = lines
-      .map((line) => [line.name, line.points.find((p) => p.x === place), color(line.color)])
+      .map((line) => [line.name, line.points.find((p) => p.x === value), color(line.color)])
       .filter(([, point]) => point)
       .sort((a, b) => b[1].y - a[1].y)
       .map(([name, point, fill]) => [name, si(point.y, spec.y.unit), fill]);
-    for (const end of ["x1", "x2"]) cursor.setAttribute(end, x(place));
+    for (const end of ["x1", "x2"]) cursor.setAttribute(end, x(value));
     cursor.setAttribute("visibility", "visible");
-    tip(figure, event, `${spec.x.name ?? ""} ${si(place, spec.x.unit)}`.trim(), entries);
+    tip(figure, event, `${spec.x.name ?? ""} ${si(value, spec.x.unit)}`.trim(), entries);
   });
   picture.addEventListener("pointerleave", () => {
     cursor.setAttribute("visibility", "hidden");

@@ -71,7 +71,7 @@ FIRST = (
     TableColumn("redop", "", "{:>6}", lambda row: row["op"] or "none", of_collectives),
     TableColumn("root", "", "{:>5}", lambda row: -1 if row["root"] is None else row["root"], of_collectives),
 )
-OF_PLACE = (  # once out of place, once in place
+RESULTS = (  # once out of place, once in place
     TableColumn("overall", "(us)", "{:>8}", lambda row: number(row["overall_us"]), has("overall_us")),
     TableColumn("compute", "(us)", "{:>8}", lambda row: number(row["compute_us"]), has("compute_us")),
     TableColumn("time", "(us)", "{:>8}", lambda row: number(row["median_us"])),
@@ -138,41 +138,41 @@ def gbps(seconds_per_byte: float) -> str:
 
 def heading(rows: Sequence[Row], times: str, flags: Namespace) -> list[str]:
     """Format the heading above the rows of one collective and kind of memory."""
-    row, in_places = rows[0], places(rows)
+    row, modes = rows[0], in_place_choices(rows)
     where = f"{row['memory']} memory" if row["device"] == "cpu" else row["device"]
-    first, of_place, last = columns(row, flags)
+    first, results, last = columns(row, flags)
     titles, units = (
-        " ".join(column.form.format(getattr(column, field)) for column in [*first, *of_place * len(in_places), *last])
+        " ".join(column.form.format(getattr(column, field)) for column in [*first, *results * len(modes), *last])
         for field in ("title", "unit")
     )
-    indent, width = (sum(len(column.text(None)) + 1 for column in part) for part in (first, of_place))
-    groups = "".join(f"{'in-place' if in_place else 'out-of-place':^{width}}" for in_place in in_places)
+    indent, width = (sum(len(column.text(None)) + 1 for column in part) for part in (first, results))
+    groups = "".join(f"{'in-place' if in_place else 'out-of-place':^{width}}" for in_place in modes)
     marks = "# algorithm: * is chosen by auto, < is the fastest of ours"
     above = ["#", f"# {row['collective']}, {where}" if row["bytes"] else f"# {row['collective']}", f"# time: {times}"]
     return [*above, marks, *(f"#{line[1:]}".rstrip() for line in (" " * indent + groups, titles, units))]
 
 
 def columns(row: Row, flags: Namespace) -> list[list[TableColumn]]:
-    """List the columns before those of the places, those of each place, and the last ones."""
-    return [[column for column in part if column.stands(row, flags)] for part in (FIRST, OF_PLACE, LAST)]
+    """List the first columns, those of the results, which are shown for each mode, and the last ones."""
+    return [[column for column in part if column.stands(row, flags)] for part in (FIRST, RESULTS, LAST)]
 
 
-def places(rows: Sequence[Row]) -> list[bool]:
+def in_place_choices(rows: Sequence[Row]) -> list[bool]:
     """List whether rows are in place: out of place first, if there are both."""
     return sorted({row["in_place"] for row in rows})
 
 
 def lines(rows: Sequence[Row], flags: Namespace) -> Iterator[str]:
     """Format a line for each contestant of one size: its results out of place and in place side by side."""
-    first, of_place, last = columns(rows[0], flags)
-    best = {place: fastest([row for row in rows if row["in_place"] == place]) for place in places(rows)}
+    first, results, last = columns(rows[0], flags)
+    best = {mode: fastest([row for row in rows if row["in_place"] == mode]) for mode in in_place_choices(rows)}
     for name in dict.fromkeys(row["name"] for row in rows):
         own = {row["in_place"]: row for row in rows if row["name"] == name}
         any_row = next(iter(own.values()))
-        marks = {place: "*" if name == "auto" else "<" if name == best[place] else "" for place in own}
-        algorithm = "/".join(dict.fromkeys(row["algorithm"] + marks[place] for place, row in own.items()))
+        marks = {mode: "*" if name == "auto" else "<" if name == best[mode] else "" for mode in own}
+        algorithm = "/".join(dict.fromkeys(row["algorithm"] + marks[mode] for mode, row in own.items()))
         cells = [column.text(any_row) for column in first]
-        cells += [column.text(own.get(place)) for place in best for column in of_place]
+        cells += [column.text(own.get(mode)) for mode in best for column in results]
         yield " ".join([*cells, *(column.text(any_row | {"algorithm": algorithm}) for column in last)]).rstrip()
 
 

@@ -20,7 +20,7 @@ from collectives.bench import constants, html, peers, report
 from collectives.bench.benchmarks import BENCHMARKS
 from collectives.bench.report import Document, Row
 from collectives.bench.timing import Contestant, contestant, num_wrong, overlaps, samples_s, timed_as
-from collectives.bench.trial import PEERS, Trial, Workload, element_counts, places, trial_of
+from collectives.bench.trial import PEERS, Trial, Workload, element_counts, in_place_choices, trial_of
 from collectives.communicator import Communicator
 from collectives.job import system
 from collectives.job.errors import InputError
@@ -105,7 +105,7 @@ def results(comm: Communicator, flags: Namespace, network: Network, missing: Any
     for workload, count, cycle in progress_bar(list(steps) if flags.run_cycles else steps, "size", comm.rank):
         rows = []
         own = (BENCHMARKS[workload.collective].spec.in_place,)
-        for in_place in own if flags.tune else places(workload.collective):
+        for in_place in own if flags.tune else in_place_choices(workload.collective):
             trial = trial_of(comm, workload, count, in_place, flags.unalign)
             names = [name for name in flags.names[workload.collective] if name not in missing]
             contestants = [one for name in names if (one := able(comm, trial, name, flags, say))]
@@ -190,7 +190,7 @@ def row_of(
 def able(
     comm: Communicator, trial: Trial, name: str, flags: Namespace, say: Callable[[str], None]
 ) -> Contestant | None:
-    """Bind the contestant of a name; under `all`, or for a peer, it may not work in this place.
+    """Bind the contestant of a name; under `all`, or for a peer, it may not support this mode.
 
     Collective.  Raises: InputError for an algorithm that was requested by name.
     """
@@ -200,8 +200,8 @@ def able(
         if name in flags.algorithms and name not in PEERS:
             raise
         if name in PEERS:
-            place = "in place" if trial.in_place else "out of place"
-            say(f"# {name} does no {trial.workload.collective} of {trial.dtype} {place}: {error}")
+            mode = "in place" if trial.in_place else "out of place"
+            say(f"# {name} does no {trial.workload.collective} of {trial.dtype} {mode}: {error}")
     return None
 
 

@@ -45,7 +45,7 @@ class Workload(NamedTuple):
     root: int = 0
 
 
-def places(name: str) -> tuple[bool, ...]:
+def in_place_choices(name: str) -> tuple[bool, ...]:
     """List whether a benchmark works in place: out of place first, if it does both."""
     spec = BENCHMARKS[name].spec
     both = "out" in spec.takes and not spec.exchanges and (spec.in_place or not spec.rooted)
@@ -125,7 +125,7 @@ class Trial:
             return x, x if out is None or not self.gets else out
         if self.in_place:
             whole = empty(self.count)
-            own = whole[self.place(range(self.rank, self.rank + 1))]
+            own = whole[self.slice_of(range(self.rank, self.rank + 1))]
             return (whole, own) if self.spec.gets is Chunks.OWN else (own, whole)
         x, out = (empty(len(chunks) * self.count // self.size) for chunks in (self.gives, self.gets))  # on all ranks
         return x if self.gives else None, out if self.gets else None
@@ -136,7 +136,7 @@ class Trial:
             return uneven(self.count // sum(uneven(1, 0, self.size)), rank, self.size)
         return [len(share) for share in shares(self.count, self.size)]
 
-    def place(self, chunks: range, rank: int = 0) -> slice:
+    def slice_of(self, chunks: range, rank: int = 0) -> slice:
         """Return the slice of consecutive chunks in a rank's vector."""
         ends = [0, *accumulate(self.lengths(rank))]
         return slice(ends[chunks.start], ends[chunks.stop])
@@ -162,13 +162,13 @@ class Trial:
         sources = [self.spec.sources(At(self.rank, chunk, self.size, self.root)) for chunk in self.gets]
         if self.spec.reduces:
             total = reduction(self.count, self.dtype, self.size, self.workload.op, sources[0])
-            return total[self.place(self.gets)]
+            return total[self.slice_of(self.gets)]
         chunks = []
         for chunk, (source,) in zip(self.gets, sources, strict=True):
             sent = self.rank if self.spec.exchanges else chunk
             vector = self.input_of(source)
-            place = self.place(range(sent, sent + 1), source)
-            chunks.append(vector if self.spec.gives is Chunks.OWN else vector[place])
+            sent_chunk = self.slice_of(range(sent, sent + 1), source)
+            chunks.append(vector if self.spec.gives is Chunks.OWN else vector[sent_chunk])
         return np.concatenate(chunks)
 
     def fill(self) -> None:

@@ -51,8 +51,8 @@ def figure(diagrams: Sequence[Diagram]) -> Any:
     height = min(40.0, 1.5 + 0.35 * max(diagram.num_ranks for diagram in diagrams))
     chart = Figure(figsize=(WIDE * len(diagrams), max(NARROW, height)), layout="constrained")
     end, unit, scale = time_axis(max(diagram.end for diagram in diagrams))
-    for place, diagram in enumerate(diagrams, 1):
-        axes = chart.add_subplot(1, len(diagrams), place, title=diagram.title, xlabel=f"time ({unit})", ylabel="rank")
+    for number, diagram in enumerate(diagrams, 1):
+        axes = chart.add_subplot(1, len(diagrams), number, title=diagram.title, xlabel=f"time ({unit})", ylabel="rank")
         axes.set_xlim(0, end)
         axes.set_ylim(diagram.num_ranks - 0.5, -0.5)  # rank 0 on top
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))

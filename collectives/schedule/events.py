@@ -165,9 +165,9 @@ class Simulation:
         alpha_s, beta_s_per_byte = network.between if far else network.within
         takes_s = (1.0 if far else self.crowd(source)) * (alpha_s + nbytes * beta_s_per_byte)
         keeps_s = network.gate.alpha_s + nbytes * network.gate.beta_s_per_byte if far else takes_s
-        place = way, far, nodes[way] if far else (source, dest)[way]
-        begin = max(time, self.free[place])
-        self.free[place] = begin + keeps_s
+        resource = way, far, nodes[way] if far else (source, dest)[way]
+        begin = max(time, self.free[resource])
+        self.free[resource] = begin + keeps_s
         if way == OUT:
             heappush(self.passing, message._replace(time=begin, way=IN))
         else:

@@ -112,20 +112,20 @@ def laid(begin: int, lengths: Iterable[int]) -> list[range]:
 
 
 def span(runs: Sequence[range], those: range) -> range:
-    """Return adjacent runs as one: those of some numbers."""
+    """Join the runs whose indices are in `those`; they must be adjacent."""
     return range(runs[those.start].start, runs[those.stop - 1].stop) if those else those
 
 
 def embed(schedule: Schedule, ranks: Sequence[int], runs: Sequence[range]) -> Iterator[Round]:
     """Place a group's schedule in the world: its rank i is `ranks[i]`, its chunk i is the run `runs[i]`.
 
-    Moves of runs that are empty there are dropped.
+    Moves whose runs are empty in the world are dropped.
     """
 
-    place = partial(span, runs)
+    to_world = partial(span, runs)
     for moves in schedule:
-        nonempty = (m for m in moves if isinstance(m, Barrier) or place(m.run) or not m.run)
-        yield tuple(replaced(m, ranks.__getitem__, place) for m in nonempty)
+        nonempty = (m for m in moves if isinstance(m, Barrier) or to_world(m.run) or not m.run)
+        yield tuple(replaced(m, ranks.__getitem__, to_world) for m in nonempty)
 
 
 def among(

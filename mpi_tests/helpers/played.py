@@ -78,19 +78,19 @@ def merged(schedule, seed=0):
 class Players:
     """The simulated ranks of a schedule, each with its stages of a separate model."""
 
-    def __init__(self, make, schedule, place=None):
-        self.schedule, self.place, self.stages = schedule, place, {}
+    def __init__(self, make, schedule, position=None):
+        self.schedule, self.position, self.stages = schedule, position, {}
         self.models = [make() for _ in schedule.orders]
         splits = any(action.kind == INPUTS for order in schedule.orders for action in order)
         for rank, model in enumerate(self.models):
-            layers = [within(self.placed, layer) for layer in gpt2_layers(model)]
+            layers = [within(self.set_samples, layer) for layer in gpt2_layers(model)]
             parts = balance([layer.cost for layer in layers], schedule.num_stages)
             own = {stage: parts[stage] for stage in schedule.stages(rank)}
             self.stages |= cut(model, layers, own, splits=splits)
 
-    def placed(self, batch):
-        if self.place:
-            self.place.samples = batch.samples
+    def set_samples(self, batch):
+        if self.position:
+            self.position.samples = batch.samples
         return nullcontext()
 
     def play(self, batches, sum_up=torch.clone):
@@ -140,11 +140,11 @@ class Alone:
 ALONE = Alone()
 
 
-def model_of(config, place=None, tp=ALONE, sp=None, sequence=False):
-    """Make a GPT, parallelized and with dropout by position; without `place`, a plain one."""
+def model_of(config, position=None, tp=ALONE, sp=None, sequence=False):
+    """Make a GPT, parallelized and with dropout by position; without `position`, a plain one."""
     model = randomized(config)
-    if place:
-        parallelize(model, gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head), tp, sp, sequence, place)
+    if position:
+        parallelize(model, gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head), tp, sp, sequence, position)
     return model
 
 
@@ -157,9 +157,9 @@ def whole_batch(model, batch):
 
 @cache
 def dropping_results(config, num_samples):
-    place, batch = BatchPosition(seed=3), batch_of(num_samples)
-    place.samples = batch.samples
-    return whole_batch(model_of(config, place), batch)
+    position, batch = BatchPosition(seed=3), batch_of(num_samples)
+    position.samples = batch.samples
+    return whole_batch(model_of(config, position), batch)
 
 
 def check_results(players, batches, expected, rtol):

@@ -353,9 +353,9 @@ class World:
     def receive(self, source):
         return poll(lambda: self.comm.improbe(source, VOTE)).recv()
 
-    def watch(self, place, limit_s=None):
-        """Restart the timer of this rank: it must reach the next place within `limit_s`, by default `timeout_s`."""
-        self.place, self.failure = place, None
+    def watch(self, phase, limit_s=None):
+        """Restart the timer of this rank: it must reach the next phase within `limit_s`, by default `timeout_s`."""
+        self.phase, self.failure = phase, None
         self.limit_s = limit_s or self.timeout_s
         self.deadline = time.monotonic() + self.limit_s
 
@@ -366,7 +366,7 @@ class World:
             self.deadline = min(self.deadline, time.monotonic() + grace_s)
 
     def guard(self):
-        """End the job if this rank stays in one place too long, or if another rank sounds the alarm."""
+        """End the job if this rank stays in one phase too long, or if another rank sounds the alarm."""
         while not self.closing.is_set():
             # Postponed in each iteration, it fires only if native code holds the GIL and blocks this thread.
             faulthandler.dump_traceback_later(self.limit_s + 1, exit=True, file=self.stderr)
@@ -376,7 +376,7 @@ class World:
                 self.sound_alarm(*self.failure)
             if alarm or is_late:
                 why = alarm.recv() if alarm else f"not finished after {self.limit_s:g} s"
-                self.abort(f"{self.place}: {why}; here:\n{stacks()}")
+                self.abort(f"{self.phase}: {why}; here:\n{stacks()}")
 
     def sound_alarm(self, report, grace_s):
         """Print this rank's report, which the others, stuck in the test, cannot receive; end the job."""

@@ -21,14 +21,14 @@ class Guarded:
         gap = offset * values.dtype.itemsize
         self.cupy, self.bytes = cupy, cupy.full(values.nbytes + gap + 192, 0xA5, np.uint8)
         start = -addresses.pointer(self.bytes) % 64 + 64 + gap
-        self.place = slice(start, start + values.nbytes)
-        self.bytes[self.place] = cupy.asarray(values.view(np.uint8))
-        self.array = self.bytes[self.place].view(values.dtype)
+        self.span = slice(start, start + values.nbytes)
+        self.bytes[self.span] = cupy.asarray(values.view(np.uint8))
+        self.array = self.bytes[self.span].view(values.dtype)
 
     def get(self) -> np.ndarray:
         around = self.cupy.asnumpy(self.bytes)
-        values = around[self.place].view(self.array.dtype).copy()
-        around[self.place] = 0xA5
+        values = around[self.span].view(self.array.dtype).copy()
+        around[self.span] = 0xA5
         assert (around == 0xA5).all()
         return values
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from mpi_tests.helpers.launch import ROOT
 
 DOCS = ROOT / "docs"
-PLACE = re.compile(r"`([\w/]+\.py):([\w.]+)`")
+REFERENCE = re.compile(r"`([\w/]+\.py):([\w.]+)`")
 
 
 def table(page: Path, heading: str) -> list[list[str]]:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from collectives.bench.report import bus_factor
-from collectives.bench.trial import places
+from collectives.bench.trial import in_place_choices
 from collectives.schedule.spec import COLLECTIVES
 from mpi_tests.helpers.launch import launch, refusal
 from mpi_tests.helpers.pages import Page, check_charts
 from mpi_tests.helpers.reference import MOVES, ROOTED
 
-PLACES = [(collective, in_place) for collective in COLLECTIVES for in_place in places(collective)]
+CASES = [(collective, in_place) for collective in COLLECTIVES for in_place in in_place_choices(collective)]
 TINY = ("-b", 64, "-e", "1K", "-f", 16, "-n", 3, "-w", 1)
 
 
@@ -50,7 +50,7 @@ def test_a_document_says_all(run_of_all):
 def test_results_are_complete_and_right(run_of_all):
     _, data = run_of_all
     rows = data["results"]
-    assert {(r["collective"], r["in_place"]) for r in rows if r["name"] == "auto"} == {*PLACES}
+    assert {(r["collective"], r["in_place"]) for r in rows if r["name"] == "auto"} == {*CASES}
     assert {r["name"] for r in rows} == {"auto", "mpi", "gloo"}
     for r in rows:
         assert r["wrong"] == 0

@@ -274,11 +274,11 @@ def test_planning(tmp_path):
             ratio = figures[f"predicted_{unit}"] / figures[f"measured_{unit}"]
             assert figures[f"predicted_to_measured_{unit}"] == pytest.approx(ratio)
     for unit in ("mib", "ms"):
-        places = []
+        ranking = []
         for whose in ("predicted", "measured"):
             values = [figures[f"{whose}_{unit}"] for figures in layouts.values()]
-            places.append([sorted(values).index(value) for value in values])
-        squares = sum((a - b) ** 2 for a, b in zip(*places, strict=True))
+            ranking.append([sorted(values).index(value) for value in values])
+        squares = sum((a - b) ** 2 for a, b in zip(*ranking, strict=True))
         assert results["correlation"][unit] == pytest.approx(1 - 6 * squares / (3 * (3**2 - 1)))
 
 

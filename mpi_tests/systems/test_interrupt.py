@@ -149,8 +149,8 @@ finally:
     ]
 
 
-@pytest.mark.parametrize("place", ["comm.all_reduce(x)", "time.sleep(60)", "comm.mpi.Barrier()"])
-def test_an_interrupt_of_one_rank_is_one_of_rank_0(tmp_path, place):
+@pytest.mark.parametrize("call", ["comm.all_reduce(x)", "time.sleep(60)", "comm.mpi.Barrier()"])
+def test_an_interrupt_of_one_rank_is_one_of_rank_0(tmp_path, call):
     """Rank 0 writes its files, unless it is in a call of MPI's own that does not return."""
     script, file = tmp_path / "script.py", tmp_path / "written"
     script.write_text(f"""
@@ -164,7 +164,7 @@ try:
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGINT)
     while True:
-        {place}
+        {call}
 finally:
     if comm.rank == 0:
         open({str(file)!r}, "w")
@@ -173,6 +173,6 @@ finally:
     assert result.returncode != 0
     assert "Traceback" not in result.stderr
     assert "rank 1 was interrupted: rank 0 ends the job\n" in result.stderr
-    assert file.exists() == ("Barrier" not in place)
+    assert file.exists() == ("Barrier" not in call)
     last = "interrupted" if file.exists() else "rank 1 was interrupted, and rank 0 does not end; this ends the job"
     assert last in result.stderr.splitlines()

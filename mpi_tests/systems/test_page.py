@@ -99,8 +99,8 @@ def shown_state(driver):
     )
     vectors = {}
     for rank, chunk, value in cells:
-        place, _, ranks = value.partition(":")
-        number = int(place) << 16 | sum(1 << int(r) for r in ranks.split(",")) if value else -1
+        chunk_of_value, _, ranks = value.partition(":")
+        number = int(chunk_of_value) << 16 | sum(1 << int(r) for r in ranks.split(",")) if value else -1
         vectors.setdefault(rank, []).append((chunk, number))
     return ";".join(trimmed(vectors[rank]) for rank in sorted(vectors))
 

@@ -142,11 +142,11 @@ def test_hang_ends_and_shows_where_each_rank_is(run):
         """,
         "--rank-timeout=3",
     )
-    places = {rank: place(result, rank) for rank in range(3)}
-    assert all("test_sample.py::test_hang[3-ranks]: not finished after 3 s" in p for p in places.values())
-    assert "comm.recv(source=1)" in places[0]
-    assert "time.sleep(60)" in places[1]
-    assert "in agree" in places[2]
+    outputs = {rank: last_output(result, rank) for rank in range(3)}
+    assert all("test_sample.py::test_hang[3-ranks]: not finished after 3 s" in p for p in outputs.values())
+    assert "comm.recv(source=1)" in outputs[0]
+    assert "time.sleep(60)" in outputs[1]
+    assert "in agree" in outputs[2]
     assert result.returncode != 0
 
 
@@ -162,9 +162,9 @@ def test_failure_ends_a_test_in_which_the_others_wait(run):
         """,
         "--rank-grace=1",
     )
-    assert "AssertionError: left alone" in place(result, 1)
-    assert all("rank 1 failed 1 s ago" in place(result, rank) for rank in (0, 2))
-    assert all("comm.Barrier()" in place(result, rank) for rank in (0, 2))
+    assert "AssertionError: left alone" in last_output(result, 1)
+    assert all("rank 1 failed 1 s ago" in last_output(result, rank) for rank in (0, 2))
+    assert all("comm.Barrier()" in last_output(result, rank) for rank in (0, 2))
     assert result.returncode != 0
 
 
@@ -206,7 +206,7 @@ def pytest_runtest_logfinish(nodeid):
 """
     (tmp_path / "conftest.py").write_text(CONFTEST + hook)
     result = run("def test_one(): pass\ndef test_two(): pass")
-    assert "AssertionError: broken hook" in place(result, 2)
+    assert "AssertionError: broken hook" in last_output(result, 2)
     assert result.returncode != 0
 
 
@@ -253,7 +253,7 @@ def exists(process):
     return True
 
 
-def place(result, rank):
+def last_output(result, rank):
     """Return the last output of `rank` before it ended the job."""
     return re.split(r"==== rank \d of 3: ", result.stderr.split(f"==== rank {rank} of 3: ")[1])[0]
 

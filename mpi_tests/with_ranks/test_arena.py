@@ -65,10 +65,10 @@ def test_slices_are_aligned_and_disjoint(comm):
     arena = Arena(Tied().double(), comm)
     assert arena.parameters.dtype == torch.float64
     ends = 0
-    for place in arena.slices.values():
-        assert place.start * 8 % ALIGNMENT_BYTES == 0
-        assert place.start >= ends
-        ends = place.stop
+    for span in arena.slices.values():
+        assert span.start * 8 % ALIGNMENT_BYTES == 0
+        assert span.start >= ends
+        ends = span.stop
 
 
 def test_zero_grad_keeps_the_gradients_in_place(comm):

@@ -9,7 +9,7 @@ import pytest
 from collectives.bench.benchmarks import BENCHMARKS
 from collectives.bench.constants import samples
 from collectives.bench.timing import contestant, grouped
-from collectives.bench.trial import RANK_TIMES, Trial, Workload, element_counts, places, trial_of
+from collectives.bench.trial import RANK_TIMES, Trial, Workload, element_counts, in_place_choices, trial_of
 from collectives.schedule.spec import COLLECTIVES
 
 
@@ -47,7 +47,9 @@ def test_calls_of_a_group_come_one_after_the_other(comm, name):
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_every_collective_may_be_grouped(comm, collective):
     workload = Workload(collective, root=comm.size - 1)
-    trial = Trial(comm, workload, element_counts(workload, comm.size, [64])[0], in_place=places(collective)[0])
+    trial = Trial(
+        comm, workload, element_counts(workload, comm.size, [64])[0], in_place=in_place_choices(collective)[0]
+    )
     one = contestant(comm, trial, "auto")
     trial.fill()
     grouped(comm, one, 1)()
@@ -63,7 +65,7 @@ def test_every_other_benchmark_moves_what_it_says(new_comm, name):
     for memory, unalign, whose in (("symmetric", 0, "auto"), ("ordinary", 3, "auto"), ("ordinary", 1, "mpi")):
         workload = Workload(name, memory, root=comm.size - 1)
         for count in element_counts(workload, comm.size, [64, 100_000]):
-            trial = trial_of(comm, workload, count, places(name)[0], unalign)
+            trial = trial_of(comm, workload, count, in_place_choices(name)[0], unalign)
             one = contestant(comm, trial, whose, window=5)
             for times in (1, 3):
                 trial.fill()

@@ -37,11 +37,11 @@ def test_an_axis_of_any_name_and_one_within_another(comm):
 
     mesh = Mesh(comm, rows=2, dp=4, ep=Within("dp", 2))
     ranks = np.arange(8).reshape(2, 2, 2)
-    row, group, place = (int(i[0]) for i in np.where(ranks == comm.rank))
-    assert mesh.coords == {"rows": row, "dp": 2 * group + place, "dp/ep": group, "ep": place}
+    row, group, in_group = (int(i[0]) for i in np.where(ranks == comm.rank))
+    assert mesh.coords == {"rows": row, "dp": 2 * group + in_group, "dp/ep": group, "ep": in_group}
     mine = np.array([comm.rank])
     assert mesh.ep.all_gather(mine).tolist() == ranks[row, group].tolist()
-    assert mesh.along("dp/ep", "rows").all_gather(mine).tolist() == ranks[:, :, place].ravel().tolist()
+    assert mesh.along("dp/ep", "rows").all_gather(mine).tolist() == ranks[:, :, in_group].ravel().tolist()
     assert mesh["dp"].all_gather(mine).tolist() == ranks[row].ravel().tolist()
     assert mesh.tp.size == mesh["no such axis"].size == 1
     mesh.free()

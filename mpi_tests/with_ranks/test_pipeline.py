@@ -194,26 +194,26 @@ def test_dropout_and_recomputation_do_not_depend_on_the_layout(comm, piped, name
     alone = comm.split(comm.rank)
 
     def dropping():
-        model, place = GPT(config).double(), BatchPosition(seed=3)
-        parallelize(model, gpt2_plan(config.vocab_size, config.n_head), alone, place=place)
-        return model, place
+        model, position = GPT(config).double(), BatchPosition(seed=3)
+        parallelize(model, gpt2_plan(config.vocab_size, config.n_head), alone, place=position)
+        return model, position
 
     batches = batches_of(3)
-    plain, place = dropping()
+    plain, position = dropping()
     batch = together(batches)
-    place.samples = batch.samples
+    position.samples = batch.samples
     _, want = plain(batch.tokens, batch.targets)
     want.backward()
-    model, place = dropping()
+    model, position = dropping()
     if recomputed:
         for block in model.transformer.h:
-            recompute(block, place)
+            recompute(block, position)
 
-    def placed(batch):
-        place.samples = batch.samples
+    def set_samples(batch):
+        position.samples = batch.samples
         return nullcontext()
 
-    _, pp = piped(name, 3, model=model, context=placed)
+    _, pp = piped(name, 3, model=model, context=set_samples)
     loss = pp.step(batches).item()
     assert loss == (pytest.approx(want.item(), rel=1e-10) if pp.has_loss else 0)
     check(model, {name: p.grad for name, p in plain.named_parameters(remove_duplicate=False)})

@@ -29,9 +29,9 @@ def test_memories_do_not_meet(comm, monkeypatch):
         assert there.sum() * here[0] == 3
         assert not placement.has(there.cpu())
         assert placement.has(here.to("cuda"))
-        for meet in (lambda: there + here, lambda: there @ here, lambda: torch.cat([there, here])):
+        for mix in (lambda: there + here, lambda: there @ here, lambda: torch.cat([there, here])):
             with pytest.raises(AssertionError, match="on cuda:0 and on the host"):
-                meet()
+                mix()
         with pytest.raises(TypeError, match="numpy of a tensor on cuda:0"):
             there.numpy()
 

@@ -213,12 +213,12 @@ def test_float32_weights_are_their_own_masters(comm):
 def pieces_of(arena, own):
     """Yield each parameter's part of an arena slice: its name, its values before rounding, and its elements."""
     pieces, spans = {}, {}
-    for name, place in arena.slices.items():
-        start, stop = max(place.start, own.start), min(place.stop, own.stop)
+    for name, span in arena.slices.items():
+        start, stop = max(span.start, own.start), min(span.stop, own.stop)
         if start < stop:
             pieces[name] = nn.Parameter(arena.parameters[start:stop][None])
             own_gradient(pieces[name], arena.gradients[start:stop][None])
-            spans[name] = slice(start - place.start, stop - place.start)
+            spans[name] = slice(start - span.start, stop - span.start)
     return pieces, arena.originals, spans
 
 

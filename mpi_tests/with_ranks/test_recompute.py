@@ -16,8 +16,8 @@ TOKENS, TARGETS = random_tokens(2, 8), random_tokens(2, 8, seed=1)
 each_kind = pytest.mark.parametrize("mode", MODES)
 
 
-def recomputing(model, place=None, mode="full"):
-    recompute_model(model, mode, place)
+def recomputing(model, position=None, mode="full"):
+    recompute_model(model, mode, position)
     return model
 
 
@@ -28,12 +28,12 @@ def recomputing(model, place=None, mode="full"):
 def test_split_layers(comm, sequence, puts_off, mode):
     config = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=4, n_embd=16, dropout=0.2)
     results = []
-    for wrap in (lambda model, place: model, partial(recomputing, mode=mode)):
-        model, later, place = randomized(config), WeightGradients() if puts_off else None, BatchPosition(seed=1)
-        parallelize(model, gpt2_plan(29, 4), comm, sequence=sequence, place=place)
+    for wrap in (lambda model, position: model, partial(recomputing, mode=mode)):
+        model, later, position = randomized(config), WeightGradients() if puts_off else None, BatchPosition(seed=1)
+        parallelize(model, gpt2_plan(29, 4), comm, sequence=sequence, place=position)
         with deferring(later):
-            _, loss = wrap(model, place)(TOKENS, TARGETS)
-        place.samples = torch.tensor([7, 8])
+            _, loss = wrap(model, position)(TOKENS, TARGETS)
+        position.samples = torch.tensor([7, 8])
         loss.backward()
         if later:
             later.add()

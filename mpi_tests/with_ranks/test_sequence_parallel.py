@@ -49,14 +49,14 @@ def plain_results(config, documents=None, dtype=torch.float64):
     return loss, {name: p.grad for name, p in plain.named_parameters()}
 
 
-def split_results(config, tp, sp, sequence=False, documents=None, place=None, dtype=torch.float64):
+def split_results(config, tp, sp, sequence=False, documents=None, position=None, dtype=torch.float64):
     """Return the loss and the gradients averaged over the ranks that split the sequence."""
     model = randomized(config).to(dtype)
-    parallelize(model, plan_of(config), tp, sp, sequence, place)
+    parallelize(model, plan_of(config), tp, sp, sequence, position)
     tokens, targets = (sp.own(x) for x in batch_of())
     positions = sp.positions(LENGTH)
-    if place:
-        place.positions = positions
+    if position:
+        position.positions = positions
     own = None if documents is None else sp.own(documents)
     _, loss = model(tokens, targets, positions, own)
     loss.backward()
@@ -134,8 +134,8 @@ def test_dropout_is_the_same_on_any_layout(comm, mode):
     alone = comm.split(comm.rank)
 
     def results(tp, sp, sequence=False, samples=(7, 8)):
-        place = BatchPosition(seed=3, samples=torch.tensor(samples))
-        return split_results(config, tp, SequenceParallel(sp, mode), sequence, place=place)
+        position = BatchPosition(seed=3, samples=torch.tensor(samples))
+        return split_results(config, tp, SequenceParallel(sp, mode), sequence, position=position)
 
     expected, whole = results(alone, alone)
     assert results(alone, alone, samples=(7, 9))[0] != expected

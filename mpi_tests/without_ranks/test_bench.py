@@ -19,7 +19,7 @@ from collectives.bench.constants import bound_s
 from collectives.bench.report import average_gbps, bus_factor, fastest, footer, heading, lines
 from collectives.bench.run import row_of
 from collectives.bench.timing import Contestant, contestant
-from collectives.bench.trial import Trial, Workload, element_counts, places, trial_of
+from collectives.bench.trial import Trial, Workload, element_counts, in_place_choices, trial_of
 from collectives.job import system
 from collectives.schedule.cost import Link, Network
 from mpi_tests.helpers.reference import (
@@ -39,7 +39,7 @@ from mpi_tests.helpers.reference import (
 from mpi_tests.helpers.site import DOCS, table
 
 EVERY = (*COLLECTIVES, *SCANS)
-PLACES = [(collective, in_place) for collective in EVERY for in_place in places(collective)]
+CASES = [(collective, in_place) for collective in EVERY for in_place in in_place_choices(collective)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -73,7 +73,7 @@ def trials(workload: Workload, size: int, in_place: bool) -> list[Trial]:
     return [trial_of(comm, workload, count, in_place) for comm in comms]
 
 
-@pytest.mark.parametrize(("collective", "in_place"), PLACES)
+@pytest.mark.parametrize(("collective", "in_place"), CASES)
 @pytest.mark.parametrize("memory", ["symmetric", "ordinary"])
 def test_what_a_trial_wants_is_what_the_collective_does(collective, in_place, memory):
     for size, root, (dtype, op) in (
@@ -211,7 +211,7 @@ def test_the_99th_percentile_is_one_of_the_runs_and_the_first_may_be_skipped():
     assert len(skipped["samples_us"]) == 200
 
 
-def test_places_stand_side_by_side():
+def test_results_in_and_out_of_place_stand_side_by_side():
     rows = [
         row("auto", seconds=[2e-6], nbytes=4000),
         row("mpi", seconds=[4e-6], nbytes=4000),
@@ -235,10 +235,10 @@ def test_places_stand_side_by_side():
         "auto*/tree*",
     ]
     assert mpi[5:] == ["4.0", "1.00", "1.00", "0", "-", "-", "-", "-", "mpi"]
-    *_, places, titles, _ = heading(rows, "", flags_of())
-    assert places.split() == ["#", "out-of-place", "in-place"]
-    of_place = ["time", "algbw", "busbw", "#wrong"]
-    assert titles.split()[1:] == ["size", "count", "type", "redop", "root", *of_place, *of_place, "algorithm"]
+    *_, modes, titles, _ = heading(rows, "", flags_of())
+    assert modes.split() == ["#", "out-of-place", "in-place"]
+    results = ["time", "algbw", "busbw", "#wrong"]
+    assert titles.split()[1:] == ["size", "count", "type", "redop", "root", *results, *results, "algorithm"]
 
 
 def test_columns_stand_beneath_their_titles():

@@ -74,10 +74,10 @@ def shard_of(name, kind, rank, size):
 
 def arena_parts(parts, slices, kind, flat, begin):
     """Yield each parameter's part of `flat`, which has an arena's elements from `begin` on, for these slices."""
-    for name, place in slices.items():
-        low, high = max(place.start, begin), min(place.stop, begin + flat.numel())
+    for name, whole_span in slices.items():
+        low, high = max(whole_span.start, begin), min(whole_span.stop, begin + flat.numel())
         if low < high:
-            span = slice(low - place.start, high - place.start)
+            span = slice(low - whole_span.start, high - whole_span.start)
             yield parts[name].within(span, flat[low - begin : high - begin], kind)
 
 
@@ -98,8 +98,8 @@ class Rank:
         self.expected = [part for name in parts for part in state_parts(parts[name], {"step": whole(name, "step")})]
         for kind in ("parameter", "exp_avg"):
             arena = torch.zeros(end, dtype=whole("wte.weight", kind).dtype)
-            for name, place in slices.items():
-                arena[place] = shard_of(name, kind, tp_rank, layout.tp).flatten()
+            for name, span in slices.items():
+                arena[span] = shard_of(name, kind, tp_rank, layout.tp).flatten()
             self.expected += arena_parts(parts, slices, kind, arena[begin:stop], begin)
         self.parts = [
             part._replace(tensor=part.tensor.clone() if fill else torch.full_like(part.tensor, math.nan))
@@ -112,8 +112,8 @@ class Rank:
 
 
 def ranks_of(layout, fill=True):
-    places = itertools.product(range(layout.dp), range(layout.tp), range(layout.pp), range(layout.zero))
-    return [Rank(layout, tp_rank, stage, zero_rank, fill) for _, tp_rank, stage, zero_rank in places]
+    coords = itertools.product(range(layout.dp), range(layout.tp), range(layout.pp), range(layout.zero))
+    return [Rank(layout, tp_rank, stage, zero_rank, fill) for _, tp_rank, stage, zero_rank in coords]
 
 
 def save(directory, ranks, number=1, step=10):
@@ -204,9 +204,9 @@ def test_runs_are_where_the_elements_are():
                 local = (shard.local(numbers, rank, size) if shard else numbers).flatten()
                 begin, end = sorted(random.Random(draw).choices(range(local.numel() + 1), k=2))
                 extent = Extent(shape, begin, end - begin, (LocalShard(shard, rank, size),) if shard else ())
-                places = {here + i: there + i for here, there, n in extent.runs().tolist() for i in range(n)}
+                global_index = {here + i: there + i for here, there, n in extent.runs().tolist() for i in range(n)}
                 expected = {i: int(n) - 1 for i, n in enumerate(local[begin:end]) if n}
-                assert places == expected
+                assert global_index == expected
 
 
 @pytest.mark.parametrize(
@@ -226,8 +226,8 @@ def test_runs_of_shards_along_several_axes(shards):
             local = shard.local(local, rank, size)
         owned = tuple(LocalShard(shard, rank, size) for (shard, size), rank in zip(shards, coords, strict=True))
         extent = Extent((6, 8, 5), 3, local.numel() - 5, owned)
-        places = {here + i: there + i for here, there, n in extent.runs().tolist() for i in range(n)}
-        assert places == {i: int(n) - 1 for i, n in enumerate(local.flatten()[3:-2]) if n}
+        global_index = {here + i: there + i for here, there, n in extent.runs().tolist() for i in range(n)}
+        assert global_index == {i: int(n) - 1 for i, n in enumerate(local.flatten()[3:-2]) if n}
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
@@ -244,9 +244,9 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 def test_what_two_have_in_common():
     shape, split = (6, 8), Shard(1, 8, pieces=(1, 1))
     a, b = Extent(shape, 5, 11, (LocalShard(split, 1, 2),)), Extent(shape, 3, 30)
-    places = [{there + i: here + i for here, there, n in e.runs().tolist() for i in range(n)} for e in (a, b)]
+    indices = [{there + i: here + i for here, there, n in e.runs().tolist() for i in range(n)} for e in (a, b)]
     common = {(x + i, y + i) for x, y, n in intersection(a.runs(), b.runs()).tolist() for i in range(n)}
-    assert common == {(places[0][at], places[1][at]) for at in places[0].keys() & places[1].keys()}
+    assert common == {(indices[0][at], indices[1][at]) for at in indices[0].keys() & indices[1].keys()}
     assert len(common) == 11
     assert len(intersection(a.runs(), Extent(shape, 0, 0).runs())) == 0
 
@@ -310,9 +310,9 @@ class TestDamage:
         Checkpoint(path).verify()
         for file in path.iterdir():
             content = file.read_bytes()
-            for place in [*range(0, len(content), 97), len(content) - 1]:
-                flipped = bytes([content[place] ^ 1 << place % 8])
-                file.write_bytes(content[:place] + flipped + content[place + 1 :])
+            for index in [*range(0, len(content), 97), len(content) - 1]:
+                flipped = bytes([content[index] ^ 1 << index % 8])
+                file.write_bytes(content[:index] + flipped + content[index + 1 :])
                 with pytest.raises(ValueError, match=f"{file}: .*not what was written|{file}: "):
                     Checkpoint(path).verify()
             file.write_bytes(content)
@@ -378,8 +378,8 @@ class Disk:
 
     def __init__(self, patch, changes):
         self.left = changes
-        for place, name in self.CALLS:
-            patch.setattr(place, name, self.limited(getattr(place, name)))
+        for module, name in self.CALLS:
+            patch.setattr(module, name, self.limited(getattr(module, name)))
 
     def limited(self, call):
         def limited(*arguments, **more):
@@ -454,11 +454,11 @@ FORGERIES = [
     *(forged("whole", value=value) for value in ([], None)),
     forged("more", value=3),
     *(forged("entries", 0, 0, value=value) for value in (3, None, "../rank-0.safetensors", "/etc/passwd")),
-    *(forged("entries", 0, place, value=value) for place in (1, 2) for value in ("x", -1, 1.5)),
+    *(forged("entries", 0, field, value=value) for field in (1, 2) for value in ("x", -1, 1.5)),
     *(forged("entries", 0, 3, value=value) for value in (None, 3, [3], [[]])),
-    *(forged(*PIECE, place, value=value) for place in range(7) for value in (None, -1, "x", [], [-1], 1 << 70)),
-    *(forged(*PIECE, 3, place, value=value) for place in (0, 1, 2, 3) for value in (-1, "x", [-1], 1 << 70)),
-    *(forged(*PIECE, 3, place, value=[]) for place in (0, 1, 2)),
+    *(forged(*PIECE, field, value=value) for field in range(7) for value in (None, -1, "x", [], [-1], 1 << 70)),
+    *(forged(*PIECE, 3, field, value=value) for field in (0, 1, 2, 3) for value in (-1, "x", [-1], 1 << 70)),
+    *(forged(*PIECE, 3, field, value=[]) for field in (0, 1, 2)),
     forged(*PIECE, 3, 0, value=[1 << 60] * 10**6),
     forged(*PIECE, 6, value=[]),
     forged(*PIECE, 6, value=["a"]),

@@ -12,9 +12,9 @@ from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv,
 from collectives.schedule.spec import COLLECTIVES
 from mpi_tests.helpers.algorithm_costs import COSTS, count, each_algorithm, nodes_of, sizes, tally
 
-ALPHA, BETA, GAMMA, COPY, MEET = 3e-6, 7e-10, 4e-10, 5e-10, 2e-6
+ALPHA, BETA, GAMMA, COPY, BARRIER = 3e-6, 7e-10, 4e-10, 5e-10, 2e-6
 FAR = 10  # factor of times between nodes
-NETWORK = Network(Link(ALPHA, BETA), Link(FAR * ALPHA, FAR * BETA), GAMMA, COPY, MEET)
+NETWORK = Network(Link(ALPHA, BETA), Link(FAR * ALPHA, FAR * BETA), GAMMA, COPY, BARRIER)
 
 
 def same(seconds: float):
@@ -30,7 +30,7 @@ def seconds(name: str, nbytes: int, *lengths: int, collective: str = "all_reduce
 @each_algorithm
 def test_in_a_node_the_time_is_the_cost_line(row):
     row = row._replace(apart=False, segmented=False)
-    a, b, network = (MEET, COPY, NETWORK) if row.access else (ALPHA, BETA, NETWORK._replace(copy_s_per_byte=0.0))
+    a, b, network = (BARRIER, COPY, NETWORK) if row.access else (ALPHA, BETA, NETWORK._replace(copy_s_per_byte=0.0))
     for size in sizes(row):
         if (size, row.name) == (1, "leaders"):  # no barriers, but a copy
             continue
@@ -49,7 +49,7 @@ def test_of_segments_that_follow_each_other_the_slowest_rank_counts():
     for num_segments in (1, 4, 100):
         nbytes = num_segments * 4 * STAGED_BYTES
         copy, first = nbytes * COPY, nbytes / num_segments * COPY
-        assert seconds("staged", nbytes, 4, collective="broadcast") == same(num_segments * MEET + copy + first)
+        assert seconds("staged", nbytes, 4, collective="broadcast") == same(num_segments * BARRIER + copy + first)
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 8, 33])
@@ -113,10 +113,10 @@ def shared(rank: int, size: int) -> Iterator[Round]:
 def test_moves_of_shared_memory():
     row, n = Algorithm("all_reduce", "shared", shared), 4000
     assert count(profile(row, 4, nodes_of(4))) == (0, 0, 4, 2 + 2 + 3, 2)
-    assert predict(row, n, 4, nodes_of(4), network=NETWORK) == same(2 * MEET + n * GAMMA + n / 4 * 7 * COPY)
+    assert predict(row, n, 4, nodes_of(4), network=NETWORK) == same(2 * BARRIER + n * GAMMA + n / 4 * 7 * COPY)
     oversubscribed = predict(row, n, 4, nodes_of(4), network=NETWORK._replace(cores=2))
-    pull, push, copy = 2, 2 * 2, 3  # chunks; only in the round of the push are more ranks active than there are cores
-    assert oversubscribed == same(2 * (2 * MEET + n * GAMMA) + n / 4 * (pull + push + copy) * COPY)
+    get, put, copy = 2, 2 * 2, 3  # chunks; only in the round of the put are more ranks active than there are cores
+    assert oversubscribed == same(2 * (2 * BARRIER + n * GAMMA) + n / 4 * (get + put + copy) * COPY)
 
 
 def test_runs_for_one_peer_are_one_message_and_two_peers_wait_for_each_other():

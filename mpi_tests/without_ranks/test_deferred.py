@@ -31,7 +31,7 @@ def test_weights_get_their_gradients_later(before):
     model, later, expected = randomized(CONFIG), WeightGradients(), plain_gradients()
     for p in model.parameters():
         p.grad = None if before is None else torch.full_like(p, before)
-    places = {name: p.grad for name, p in model.named_parameters()}
+    gradients_before = {name: p.grad for name, p in model.named_parameters()}
     with deferring(later):
         _, loss = model(TOKENS, TARGETS)
     loss.backward()
@@ -45,7 +45,7 @@ def test_weights_get_their_gradients_later(before):
     later.add()
     for name, p in model.named_parameters():
         close(p.grad - (before or 0), expected[name])
-        assert before is None or p.grad is places[name]
+        assert before is None or p.grad is gradients_before[name]
     later.add()  # no gradient is left to add
     close(model.lm_head.weight.grad - (before or 0), expected["transformer.wte.weight"])
 

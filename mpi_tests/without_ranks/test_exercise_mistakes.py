@@ -644,13 +644,13 @@ def test_the_picture_follows(tmp_path, capsys):
 def mutated(programs, draws):
     """Change one end of a message: its chunks, or whether it reduces."""
     programs = [[list(moves) for moves in rounds] for rounds in programs]
-    places = [
+    ends = [
         (rank, index, at)
         for rank, rounds in enumerate(programs)
         for index, moves in enumerate(rounds)
         for at in range(len(moves))
     ]
-    rank, index, at = draws.choice(places)
+    rank, index, at = draws.choice(ends)
     move = programs[rank][index][at]
     if isinstance(move, Send | Copy) or draws.random() < 0.5:
         start = draws.randrange(len(programs) - len(move.run) + 1)

@@ -163,8 +163,8 @@ def test_an_orthogonal_matrix_has_the_same_directions(shape):
 
 def pieces_of(flat):
     """Return parameters of odd lengths at unaligned addresses."""
-    places = (slice(0, 3), slice(5, 117), slice(117, 118), slice(121, 250), slice(251, 400))
-    return [torch.nn.Parameter(flat[place]) for place in places]
+    slices = (slice(0, 3), slice(5, 117), slice(117, 118), slice(121, 250), slice(251, 400))
+    return [torch.nn.Parameter(flat[span]) for span in slices]
 
 
 def groups_of(params):

@@ -133,7 +133,7 @@ def test_the_lines_are_where_the_generators_are(row):
                         chain.append((generator.gi_code, generator.gi_frame.f_lineno))
                     generator = generator.gi_yieldfrom
                 assert list(lines[number][: len(chain)]) == chain
-            for code, line in {place for places in lines for place in places}:
+            for code, line in {call for chain in lines for call in chain}:
                 source = dict(function(code).lines)
                 assert "yield" in source[line], (row.name, code.co_name, line)
 
@@ -141,11 +141,11 @@ def test_the_lines_are_where_the_generators_are(row):
 def test_lines_go_through_lists_and_loops():
     """The hierarchy keeps its inner rounds in lists, and yields new rounds made from them."""
     row = find("all_reduce", "hierarchical")
-    names = [[code.co_name for code, _ in places] for places in yield_lines(row, 0, 4, 0, reference.nodes(4, 2))]
-    inside = ["all_reduce", "inside", "abreast", "embed", "ring_pass"]
-    assert names == [inside, *[["all_reduce", "abreast", "embed", "all_reduce", "ring_pass"]] * 2, inside]
+    names = [[code.co_name for code, _ in chain] for chain in yield_lines(row, 0, 4, 0, reference.nodes(4, 2))]
+    inside = ["all_reduce", "within_groups", "interleave", "embed", "ring_pass"]
+    assert names == [inside, *[["all_reduce", "interleave", "embed", "all_reduce", "ring_pass"]] * 2, inside]
     barriers = yield_lines(find("all_to_all", "hierarchical_direct"), 0, 4, 0, reference.nodes(4, 2))
-    last = [places[-1] for places in barriers if places[-1][0].co_name == "collected"]
+    last = [chain[-1] for chain in barriers if chain[-1][0].co_name == "collected"]
     assert [b[1] - a[1] for a, b in pairwise(last)] == [1, 1]  # one barrier object, yielded twice
 
 

@@ -250,17 +250,17 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize(("schedule", "why", "places"), [(d[0], d[1], d[2:]) for d in DAMAGES.values()], ids=DAMAGES)
-def test_damage_is_found_and_its_cell_marked(schedule, why, places):
+@pytest.mark.parametrize(("schedule", "why", "positions"), [(d[0], d[1], d[2:]) for d in DAMAGES.values()], ids=DAMAGES)
+def test_damage_is_found_and_its_cell_marked(schedule, why, positions):
     with pytest.raises(ProofError) as caught:
         prove(schedule)
     assert why in caught.value.why
-    assert sorted(caught.value.places) == sorted(places)
+    assert sorted(caught.value.positions) == sorted(positions)
     first, _, *lanes = str(caught.value).splitlines()
     assert first == f"schedule {schedule.name!r}: {caught.value.why}"
     for rank, lane in enumerate(lanes):
         orders = [(*order, "?") for order in schedule.orders]
-        marked = [f">{orders[r][position]}<" for r, position in places if r == rank]
+        marked = [f">{orders[r][position]}<" for r, position in positions if r == rank]
         assert [cell for cell in lane.split()[2:] if ">" in cell] == marked
 
 
@@ -377,7 +377,7 @@ def test_a_program_that_ends_before_its_order_is_found():
     schedule = make("gpipe", 2, 2)
     with pytest.raises(ProofError, match="the program ends here on rank 0") as caught:
         prove(schedule, lambda schedule, rank: list(program(schedule, rank))[: -1 if rank == 0 else None])
-    assert caught.value.places == (ActionPosition(0, 3),)
+    assert caught.value.positions == (ActionPosition(0, 3),)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "txt"])

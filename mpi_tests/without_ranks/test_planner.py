@@ -482,15 +482,15 @@ def test_stages_of_which_a_rank_has_the_last_passes(name):
 def test_groups_share_the_way_out_of_their_node():
     """Four groups with one rank per node take as long as one group that sends four times as many bytes."""
     network = Network(Link(0, 0), Link(1e-3, 1e-6), 0, 0, 0, nic=Link(1e-4, 5e-7))
-    place = RankPlacement(ParallelLayout(dp=2, tp=4), on(8, 4, network))
-    assert place.replicas.nodes == ((0,), (1,))
-    assert place.replicas.groups == 4
+    placement = RankPlacement(ParallelLayout(dp=2, tp=4), on(8, 4, network))
+    assert placement.replicas.nodes == ((0,), (1,))
+    assert placement.replicas.groups == 4
     row = find("all_gather", "ring")
     nbytes = 2000
     alone = predict(row, nbytes, 2, ((0,), (1,)), network=network)
     assert alone == same(1e-3 + 1000e-6)
-    assert place.replicas.seconds("all_gather", nbytes) == same(alone + 3 * (1e-4 + 1000 * 5e-7))
-    assert place.tp.nodes == ((0, 1, 2, 3),)
+    assert placement.replicas.seconds("all_gather", nbytes) == same(alone + 3 * (1e-4 + 1000 * 5e-7))
+    assert placement.tp.nodes == ((0, 1, 2, 3),)
 
 
 def test_a_group_on_several_nodes_goes_by_levels():
@@ -503,13 +503,13 @@ def test_a_group_on_several_nodes_goes_by_levels():
 
 
 def test_axes_lie_as_the_mesh_lays_them():
-    place = RankPlacement(ParallelLayout(dp=2, pp=3, sp=4, tp=2), on(48), parts=2)
-    assert place.tp.nodes == ((0, 1),)
-    assert place.heads.nodes == ((0, 1),)
-    assert place.ring == NDR.within
-    assert place.to_stage(0, 1) == contended(NDR, 8).between
-    assert [len(node) for node in place.replicas.nodes] == [4, 4]
-    assert place.owners["node"][0].size == 4
+    placement = RankPlacement(ParallelLayout(dp=2, pp=3, sp=4, tp=2), on(48), parts=2)
+    assert placement.tp.nodes == ((0, 1),)
+    assert placement.heads.nodes == ((0, 1),)
+    assert placement.ring == NDR.within
+    assert placement.to_stage(0, 1) == contended(NDR, 8).between
+    assert [len(node) for node in placement.replicas.nodes] == [4, 4]
+    assert placement.owners["node"][0].size == 4
 
 
 # Enumeration of layouts

@@ -34,9 +34,9 @@ def test_every_command_is_run_by_a_test(page):
         assert command.elsewhere or PROGRAMS.match(command.text), f"{page} has `{command.text}`, which no test runs"
 
 
-@pytest.mark.parametrize("place", sorted({*ELSEWHERE.values()}))
-def test_the_tests_that_run_commands_exist(place):
-    path, _, name = place.partition("::")
+@pytest.mark.parametrize("test", sorted({*ELSEWHERE.values()}))
+def test_the_tests_that_run_commands_exist(test):
+    path, _, name = test.partition("::")
     assert f"def {name}(" in (ROOT / "mpi_tests" / path).read_text()
 
 

@@ -31,8 +31,8 @@ TOKENS, TARGETS = random_tokens(2, 8), random_tokens(2, 8, seed=1)
 each_kind = pytest.mark.parametrize("mode", MODES)
 
 
-def recomputing(model, place=None, mode="full"):
-    recompute_model(model, mode, place)
+def recomputing(model, position=None, mode="full"):
+    recompute_model(model, mode, position)
     return model
 
 
@@ -97,11 +97,11 @@ class Storages(TorchDispatchMode):
 
 def cost(mode, dropout):
     """Return the memory that a block's forward pass keeps, in units of its input, and the backward pass's FLOPs."""
-    place, shape = BatchPosition(samples=torch.arange(2)), (2, 64, 64)
+    position, shape = BatchPosition(samples=torch.arange(2)), (2, 64, 64)
     model = GPT(GPTConfig(vocab_size=8, block_size=64, n_layer=1, n_head=4, n_embd=64, dropout=dropout))
-    parallelize(model, gpt2_plan(8, 4), ALONE, place=place)
+    parallelize(model, gpt2_plan(8, 4), ALONE, place=position)
     if mode:
-        recompute_model(model, mode, place)
+        recompute_model(model, mode, position)
     x = torch.randn(shape, requires_grad=True)
     with Storages(model) as storages:
         y = model.transformer.h[0](x)
@@ -144,11 +144,13 @@ def test_an_unknown_mode():
 @pytest.mark.parametrize("name", ["gpipe", "interleaved", "zb_h1", "zb_v"])
 def test_pipelines_with_dropout(name, mode):
     """Forward passes of other micro-batches come before a backward pass, which must use the original dropout state."""
-    place = BatchPosition(seed=3)
-    players = Players(lambda: recomputing(model_of(DROPPING, place), place, mode), registry.make(name, 2, 3), place)
+    position = BatchPosition(seed=3)
+    players = Players(
+        lambda: recomputing(model_of(DROPPING, position), position, mode), registry.make(name, 2, 3), position
+    )
     batch = batch_of(6)
     check_results(players, micro_batches(batch, 3), dropping_results(DROPPING, 6), 1e-10)
-    assert torch.equal(place.samples, batch.samples[-2:])
+    assert torch.equal(position.samples, batch.samples[-2:])
 
 
 @each_kind

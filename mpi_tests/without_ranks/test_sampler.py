@@ -70,7 +70,7 @@ def test_every_place_gets_every_sample():
     for number in range(2000):
         one.set_epoch(number)
         orders.append(next(iter(one)))
-    counts = np.stack([np.bincount(place, minlength=5) for place in np.transpose(orders)])
+    counts = np.stack([np.bincount(samples, minlength=5) for samples in np.transpose(orders)])
     assert counts.min() > 320  # 400 expected, standard deviation 18
     assert counts.max() < 480
 

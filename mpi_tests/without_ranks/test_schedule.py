@@ -117,8 +117,8 @@ def mutant(algorithm, ranks, edit):
     return edited
 
 
-def put(index, place, move):
-    return lambda rounds: rounds[index].__setitem__(place, move)
+def put(index, at, move):
+    return lambda rounds: rounds[index].__setitem__(at, move)
 
 
 def add(index, move):
@@ -129,8 +129,8 @@ def add_round(*moves):
     return lambda rounds: rounds.append(moves)
 
 
-def drop(index, place):
-    return lambda rounds: rounds[index].pop(place)
+def drop(index, at):
+    return lambda rounds: rounds[index].pop(at)
 
 
 def drop_round(index):
@@ -336,13 +336,13 @@ def test_embedded_groups_make_an_all_reduce():
 
 def test_embedding_places_copies_and_signals():
     moves = (Copy(run(1), run(0)), Send(1, range(0)), RecvReduce(0, run(0, 1)))
-    placed = embed([moves], ranks=[4, 6], runs=[run(2, 3), run(4)])
-    assert list(placed) == [(Copy(run(4), run(2, 3)), Send(6, range(0)), RecvReduce(4, run(2, 4)))]
+    embedded = embed([moves], ranks=[4, 6], runs=[run(2, 3), run(4)])
+    assert list(embedded) == [(Copy(run(4), run(2, 3)), Send(6, range(0)), RecvReduce(4, run(2, 4)))]
 
 
 def test_what_would_move_nothing_is_not_embedded():
-    placed = embed(ring.reduce_scatter(0, 3), ranks=range(3), runs=[run(0), range(1, 1), run(1)])
-    assert list(placed) == [(Send(1, run(1)),), (RecvReduce(2, run(0)),)]
+    embedded = embed(ring.reduce_scatter(0, 3), ranks=range(3), runs=[run(0), range(1, 1), run(1)])
+    assert list(embedded) == [(Send(1, run(1)),), (RecvReduce(2, run(0)),)]
 
 
 def test_shares_are_as_equal_as_can_be():

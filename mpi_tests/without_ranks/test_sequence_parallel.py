@@ -12,14 +12,14 @@ def test_dropout_keeps_as_many_as_it_should():
 
     x = torch.ones(4, 500, 50)
     for p in (0.1, 0.5):
-        y = Dropout(p, layer=1, place=BatchPosition(seed=1))(x)
+        y = Dropout(p, layer=1, position=BatchPosition(seed=1))(x)
         mask = y > 0
         assert torch.allclose(y[mask], torch.tensor(1 / (1 - p)))
         assert abs(mask.float().mean() - (1 - p)) < 5 * np.sqrt(p * (1 - p) / x.numel())
         for dim in range(3):  # no row along any dim is exceptional
             rows = mask.float().mean(dim=[other for other in range(3) if other != dim])
             assert (rows - (1 - p)).abs().max() < 6 * np.sqrt(p * (1 - p) * len(rows) / x.numel())
-        other = Dropout(p, layer=2, place=BatchPosition(seed=1))(x) > 0
+        other = Dropout(p, layer=2, position=BatchPosition(seed=1))(x) > 0
         both = (mask & other).float().mean()
         assert abs(both - (1 - p) ** 2) < 5 / np.sqrt(x.numel())
 

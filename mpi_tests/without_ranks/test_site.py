@@ -15,7 +15,7 @@ from collectives.schedule.spec import COLLECTIVES
 from mpi_tests.helpers.documents import PAGES, blocks
 from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.launch import environment as without_launcher
-from mpi_tests.helpers.site import DOCS, PLACE, code, is_defined, table, texts_in
+from mpi_tests.helpers.site import DOCS, REFERENCE, code, is_defined, table, texts_in
 
 PACKAGES = ("collectives", "parallelism", "models", "training", "teaching")
 
@@ -24,10 +24,10 @@ def in_order(names):
     return sorted(names, key=str.casefold)
 
 
-@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if PLACE.search(text)])
+@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if REFERENCE.search(text)])
 def test_every_file_and_function_that_is_named_is_there(page):
-    places = PLACE.findall(PAGES[page])
-    assert [f"{path}:{name}" for path, name in places if not is_defined(path, name)] == []
+    references = REFERENCE.findall(PAGES[page])
+    assert [f"{path}:{name}" for path, name in references if not is_defined(path, name)] == []
 
 
 def test_each_step_of_a_life_names_a_file_and_a_function():

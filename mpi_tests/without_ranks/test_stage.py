@@ -40,9 +40,9 @@ each_schedule = pytest.mark.parametrize("name", registry.names())
 def test_loss_and_every_gradient_are_the_whole_batchs(name, num_ranks, more):
     """Micro-batches are fewer or more than ranks (`make proof`: as many); grouped heads, biases, dropout, documents."""
     num_micro_batches = max(1, num_ranks + more)
-    schedule, place = registry.make(name, num_ranks, num_micro_batches), BatchPosition(seed=3)
+    schedule, position = registry.make(name, num_ranks, num_micro_batches), BatchPosition(seed=3)
     config = replace(DROPPING, n_layer=max(9, schedule.num_stages))
-    players = Players(lambda: model_of(config, place), schedule, place)
+    players = Players(lambda: model_of(config, position), schedule, position)
     batch = batch_of(2 * num_micro_batches)
     check_results(
         players, micro_batches(batch, num_micro_batches), dropping_results(config, 2 * num_micro_batches), 1e-10
@@ -100,9 +100,9 @@ def test_another_ranks_module_says_so():
 
 
 def test_evaluation_keeps_nothing():
-    place, batch = BatchPosition(), batch_of(2)
-    players = Players(lambda: model_of(DROPPING, place), registry.make("1f1b", 3, 1), place)
-    plain, x = model_of(DROPPING, place).eval(), None
+    position, batch = BatchPosition(), batch_of(2)
+    players = Players(lambda: model_of(DROPPING, position), registry.make("1f1b", 3, 1), position)
+    plain, x = model_of(DROPPING, position).eval(), None
     for model in players.models:
         model.eval()
     with torch.no_grad():
@@ -127,10 +127,10 @@ def test_activations_go_with_the_backward_pass():
     with saved_tensors_hooks(Saved, lambda saved: saved.x):
         y = stage.forward(0, None, batch_of(2))
     assert sum(ref() is not None for ref in refs) > 5 * CONFIG.n_layer
-    gradient, place = torch.ones_like(y), y.untyped_storage().data_ptr()
-    assert place in tensors_alive()
+    gradient, address = torch.ones_like(y), y.untyped_storage().data_ptr()
+    assert address in tensors_alive()
     del y
-    assert place not in tensors_alive()
+    assert address not in tensors_alive()
     stage.backward_inputs(0, gradient)
     assert not any(ref() for ref in refs)
     assert stage.num_alive == 1

@@ -182,13 +182,13 @@ def test_explanations():
 def change(*path, to):
     """Return an edit of TUNING's file that changes or removes one value."""
     data = json.loads(to_json(TUNING))
-    place = data
+    parent = data
     for key in path[:-1]:
-        place = place[key]
+        parent = parent[key]
     if to is None:
-        del place[path[-1]]
+        del parent[path[-1]]
     else:
-        place[path[-1]] = to
+        parent[path[-1]] = to
     return json.dumps(data)
 
 

@@ -7,6 +7,9 @@ from mpi_tests.helpers.words import findings, main
 PLANTED = {
     "def meet(a):\n    pass\n": "1: meet: say barrier",
     "class SendLetter:\n    pass\n": "1: SendLetter: say message, point to point",
+    "def run():\n    num_meetings = 0\n": "2: num_meetings: say barrier",
+    "for each in NCCLPulls, pushes:\n    SHMPush2 = each\n": "2: SHMPush2: say put",
+    "own_place = 1\n": "1: own_place: say address, index, position, call site, ...",
     "class Run:\n    known: int\n": "2: known: say what the value is, not how it was obtained",
     "def add(a, *given):\n    pass\n": "1: given: say what the value is, not how it was obtained",
     "run.found = 1\n": "1: found: say what the value is, not how it was obtained",
@@ -33,6 +36,7 @@ class Run:
     def size(self):
         """The number of ranks."""
         known_ranks = [rank for rank in self.ranks if rank.known]
+        run_in_place, OUT_OF_PLACE, placement, replaced = self.options
         return len(known_ranks) + self.push(made=1)
 
     def start(self):

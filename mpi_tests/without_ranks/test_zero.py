@@ -16,11 +16,11 @@ def test_nodes_of_several_lengths_are_refused():
 def test_chunks_are_whole_lines_between_blocks_and_cover_a_unit(size):
     slices = {"a": slice(32, 35), "b": slice(48, 5149), "c": slice(5152, 5153)}
     unit = FlatParam.of(slices, 16, size)
-    assert unit.place == slice(32, 5168)
+    assert unit.span == slice(32, 5168)
     assert sum(unit.counts) == 5136
     assert all(count % 16 == 0 for count in unit.counts)
     assert max(unit.counts) - min(unit.counts) <= BLOCK + 16
-    for name, place in slices.items():
+    for name, param in slices.items():
         spans = [unit.cut(rank)[name][0] for rank in range(size) if name in unit.cut(rank)]
-        assert [i for span in spans for i in range(span.start, span.stop)] == list(range(place.stop - place.start))
+        assert [i for span in spans for i in range(span.start, span.stop)] == list(range(param.stop - param.start))
         assert all(span.start % BLOCK == 0 for span in spans)

@@ -52,12 +52,12 @@ class Arena:
         self.parameters = allocate(comm, count, dtype, device)
         self.gradients = allocate(comm, count if gradients else 0, grad_dtype or dtype, device)
         for name, param in params.items():
-            place = self.slices[name]
-            home = self.parameters[place].view(param.shape)
+            span = self.slices[name]
+            home = self.parameters[span].view(param.shape)
             home.copy_(param.data)
             param.data = home
             owns = gradients and param.requires_grad
-            own_gradient(param, self.gradients[place].view(param.shape) if owns else None)
+            own_gradient(param, self.gradients[span].view(param.shape) if owns else None)
         self._gradients = [(name, param, param.grad) for name, param in params.items() if param.grad is not None]
 
     def broadcast(self, comm: collectives.Communicator) -> None:

@@ -75,8 +75,8 @@ class Extent(NamedTuple):
                 runs = of_dim * whole
             else:
                 ones = of_dim[:0, :2], *(begins + np.arange(count)[:, None] for *begins, count in of_dim)
-                places = np.concatenate(ones)[:, None] * (length, whole) + runs[:, :2]
-                runs = np.column_stack([places.reshape(-1, 2), np.tile(runs[:, 2], len(places))])
+                starts = np.concatenate(ones)[:, None] * (length, whole) + runs[:, :2]
+                runs = np.column_stack([starts.reshape(-1, 2), np.tile(runs[:, 2], len(starts))])
             length, whole = length * dim_length, whole * self.shape[dim]
         return runs, length
 

@@ -96,7 +96,7 @@ class Replica(Listener):
         rank, weights, own = self.ranks.shard.rank, arena.parameters, []
         for unit in units:
             chunk, counts = unit.chunks[rank], unit.counts
-            plan = self.ranks.shard.plan("all_gather", weights[chunk], out=weights[unit.place], counts=counts)
+            plan = self.ranks.shard.plan("all_gather", weights[chunk], out=weights[unit.span], counts=counts)
             self.gathering.append(plan)
             own.append(weights[chunk])
         self.masters = masters_of(units, rank, self.params, own, gradients, arena.originals)

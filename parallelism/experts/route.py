@@ -57,9 +57,9 @@ def make_route(rank: int, experts: np.ndarray, lengths: Sequence[int], num_exper
     [ExpertBlock(table=0, owner=0, rows=array([2, 3, 4, 1]), slots=slice(0, 4, None))]
     """
     num_ranks, num_local = len(experts), num_experts // len(experts)
-    place = {r: number for ranks in nodes for number, r in enumerate(ranks)}  # local rank
+    local_rank = {r: number for ranks in nodes for number, r in enumerate(ranks)}
     mine = next(number for number, ranks in enumerate(nodes) if rank in ranks)
-    own, me = nodes[mine], place[rank]
+    own, me = nodes[mine], local_rank[rank]
     host_of_rank = {r: number for number, ranks in enumerate(nodes) for r in ranks}
     host = np.array([*(host_of_rank[expert // num_local] for expert in range(num_experts)), -1])
     hosts = host[experts]  # of each choice's expert
@@ -68,7 +68,7 @@ def make_route(rank: int, experts: np.ndarray, lengths: Sequence[int], num_exper
         for number, ranks in enumerate(nodes)
         if number != mine
     ]
-    table = np.array([place[r] % len(own) for r in range(num_ranks)])  # local rank of the table with each rank's tokens
+    table = np.array([local_rank[r] % len(own) for r in range(num_ranks)])  # of the table with each rank's tokens
     enters = (hosts == mine).any(-1)
     for r in own:
         enters[r] = np.arange(enters.shape[1]) < lengths[r]

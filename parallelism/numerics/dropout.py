@@ -41,20 +41,20 @@ class BatchPosition:
 class Dropout(nn.Module):
     """Replaces the dropout number `layer` of a model.
 
-    With `split_sequence`, x (batch, seq, width) is the `rank`-th of consecutive shards of the tokens in `place`; heads
-    of attention are always sharded by `rank`.
+    With `split_sequence`, x (batch, seq, width) is the `rank`-th of consecutive shards of the tokens in `position`;
+    heads of attention are always sharded by `rank`.
     """
 
-    def __init__(self, p: float, layer: int, place: BatchPosition, rank: int = 0, split_sequence: bool = False):
+    def __init__(self, p: float, layer: int, position: BatchPosition, rank: int = 0, split_sequence: bool = False):
         super().__init__()
-        self.p, self.layer, self.place, self.rank, self.split_sequence = p, layer, place, rank, split_sequence
+        self.p, self.layer, self.position, self.rank, self.split_sequence = p, layer, position, rank, split_sequence
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
         batch, seq, _ = x.shape
         first = self.rank * seq if self.split_sequence else 0
-        positions = torch.arange(first + seq) if self.place.positions is None else self.place.positions
+        positions = torch.arange(first + seq) if self.position.positions is None else self.position.positions
         rows = mix(self.of_samples(batch, x.device)[:, None], positions[first : first + seq].to(x.device))
         return DropFunction.apply(x, rows, self.p)
 
@@ -66,12 +66,12 @@ class Dropout(nn.Module):
         return AttentionDropout(mix(self.of_samples(q.shape[0], q.device)[:, None], heads), self.p)
 
     def of_samples(self, batch: int, device: torch.device) -> Tensor:
-        samples = torch.arange(batch) if self.place.samples is None else self.place.samples
+        samples = torch.arange(batch) if self.position.samples is None else self.position.samples
         return mix(self.key, samples.long()).to(device)
 
     @cached_property
     def key(self) -> Tensor:
-        return mix(torch.tensor(self.place.seed), torch.tensor(self.layer))
+        return mix(torch.tensor(self.position.seed), torch.tensor(self.layer))
 
 
 class DropFunction(torch.autograd.Function):

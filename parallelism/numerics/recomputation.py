@@ -19,33 +19,33 @@ from parallelism.numerics.dropout import BatchPosition
 from parallelism.pipeline.deferred import CURRENT, deferring
 
 
-def recompute(module: nn.Module, place: BatchPosition | None = None, method: str = "forward") -> None:
+def recompute(module: nn.Module, position: BatchPosition | None = None, method: str = "forward") -> None:
     """Make a module recompute the activations of one of its methods; parameter names do not change.
 
-    The recomputation repeats the dropout masks, by `place` or of torch's own dropout.
+    The recomputation repeats the dropout masks, by `position` or of torch's own dropout.
     """
-    forward, place = getattr(module, method), place or BatchPosition()
+    forward, position = getattr(module, method), position or BatchPosition()
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=partial(contexts, place), **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=partial(contexts, position), **kwargs)
 
     setattr(module, method, checkpointed)  # a wrapper module would change parameter names
 
 
-def contexts(place: BatchPosition) -> tuple[AbstractContextManager, AbstractContextManager]:
+def contexts(position: BatchPosition) -> tuple[AbstractContextManager, AbstractContextManager]:
     """Return the contexts of the forward pass and of its recomputation, to which this batch and deferral return."""
-    samples, positions, later = place.samples, place.positions, CURRENT.get()
+    samples, positions, later = position.samples, position.positions, CURRENT.get()
 
     @contextmanager
     def as_before() -> Iterator[None]:
-        now = place.samples, place.positions
-        place.samples, place.positions = samples, positions
+        now = position.samples, position.positions
+        position.samples, position.positions = samples, positions
         try:
             with deferring(later):
                 yield
         finally:
-            place.samples, place.positions = now
+            position.samples, position.positions = now
 
     return nullcontext(), as_before()

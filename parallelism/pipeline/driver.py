@@ -65,9 +65,9 @@ class Pipeline:
             getattr(listener, event)(*arguments)
 
     @contextmanager
-    def notifying(self, listener: Listener, place: int = 0) -> Iterator[None]:
+    def notifying(self, listener: Listener, index: int = 0) -> Iterator[None]:
         """Notify another listener in this context, by default ahead of the others."""
-        self.listeners.insert(place, listener)
+        self.listeners.insert(index, listener)
         yield
         self.listeners.remove(listener)
 

@@ -46,12 +46,12 @@ class TiedGradients(ExposedTime):
         """Local names of the parameters that other ranks hold, too."""
         return {name for name, comm in self._groups if comm.size > 1}
 
-    def bind(self, gradients: Any, places: Mapping[str, slice]) -> None:
-        """Bind the sums of the slices `places` of `gradients`; frozen parameters have none.  Collective."""
+    def bind(self, gradients: Any, slices: Mapping[str, slice]) -> None:
+        """Bind the sums of these slices of `gradients`; frozen parameters have none.  Collective."""
         self.plans = [
-            comm.plan("all_reduce", gradients[places[name]])
+            comm.plan("all_reduce", gradients[slices[name]])
             for name, comm in self._groups
-            if comm.size > 1 and name in places
+            if comm.size > 1 and name in slices
         ]
 
     def sum_up(self) -> None:

@@ -131,7 +131,7 @@ def parse_request(arguments: Sequence[str] | None, description: str | None) -> P
     settings = Settings(**{name: value for name, value in {**in_file, **own}.items() if name in hints})
     fixing = {*in_file} - {"micro_batch_size"} | {*own}
     fixed = {name: getattr(settings, name) for name in LAYOUT if name in fixing and name != "num_micro_batches"}
-    nodes, network, links = place(flags)
+    nodes, network, links = nodes_and_links(flags)
     alone = sum(map(len, nodes)) * settings.micro_batch_size * settings.num_micro_batches  # with data parallelism only
     job = TrainingJob.of(settings, settings.vocab_size, settings.global_batch_size or alone)
     machine, ranks = machine_of(flags, job, nodes, network)
@@ -190,7 +190,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return command
 
 
-def place(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
+def nodes_and_links(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
     """Return the ranks of each node, the link speeds, and the origin of these."""
     nodes, network, words = fabrics.topology(flags.fabric, None)
     hosts, gpus = flags.hosts or len(nodes), flags.gpus or max(map(len, nodes))

@@ -26,7 +26,7 @@ class PassContext(NamedTuple):
 
     job: TrainingJob
     layout: ParallelLayout
-    place: RankPlacement
+    placement: RankPlacement
 
     @property
     def cut(self) -> Stages:
@@ -46,26 +46,26 @@ class PassContext(NamedTuple):
         return self.tokens * self.job.model.n_embd * self.job.precision.activation
 
     def compute_s(self, flops_per_token: float) -> float:
-        return flops_per_token * self.tokens / self.layout.tp / self.place.machine.flops_per_s
+        return flops_per_token * self.tokens / self.layout.tp / self.placement.machine.flops_per_s
 
     def copy_s(self, nbytes: float) -> float:
-        return nbytes * self.place.network.copy_s_per_byte
+        return nbytes * self.placement.network.copy_s_per_byte
 
     def sum_s(self) -> float:
         """Return the seconds to sum activations over tp ranks, or to reduce-scatter them if sequences are split."""
         collective = "reduce_scatter" if self.layout.sequence_parallel else "all_reduce"
-        return self.place.tp.seconds(collective, self.activation_bytes)
+        return self.placement.tp.seconds(collective, self.activation_bytes)
 
     def gather_s(self) -> float:
         """Return the seconds to gather activations that are sharded over tp ranks."""
-        return self.place.tp.seconds("all_gather", self.activation_bytes) if self.layout.sequence_parallel else 0.0
+        return self.placement.tp.seconds("all_gather", self.activation_bytes) if self.layout.sequence_parallel else 0.0
 
     def block(self) -> np.ndarray:
         """Return the costs of one block."""
         costs, model = np.zeros((len(KINDS), len(PARTS))), self.job.model
         matrices, attention = self.compute_s(matrix_flops(model)), self.compute_s(attention_flops(model))
         seconds = matrices + attention, matrices + 2 * attention, matrices
-        costs[:, COMPUTE] = np.maximum(seconds, self.place.machine.least_pass_s)
+        costs[:, COMPUTE] = np.maximum(seconds, self.placement.machine.least_pass_s)
         width, kv_width = counts.widths(model)
         columns = width + 2 * kv_width, counts.mlp_inputs(model)
         costs[FORWARD, TP] = 2 * (self.gather_s() + self.sum_s())
@@ -97,22 +97,22 @@ class PassContext(NamedTuple):
 
         Attention hides the ring shifts, except for the last one, which returns gradients to their owner.
         """
-        job, layout, place, itemsize = self.job, self.layout, self.place, self.job.precision.activation
+        job, layout, placement, itemsize = self.job, self.layout, self.placement, self.job.precision.activation
         parts = job.head_ranks(layout.sp)
         ring = layout.sp // parts
         width, kv_width = (w * self.tokens / layout.tp for w in counts.widths(job.model))
         kv_width *= max(1, parts // (job.model.num_kv_heads // layout.tp))
-        exchange_s = 2 * sum(place.heads.seconds("all_to_all", w * itemsize) for w in (width, kv_width))
+        exchange_s = 2 * sum(placement.heads.seconds("all_to_all", w * itemsize) for w in (width, kv_width))
         if ring == 1:
             return exchange_s, exchange_s
-        shift_s, home_s = (place.ring.seconds(2 * kv_width * size) for size in (itemsize, max(4, itemsize)))
+        shift_s, home_s = (placement.ring.seconds(2 * kv_width * size) for size in (itemsize, max(4, itemsize)))
         forward_s = (ring - 1) * max(0.0, shift_s - attention_s / ring)
         backward_s = (ring - 1) * max(0.0, shift_s + home_s - 2 * attention_s / ring) + home_s
         return exchange_s + forward_s, exchange_s + backward_s
 
     def crossing_s(self) -> float:
         """Return the seconds of a dispatch or a combine between ranks: a barrier, and each token's row to each host."""
-        ep, meet_s = self.place.ep, self.place.network.meet_s
+        ep, meet_s = self.placement.ep, self.placement.network.meet_s
         if len(ep.nodes) == 1:
             return meet_s * (ep.size > 1)
         hosts = min(self.job.model.experts_per_token, len(ep.nodes))
@@ -120,7 +120,7 @@ class PassContext(NamedTuple):
 
     def head(self) -> np.ndarray:
         """Return the costs of the head and the loss, in addition to the last block."""
-        costs, model, tp = np.zeros((len(KINDS), len(PARTS))), self.job.model, self.place.tp
+        costs, model, tp = np.zeros((len(KINDS), len(PARTS))), self.job.model, self.placement.tp
         costs[:, COMPUTE] = self.compute_s(head_flops(model))
         loss_s = sum(tp.seconds("all_reduce", rows * self.tokens * 4) for rows in (1, 3))
         costs[FORWARD, TP] = self.gather_s() + loss_s

@@ -71,7 +71,7 @@ class AxisGroup:
 
     @cached_property
     def levels(self) -> tuple[AxisGroup, AxisGroup]:
-        """The ranks of one node, and those in the same place across nodes, which must have equally many ranks."""
+        """The ranks of one node, and those of one local rank across nodes, which must have equally many ranks."""
         length = len(self.nodes[0])
         across = tuple((rank,) for rank in range(len(self.nodes)))
         return (

@@ -20,13 +20,13 @@ class Replicas:
         self.setting, self.zero_stage = setting, setting.layout.zero_stage
         self.precision, self.params = setting.job.precision, setting.params
         self.gradient_bytes = ITEMSIZES.get(setting.job.grad_dtype or "", self.precision.gradient)  # on the wire
-        self.owners, self.across = setting.place.owners[setting.layout.zero_group]
+        self.owners, self.across = setting.placement.owners[setting.layout.zero_group]
 
     def reduce_s(self, num_params: float) -> float:
         """Return the seconds to reduce gradients: to all ranks, or with ZeRO to their owners."""
         if self.zero_stage:
             return self.owners.seconds("reduce_scatter", num_params * self.gradient_bytes)
-        return self.setting.place.samples.seconds("all_reduce", num_params * self.gradient_bytes)
+        return self.setting.placement.samples.seconds("all_reduce", num_params * self.gradient_bytes)
 
     def across_s(self, num_params: float) -> float:
         """Return the seconds to reduce gradients over owners of the same shards on other nodes."""

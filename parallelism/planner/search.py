@@ -60,9 +60,9 @@ def search(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = {}, nu
         except ValueError as error:
             undivided[str(error)] += 1
             continue
-        place = RankPlacement(mesh, machine, job.head_ranks(mesh.sp))
+        placement = RankPlacement(mesh, machine, job.head_ranks(mesh.sp))
         for layout in layouts:
-            setting = PassContext(job, layout, place)
+            setting = PassContext(job, layout, placement)
             pairs = [*variants(setting, fixed)]
             fits = [pair for pair in pairs if pair[1].total <= machine.memory_bytes]
             misses = [pair for pair in pairs if pair[1].total > machine.memory_bytes]
@@ -91,7 +91,7 @@ def divided(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) ->
 
 def variants(setting: PassContext, fixed: Mapping[str, Any]) -> Iterator[tuple[ParallelLayout, Memory]]:
     """Yield a layout with each ZeRO variant, and the memory that ranks need."""
-    job, layout, owners = setting.job, setting.layout, setting.place.owners
+    job, layout, owners = setting.job, setting.layout, setting.placement.owners
     shards, replicas = model_shards(job, layout), owners["all"][0].size
     stages = [fixed["zero_stage"]] if "zero_stage" in fixed else range(4 if replicas > 1 else 1)
     groups = [group for group in owners if fixed.get("zero_group", group) == group]
@@ -109,7 +109,7 @@ def fastest(candidates: list[ZeroVariants], number: int) -> list[PlannedLayout]:
     for family in sorted(candidates, key=lambda family: family.least_s):
         if family.least_s > limit_s:
             break
-        mesh = family.setting.place
+        mesh = family.setting.placement
         for layout, rank_memory in family.fitting:
             incumbent = best.get(mesh)
             step = StepModel(family.setting._replace(layout=layout), family.costs)

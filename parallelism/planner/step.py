@@ -67,14 +67,14 @@ class StepModel:
         experts = self.setting.params.experts()
         most = max(params - n * experts for params, n in zip(self.params, self.cut.num_blocks, strict=True))
         nbytes = most / self.replicas.owners.size * self.replicas.gradient_bytes
-        return self.setting.place.ep.seconds("all_reduce", nbytes)
+        return self.setting.placement.ep.seconds("all_reduce", nbytes)
 
     def tied_s(self) -> float:
         """Return the seconds to sum the vocabulary's gradients, if the first and last stages are on different ranks."""
         if self.cut.of_rank[0][-1] == self.setting.layout.num_stages - 1:
             return 0.0
         nbytes = self.setting.params.vocabulary() * self.replicas.gradient_bytes
-        return self.setting.place.ends.seconds("all_reduce", nbytes)
+        return self.setting.placement.ends.seconds("all_reduce", nbytes)
 
     def copies_s(self, params: int, num_blocks: int) -> float:
         """Return the seconds to read and write weights and states, and to read gradients, at copy speed."""
@@ -86,10 +86,10 @@ class StepModel:
 
     def muon_s(self, num_blocks: int) -> float:
         """Return Muon's seconds: each matrix of a block is sent to one rank, orthogonalized there, and sent back."""
-        setting, ranks = self.setting, self.setting.place.matrices
-        elements = num_blocks * setting.params.matrices() / setting.place.replicas.size
+        setting, ranks = self.setting, self.setting.placement.matrices
+        elements = num_blocks * setting.params.matrices() / setting.placement.replicas.size
         flops = num_blocks * muon_flops(setting.job.model, setting.layout.ep) / ranks.size
-        products_s = flops / setting.place.machine.flops_per_s
+        products_s = flops / setting.placement.machine.flops_per_s
         return 2 * ranks.seconds("all_to_all", elements * setting.job.precision.state) + products_s
 
     def time(self) -> Time:
@@ -138,7 +138,7 @@ class StepModel:
         home = {stage: rank for rank, own in enumerate(self.cut.of_rank) for stage in own}
         nbytes = self.setting.activation_bytes / between_tp(self.setting.layout)
         pairs = pairwise(home[stage] for stage in range(len(home)))
-        return [self.setting.place.to_stage(*pair).seconds(nbytes) if len({*pair}) > 1 else 0.0 for pair in pairs]
+        return [self.setting.placement.to_stage(*pair).seconds(nbytes) if len({*pair}) > 1 else 0.0 for pair in pairs]
 
 
 Numbered = tuple[dict[int, int], list[list[int]], list[int]]  # each stage's rank, ranks' actions, stages' last actions

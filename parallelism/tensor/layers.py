@@ -151,7 +151,7 @@ class VocabularyEmbedding(nn.Module):
         self.begin = axis.ranks.rank * len(weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        rows, here = placed(tokens, self.begin, len(self.weight))
+        rows, here = local_rows(tokens, self.begin, len(self.weight))
         return summed(F.embedding(rows, self.weight) * here[..., None], self.axis)
 
 
@@ -169,7 +169,7 @@ class VocabularyHead(nn.Module):
         return autograd.gather(logits, self.axis.ranks, dim=-1)[..., : self.vocab_size]
 
 
-def placed(tokens: Tensor, begin: int, length: int) -> tuple[Tensor, Tensor]:
+def local_rows(tokens: Tensor, begin: int, length: int) -> tuple[Tensor, Tensor]:
     """Return tokens' local row numbers, 0 for those of other ranks, and a mask of the local ones."""
     rows = tokens - begin
     here = (rows >= 0) & (rows < length)
@@ -212,7 +212,7 @@ class CrossEntropyFunction(torch.autograd.Function):
         highest = ranks.all_reduce(highest, op="max")
         exps = torch.zeros_like(logits)
         torch.exp(real - highest[:, None], out=exps[:, :num_real])
-        rows, here = placed(targets, begin, logits.shape[-1])
+        rows, here = local_rows(targets, begin, logits.shape[-1])
         at_target = logits.gather(-1, rows[:, None])[:, 0] * here
         sums, at_target = ranks.all_reduce(torch.stack([exps.sum(-1), at_target]))
         ctx.save_for_backward(exps.div_(sums[:, None]), rows, here, mask)

@@ -27,7 +27,7 @@ class Axes(NamedTuple):
     tp: layers.Axis
     sp: SequenceParallel | None
     ep: ExpertExchange | None
-    place: BatchPosition
+    position: BatchPosition
     parts: dict[nn.Parameter, nn.Parameter]  # vocabulary shards, by the whole parameter, which several modules may use
 
     @property
@@ -138,7 +138,7 @@ class Attention(Strategy):
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         heads = axes.sp.heads if axes.sp else None
         first = axes.tp.ranks.rank if heads is None else axes.tp.ranks.rank * heads.size + heads.rank
-        dropout = Dropout(module.dropout, number, axes.place, first)
+        dropout = Dropout(module.dropout, number, axes.position, first)
         return SequenceAttention(axes.sp, dropout, module) if axes.sp or module.dropout else module
 
 
@@ -151,7 +151,7 @@ class SequenceRegion(Strategy):
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         sequence, rank = axes.tp.sequence, axes.tp.ranks.rank
         if isinstance(module, nn.Dropout):
-            return Dropout(module.p, number, axes.place, rank, sequence)
+            return Dropout(module.p, number, axes.position, rank, sequence)
         if axes.whole or not sequence:
             return module
         if isinstance(module, nn.Embedding):

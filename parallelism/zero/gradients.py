@@ -35,19 +35,19 @@ class ReducedGradients(Replica):
     def reduce_units(self, units: Sequence[FlatParam]) -> list[Tensor]:
         """Reduce the gradients of units, in their order; return this rank's chunks of them.  Collective."""
         own, ranks, rank, dtype = self.own, self.ranks, self.ranks.shard.rank, self.grad_dtype
-        places = offsets(unit.counts[rank] for unit in units)
+        spans = offsets(unit.counts[rank] for unit in units)
         self.gradients = ReleasableBuffer(sum(unit.counts[rank] for unit in units), dtype, self.device)
-        chunks = [self.gradients.tensor[place] for place in places]
+        chunks = [self.gradients.tensor[span] for span in spans]
         lengths = [max((sum(unit.counts) for unit in units[turn::2]), default=0) for turn in (0, 1)]
         self.working = [WorkingBuffer(ranks.every, length, dtype, self.device) for length in lengths]
         buffers = cycle(self.working)
         self.buckets = [ReduceBucket(self, *each) for each in zip(units, chunks, buffers, strict=False)]
-        for groups, pairs in groupby(zip(units, places, strict=True), lambda pair: self.groups(pair[0])):
-            neighbours = [place for _, place in pairs]
+        for groups, pairs in groupby(zip(units, spans, strict=True), lambda pair: self.groups(pair[0])):
+            neighbours = [span for _, span in pairs]
             if groups.replicate:
                 ours = self.gradients.tensor[neighbours[0].start : neighbours[-1].stop]
                 self.across.append(groups.replicate.plan("all_reduce", ours, **self.reduction))
-        chunk_of = {name: place for unit, place in zip(units, places, strict=True) for name in unit.slices}
+        chunk_of = {name: span for unit, span in zip(units, spans, strict=True) for name in unit.slices}
         own.tied.bind(self.gradients.tensor, chunk_of)
         ordered = sorted(self.buckets, key=lambda bucket: own.home(bucket.params[0]) == SHARED)
         users = {bucket: own.users(set().union(*(own.layers[param] for param in bucket.params))) for bucket in ordered}

@@ -94,11 +94,11 @@ class Exchange:
 
     def __call__(self, tensors: Mapping[ElementRoute, Tensor]) -> dict[ElementRoute, Tensor]:
         """Send flat tensors; the received ones are valid until the next call."""
-        for route, place in self.outgoing.items():
-            self.sent[place].copy_(tensors[route])
+        for route, span in self.outgoing.items():
+            self.sent[span].copy_(tensors[route])
         with self.clock.waiting():
             self.plan()
-        return {route: self.received[place] for route, place in self.incoming.items()}
+        return {route: self.received[span] for route, span in self.incoming.items()}
 
 
 class MatrixOwners:

@@ -44,12 +44,12 @@ class ShardedParameters(ReducedGradients):
         params = [{name: p for name, p in self.params.items() if own.home(p) == home} for home in homes]
         laid = [lay_out(of_layer, line_length(dtype)) for of_layer in params]
         units = [self.cut(slices)[::-1] for slices, _ in laid]
-        places = offsets(sum(unit.counts[shard.rank] for unit in of_layer) for of_layer in units)
-        flat = allocate(every, places[-1].stop, dtype, self.device)
+        spans = offsets(sum(unit.counts[shard.rank] for unit in of_layer) for of_layer in units)
+        flat = allocate(every, spans[-1].stop, dtype, self.device)
         lengths = [max((n for i, (_, n) in enumerate(laid) if slot_of(i) == slot), default=0) for slot in range(3)]
         slots = [WorkingBuffer(every, length, dtype, self.device) for length in lengths]
         gathered = [
-            GatheredLayer(units[i], params[i], slots[slot_of(i)], flat[place], shard) for i, place in enumerate(places)
+            GatheredLayer(units[i], params[i], slots[slot_of(i)], flat[span], shard) for i, span in enumerate(spans)
         ]
         self.layers = dict(zip(homes, gathered, strict=True))
         names = {*own.trained()}
@@ -143,9 +143,9 @@ class GatheredLayer:
         self.plans: list[collectives.Plan] = []
         self.chunks: list[tuple[FlatParam, Tensor]] = []
         for unit, own in zip(units, offsets(unit.counts[shard.rank] for unit in units), strict=True):
-            for name, (span, place) in unit.cut(shard.rank).items():
-                weights[own][place] = params[name].data.reshape(-1)[span]
-            out = slot.tensor[unit.place]
+            for name, (span, in_chunk) in unit.cut(shard.rank).items():
+                weights[own][in_chunk] = params[name].data.reshape(-1)[span]
+            out = slot.tensor[unit.span]
             self.plans.append(shard.plan("all_gather", weights[own], out=out, counts=unit.counts))
             self.views |= {params[name]: slot.tensor[at].view(params[name].shape) for name, at in unit.slices.items()}
             self.chunks.append((unit, weights[own]))

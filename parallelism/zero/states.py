@@ -36,7 +36,7 @@ class ShardedStates(Averaging):
     def plans(self, unit: FlatParam, chunk: slice) -> tuple[collectives.Plan, collectives.Plan | None]:
         gradients, replicate = self.arena.gradients, self.groups(unit).replicate
         out, options = gradients[chunk], self.reduction
-        plan = self.ranks.shard.plan("reduce_scatter", gradients[unit.place], out=out, counts=unit.counts, **options)
+        plan = self.ranks.shard.plan("reduce_scatter", gradients[unit.span], out=out, counts=unit.counts, **options)
         return plan, replicate.plan("all_reduce", out, **options) if replicate else None
 
     def before(self, action: Action, following: Action | None) -> None:

@@ -99,23 +99,23 @@ class FlatParam(NamedTuple):
         >>> FlatParam.of({"a": slice(16, 600)}, line=16, size=2).chunks
         [slice(16, 272, None), slice(272, 608, None)]
         """
-        start = min(place.start for place in slices.values())
-        num_lines = -(-(max(place.stop for place in slices.values()) - start) // line)
+        start = min(span.start for span in slices.values())
+        num_lines = -(-(max(span.stop for span in slices.values()) - start) // line)
         cuts = [start + run.start * line for run in shares(num_lines, size)]
         cuts = [between_blocks(cut, slices.values(), line) for cut in cuts]
         return cls(dict(slices), [slice(*pair) for pair in pairwise([*cuts, start + num_lines * line])])
 
     @property
-    def place(self) -> slice:
+    def span(self) -> slice:
         return slice(self.chunks[0].start, self.chunks[-1].stop)
 
     @property
     def counts(self) -> list[int]:
         return [chunk.stop - chunk.start for chunk in self.chunks]
 
-    def relative(self, place: slice) -> slice:
+    def relative(self, span: slice) -> slice:
         """Return a slice of the arena relative to the unit's start."""
-        return shifted(place.start, place.stop, self.place.start)
+        return shifted(span.start, span.stop, self.span.start)
 
     def cut(self, rank: int) -> dict[str, tuple[slice, slice]]:
         """Return a rank's pieces by parameter: the slice of its flat elements, and the slice of the rank's chunk.
@@ -124,20 +124,20 @@ class FlatParam(NamedTuple):
         {'b': (slice(0, 18, None), slice(0, 18, None))}
         """
         chunk, shards = self.chunks[rank], {}
-        for name, place in self.slices.items():
-            start, stop = max(place.start, chunk.start), min(place.stop, chunk.stop)
+        for name, span in self.slices.items():
+            start, stop = max(span.start, chunk.start), min(span.stop, chunk.stop)
             if start < stop:
-                shards[name] = shifted(start, stop, place.start), shifted(start, stop, chunk.start)
+                shards[name] = shifted(start, stop, span.start), shifted(start, stop, chunk.start)
         return shards
 
 
-def between_blocks(place: int, slices: Iterable[slice], line: int) -> int:
+def between_blocks(cut: int, slices: Iterable[slice], line: int) -> int:
     """Return the nearest line boundary that cuts no block of a parameter."""
     for param in slices:
-        if param.start < place < param.stop:
+        if param.start < cut < param.stop:
             end = param.start - (param.start - param.stop) // line * line
-            return min(end, param.start + round((place - param.start) / BLOCK) * BLOCK)
-    return place
+            return min(end, param.start + round((cut - param.start) / BLOCK) * BLOCK)
+    return cut
 
 
 def shifted(start: int, stop: int, origin: int) -> slice:
@@ -166,8 +166,8 @@ def masters_of(
     """
     pieces, spans = {}, {}
     for unit, weight, gradient in zip(units, weights, gradients, strict=True):
-        for name, (span, place) in unit.cut(rank).items():
-            pieces[name], spans[name] = part(params[name], weight[place], gradient[place]), span
+        for name, (span, in_chunk) in unit.cut(rank).items():
+            pieces[name], spans[name] = part(params[name], weight[in_chunk], gradient[in_chunk]), span
     return MasterWeights(pieces, originals, spans)
 
 

@@ -9,7 +9,7 @@ from collectives.schedule.spec import Collective
 from teaching.exercise.exercise import MistakeError
 from teaching.exercise.history import Change
 
-Place = tuple[int, int]  # a rank, and a chunk of its vector
+Location = tuple[int, int]  # a rank, and a chunk of its vector
 
 
 class Cause(NamedTuple):
@@ -31,17 +31,17 @@ def check_results(spec: Collective, world: World, changes: Sequence[Change]) -> 
     wrong = [(rank, chunk) for (rank, chunk), goal in goals.items() if world.vectors[rank].get(chunk) != goal]
     last = {(change.rank, change.chunk): change for change in changes}
 
-    def is_received(place: Place) -> bool:
-        change = last.get(place)
+    def is_received(location: Location) -> bool:
+        change = last.get(location)
         if change is None or not isinstance(change.move, Recv):
             return False
-        source = (change.move.source, place[1])
+        source = (change.move.source, location[1])
         return source in wrong and (source not in last or last[source].round < change.round)
 
     if not wrong:
         return
-    causes = {place: cause(spec, world, place, goals[place], changes) for place in wrong}
-    rank, chunk = min(wrong, key=lambda place: (is_received(place), causes[place][:2], place))
+    causes = {location: cause(spec, world, location, goals[location], changes) for location in wrong}
+    rank, chunk = min(wrong, key=lambda location: (is_received(location), causes[location][:2], location))
     at, value, goal = causes[rank, chunk], world.vectors[rank].get(chunk), goals[rank, chunk]
     end = f"after round {len(world.programs[0]) - 1}" if world.programs[0] else "without any round"
     should = contents(spec, goal, goal)
@@ -79,30 +79,30 @@ def listed(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def cause(spec: Collective, world: World, place: Place, goal: Value, changes: Sequence[Change]) -> Cause:
+def cause(spec: Collective, world: World, location: Location, goal: Value, changes: Sequence[Change]) -> Cause:
     """Return the cause of a wrong chunk: another chunk came, or a contribution came twice, was lost, or never came."""
-    value = world.vectors[place[0]].get(place[1])
-    own = [change for change in changes if (change.rank, change.chunk) == place]
+    value = world.vectors[location[0]].get(location[1])
+    own = [change for change in changes if (change.rank, change.chunk) == location]
     if value and (not spec.reduces or value.chunk != goal.chunk):
-        return Cause(own[-1].round, place[0], f"that {origin(own[-1])} in round {own[-1].round}")
+        return Cause(own[-1].round, location[0], f"that {origin(own[-1])} in round {own[-1].round}")
     counts = value.counts if value else {}
     for other, count in counts.items():
         if count > goal.counts[other]:
             return too_many(other, goal, changes)
-    return too_few([other for other in goal.counts if other not in counts], world, place, goal, changes)
+    return too_few([other for other in goal.counts if other not in counts], world, location, goal, changes)
 
 
 def too_many(other: int, goal: Value, changes: Sequence[Change]) -> Cause:
-    """Return the place where a rank's contribution is first added again, on any rank."""
+    """Find where a rank's contribution is first added again, on any rank."""
     most = goal.counts[other]
     first = next(c for c in changes if c.after.chunk == goal.chunk and c.after.counts.get(other, 0) > most)
     reason = f"in round {first.round}, rank {first.rank} adds rank {other}'s a second time, with what {origin(first)}"
     return Cause(first.round, first.rank, reason)
 
 
-def too_few(missing: Sequence[int], world: World, place: Place, goal: Value, changes: Sequence[Change]) -> Cause:
-    """Return the place where a contribution was lost, was dropped by the rank that sent the rest, or stopped."""
-    own = [change for change in changes if (change.rank, change.chunk) == place]
+def too_few(missing: Sequence[int], world: World, location: Location, goal: Value, changes: Sequence[Change]) -> Cause:
+    """Find where a contribution was lost, was dropped by the rank that sent the rest, or stopped."""
+    own = [change for change in changes if (change.rank, change.chunk) == location]
     for other in missing:
         overwrite = loss(other, own) or sent_without(other, world, goal, changes)
         if overwrite:
@@ -112,9 +112,9 @@ def too_few(missing: Sequence[int], world: World, place: Place, goal: Value, cha
     whose = f"rank {missing[0]}'s" if is_one else f"those of ranks {listed(map(str, missing))}"
     if own and isinstance(own[-1].move, Recv):
         lacks = f"{whose} {'is' if is_one else 'are'} not in what {origin(own[-1])} in round {own[-1].round}"
-        return Cause(own[-1].round, place[0], lacks)
+        return Cause(own[-1].round, location[0], lacks)
     never = f"{whose} never arrive{'s' * is_one}{reach(missing[0], goal, changes)}"
-    return Cause(max(0, len(world.programs[0]) - 1), place[0], never)
+    return Cause(max(0, len(world.programs[0]) - 1), location[0], never)
 
 
 def loss(other: int, changes: Sequence[Change]) -> Change | None:

@@ -68,7 +68,7 @@ class PipelineExercise(Exercise):
         try:
             prove(schedule)
         except ProofError as error:
-            at, picture = error.places[0], str(error).partition("\n")[2]
+            at, picture = error.positions[0], str(error).partition("\n")[2]
             is_there = at.position < len(schedules[at.rank])
             where = f"action {at.position} of stage {at.rank}: " if is_there else ""
             raise MistakeError(at.rank, at.position, where + error.why, picture) from error

@@ -80,8 +80,8 @@ class RecordingWorld(World):
     def land(self, rank: int) -> None:
         number, landings = self.rounds[rank], self.landings[rank]
         super().land(rank)
-        places = [(landing.owner, landing.chunk) for landing in landings]
-        self.written[rank, number] = {(owner, chunk): self.vectors[owner][chunk] for owner, chunk in places}
+        locations = [(landing.owner, landing.chunk) for landing in landings]
+        self.written[rank, number] = {(owner, chunk): self.vectors[owner][chunk] for owner, chunk in locations}
         self.heard_by_round[rank, number] = self.heard[rank]
 
     def rank_round(self, rank: int, number: int) -> RankRound:

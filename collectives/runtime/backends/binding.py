@@ -110,10 +110,10 @@ def bookkeeping(context: Context, a: Arguments) -> Plan:
 
 
 class MessageBinder:
-    """Binder of a schedule of messages, possibly with direct parts inside nodes, to one set of arrays after another.
+    """Binds a schedule of messages, which may have parts in shared memory within nodes, to different arrays in turn.
 
-    Its tags, its working memory and its direct parts' program are the same for all of them, so that only the first is
-    collective, and only one can run at a time.
+    All bindings use the same tags, working memory and program for the parts in shared memory: only the first binding is
+    collective, and only one of them can run at a time.
     """
 
     def __init__(

@@ -230,7 +230,11 @@ def times(a, b):
 
 
 def of_kinds(*kinds):
-    """Compile a function of two numbers for some kinds of them; for others, never used, it returns the first."""
+    """Compile a function of two numbers for operands of these kinds.
+
+    For other kinds it returns its first operand, which nobody sees: the loops below are compiled with all ops for each
+    dtype, and calls with an op that does not suit their dtype are refused before.
+    """
 
     def compiled(function):
         @overload(function, inline="always")

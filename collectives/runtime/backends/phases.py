@@ -28,8 +28,8 @@ CACHED_BYTES = 1 << 22  # of a vector that fits into the caches
 NEVER = 1 << 62
 LINE_BYTES = 64
 
-# Registers of a rank hold addresses: of the arrays of its call, of which the others know the first `NUM_SHARED`, of
-# private memory, and of its staging buffers, beginning with the one that the run uses first.
+# A rank's registers hold addresses: of the arrays of its call, the first `NUM_SHARED` of which other ranks know, of
+# private memory, and of its two staging buffers, in the order in which the run uses them.
 ARRAY, OUT, SCRATCH, BOUNCE, STAGING, NEXT_STAGING, NUM_REGISTERS = range(7)
 NUM_SHARED = 2
 

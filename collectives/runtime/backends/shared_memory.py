@@ -150,7 +150,7 @@ class Program(Step, Waitable):
         self.arguments: tuple = (self.address, self.like, 0, 0, 0)
 
     def use(self, number: int, addresses: tuple[int, ...], keys: tuple[int, ...], binding: int | None = None) -> None:
-        """Use other arrays, in the windows of these keys, from the next run on, which has that number."""
+        """Set the next run's number, and the addresses and windows of the arrays that it and later runs use."""
         self.arguments = (*self.arguments[:2], number, *addresses)
         if keys != self.keys:
             self.lie_in(keys)

@@ -25,12 +25,12 @@ get_address = MPI.Get_address  # looked up once: every call uses it
 
 
 class Unsigned(Exception):  # noqa: N818  not an error: such a call is resolved each time that it is made
-    """Arguments without a signature: invalid ones, or arrays that are bound where they are."""
+    """The call has no signature: its arguments are invalid, or it must be bound to the addresses of its arrays."""
 
 
-# A call's signature; the addresses of its arrays, `out` being `x` where there is none; the keys of the windows of
-# symmetric memory in which they are, or 0; whether they are on the host; and whether one of those on a device is not in
-# symmetric memory, so that the next call's may lie elsewhere.
+# The signature; the addresses of `x` and `out`, which is `x` if there is none; the keys of their windows of symmetric
+# memory, 0 for arrays outside of it; whether the arrays are on the host; and whether a device array is outside of
+# symmetric memory, in which case the next call's array may have another address.
 Signed = tuple[Signature, tuple[int, int], tuple[int, int], bool, bool]
 
 

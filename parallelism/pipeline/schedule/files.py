@@ -24,10 +24,10 @@ def read(path: str | PathLike[str]) -> Schedule:
     try:
         prove(schedule)
     except ProofError as error:
-        (rank, position), *_ = error.places
+        (rank, position), *_ = error.positions
         line, cells = [*lines.items()][rank]
-        place = f"cell {[*cells][position]}" if position < len(cells) else "behind the last cell"
-        raise ValueError(f"{path}, line {line}, {place}: {error}") from None
+        where = f"cell {[*cells][position]}" if position < len(cells) else "behind the last cell"
+        raise ValueError(f"{path}, line {line}, {where}: {error}") from None
     return schedule
 
 
@@ -44,15 +44,15 @@ def lines_of(path: Path) -> dict[int, dict[int, Action]]:
     return lines
 
 
-def actions_of(place: str, line: str) -> dict[int, Action]:
+def actions_of(where: str, line: str) -> dict[int, Action]:
     actions: dict[int, Action] = {}
     for cell, word in enumerate((word for part in line.split(",") for word in part.split() or [""]), 1):
         try:
             actions |= {cell: parse(word)} if word else {}
         except ValueError as error:
-            raise ValueError(f"{place}, cell {cell}: {error}; messages follow from these") from None
+            raise ValueError(f"{where}, cell {cell}: {error}; messages follow from these") from None
     if not actions:
-        raise ValueError(f"{place}: a rank without actions; write some, as {EXAMPLE}, or no line")
+        raise ValueError(f"{where}: a rank without actions; write some, as {EXAMPLE}, or no line")
     return actions
 
 

@@ -59,7 +59,7 @@ def improve(start: TimedOrders, draws: random.Random, work: int, least_s: float)
 
 
 def moved(order: list[int], position: int, draws: random.Random) -> list[int]:
-    """Move the action at a position some places earlier, or the one before it some places later."""
+    """Move the action at a position some positions earlier, or the one before it some positions later."""
     distance, is_later = draws.choice(DISTANCES), draws.random() < 0.5
     source = position - 1 if is_later else position
     rest = order[:source] + order[source + 1 :]

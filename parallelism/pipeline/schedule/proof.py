@@ -26,11 +26,11 @@ class ActionPosition(NamedTuple):
 
 
 class ProofError(ValueError):
-    """Invalid schedule; gives the reason, `why`, and the positions, `places`, marked in a drawing of ranks by step."""
+    """Invalid schedule; gives the reason, `why`, and the `positions` marked in a drawing of ranks by step."""
 
-    def __init__(self, schedule: Schedule, why: str, *places: ActionPosition) -> None:
-        super().__init__(f"schedule {schedule.name!r}: {why}\n{drawn(schedule, places)}".rstrip())
-        self.why, self.places = why, places
+    def __init__(self, schedule: Schedule, why: str, *positions: ActionPosition) -> None:
+        super().__init__(f"schedule {schedule.name!r}: {why}\n{drawn(schedule, positions)}".rstrip())
+        self.why, self.positions = why, positions
 
 
 def prove(schedule: Schedule, programs: Programs = program) -> None:
@@ -52,7 +52,7 @@ def check_actions(schedule: Schedule) -> None:
         raise ProofError(schedule, "it has no ranks")
     counts = Counter((action.stage, rank) for rank, order in enumerate(schedule.orders) for action in order)
     home = {stage: rank for (stage, rank), _ in reversed(counts.most_common())}  # the last, most common one wins
-    places: dict[Action, ActionPosition] = {}
+    positions: dict[Action, ActionPosition] = {}
     for rank, order in enumerate(schedule.orders):
         if not order:
             raise ProofError(schedule, f"rank {rank} has no action", ActionPosition(rank, 0))
@@ -62,30 +62,30 @@ def check_actions(schedule: Schedule) -> None:
                 why = f"{action} is not an action"
             elif own != rank:
                 why = f"{action} is on rank {rank}, but stage {action.stage} belongs to rank {own}"
-            elif action in places:
+            elif action in positions:
                 why = f"{action} appears twice"
             if why:
                 raise ProofError(schedule, why, ActionPosition(rank, index))
-            places[action] = ActionPosition(rank, index)
+            positions[action] = ActionPosition(rank, index)
     for stage in range(schedule.num_stages):
         for micro_batch in range(schedule.num_micro_batches):
-            there = "".join(kind for kind in KINDS if Action(stage, kind, micro_batch) in places)
+            there = "".join(kind for kind in KINDS if Action(stage, kind, micro_batch) in positions)
             if there not in ("FB", "FIW"):
-                raise incomplete(schedule, stage, micro_batch, there, places)
+                raise incomplete(schedule, stage, micro_batch, there, positions)
 
 
 def incomplete(
-    schedule: Schedule, stage: int, micro_batch: int, there: str, places: dict[Action, ActionPosition]
+    schedule: Schedule, stage: int, micro_batch: int, there: str, positions: dict[Action, ActionPosition]
 ) -> ProofError:
     """Return the error that names the missing or duplicate action of a micro-batch in a stage."""
     whole, part = Action(stage, BACKWARD, micro_batch), Action(stage, there[-1:], micro_batch)
-    if whole in places and part.kind in (INPUTS, WEIGHTS):
-        return ProofError(schedule, f"{part} is a part of {whole}, which appears, too", places[part])
+    if whole in positions and part.kind in (INPUTS, WEIGHTS):
+        return ProofError(schedule, f"{part} is a part of {whole}, which appears, too", positions[part])
     missing = Action(stage, LEFT_OUT.get(there, FORWARD), micro_batch)
     last_stage, last_micro_batch = schedule.num_stages - 1, schedule.num_micro_batches - 1
     why = f"{missing} is missing, of stages 0 to {last_stage} and micro-batches 0 to {last_micro_batch}"
     if stage not in schedule.home:
-        return ProofError(schedule, why, next(p for action, p in places.items() if action.stage == last_stage))
+        return ProofError(schedule, why, next(p for action, p in positions.items() if action.stage == last_stage))
     rank = schedule.home[stage]
     return ProofError(schedule, why, ActionPosition(rank, len(schedule.orders[rank])))
 
@@ -185,9 +185,9 @@ class SymbolicRun:
             circle.append(rank)
             rank = self.waiting[rank].source
         circle = circle[circle.index(rank) :] if rank in circle else circle[-1:]
-        places = [ActionPosition(r, self.num_done[r]) for r in circle]
-        waits = [f"{self.schedule.orders[r][i]} of rank {r} waits for the {self.waiting[r]}" for r, i in places]
-        return ProofError(self.schedule, "; ".join(waits), *places)
+        positions = [ActionPosition(r, self.num_done[r]) for r in circle]
+        waits = [f"{self.schedule.orders[r][i]} of rank {r} waits for the {self.waiting[r]}" for r, i in positions]
+        return ProofError(self.schedule, "; ".join(waits), *positions)
 
 
 def content(message: StageMessage) -> Action:
@@ -197,8 +197,8 @@ def content(message: StageMessage) -> Action:
     return Action(message.stage - 1, FORWARD, message.micro_batch)
 
 
-def drawn(schedule: Schedule, places: Sequence[ActionPosition]) -> str:
-    """Draw the steps around the places, up to where ranks stop; actions that cannot begin follow without a gap.
+def drawn(schedule: Schedule, positions: Sequence[ActionPosition]) -> str:
+    """Draw the steps around the positions, up to where ranks stop; actions that cannot begin follow without a gap.
 
     >>> from parallelism.pipeline.schedule.basic import one_f_one_b
     >>> print(drawn(one_f_one_b(3, 2), [ActionPosition(1, 2)]))
@@ -209,7 +209,7 @@ def drawn(schedule: Schedule, places: Sequence[ActionPosition]) -> str:
     """
     steps = in_steps(schedule)
     lanes = [dict(zip(row, map(str, order), strict=False)) for row, order in zip(steps, schedule.orders, strict=True)]
-    marked = [(rank, steps[rank][position]) for rank, position in places]
+    marked = [(rank, steps[rank][position]) for rank, position in positions]
     for rank, step in marked:
         lanes[rank][step] = f">{lanes[rank].get(step, '?')}<"
     first = min((step for _, step in marked), default=0)

@@ -49,12 +49,12 @@ class AttentionView {
     const left = 46;
     const cell = Math.max(5, Math.min(34, (Math.min(width, Math.max(420, window.innerHeight - 280)) - left - 8) / count));
     const picture = svg("svg", { id: "matrix", width: left + count * cell + 4, height: left + count * cell + 4, role: "img", "aria-label": `${this.status(step)}: ${count} queries by ${count} keys` });
-    const place = (index) => left + index * cell;
+    const offset = (index) => left + index * cell;
     const text = (x, y, words, turn) => svg("text", { class: "soft", x, y, "font-size": 13, transform: turn ? `rotate(-90 ${x} ${y})` : false }, words);
-    picture.append(text(place(0), 14, "keys, by their places in the sequence"), text(14, place(count) - 4, "queries", true));
+    picture.append(text(offset(0), 14, "keys, by their positions in the sequence"), text(14, offset(count) - 4, "queries", true));
     owners.forEach((owner, token) => {
       const mark = { fill: colorOf(owner, size), width: cell - 1, height: 12 };
-      picture.append(svg("rect", { ...mark, x: place(token), y: left - 16 }), svg("rect", { ...mark, x: left - 16, y: place(token), width: 12, height: cell - 1 }));
+      picture.append(svg("rect", { ...mark, x: offset(token), y: left - 16 }), svg("rect", { ...mark, x: left - 16, y: offset(token), width: 12, height: cell - 1 }));
     });
     attended.forEach((row, query) =>
       row.forEach((when, key) => {
@@ -62,7 +62,7 @@ class AttentionView {
         const state = when < step ? "over" : when === step ? "now" : "ahead";
         const fill = state === "ahead" ? "var(--cell)" : colorOf(owners[query], size);
         picture.append(
-          svg("rect", { x: place(key), y: place(query), width: cell - 1, height: cell - 1, fill, opacity: state === "over" ? 0.4 : 1, stroke: state === "now" ? "var(--ink)" : "none", "stroke-width": cell > 8 ? 1.5 : 0.7, "data-state": state }),
+          svg("rect", { x: offset(key), y: offset(query), width: cell - 1, height: cell - 1, fill, opacity: state === "over" ? 0.4 : 1, stroke: state === "now" ? "var(--ink)" : "none", "stroke-width": cell > 8 ? 1.5 : 0.7, "data-state": state }),
         );
       }),
     );

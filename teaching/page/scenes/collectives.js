@@ -142,8 +142,8 @@ class CollectiveView {
     const chunks = [...run.states.flat(), ...run.goal].map((vector) => vector.length);
     this.numChunks = Math.max(1, ...chunks);
     this.reduces = run.states.some((ranks) => ranks.some((vector) => vector.some((value) => value & (value - 1) & 0xffff)));
-    const placed = (vector) => vector.some((value, chunk) => chunkOf(value) !== chunk % run.size);
-    this.moves = run.states.some((ranks) => ranks.some(placed)); // chunks to places of other chunks
+    const isMoved = (vector) => vector.some((value, chunk) => chunkOf(value) !== chunk % run.size);
+    this.moves = run.states.some((ranks) => ranks.some(isMoved)); // chunks to positions of other chunks
     this.apart = run.goal.some((vector) => vector.length > run.size);
     this.hosts = hostsOf(run.size, Number(choice.hosts));
   }
@@ -278,15 +278,15 @@ class CollectiveView {
     const round = this.run.rounds[Math.min(this.step, this.steps - 1)] || [];
     const busy = busyRanks(round);
     const ranks = busy.size ? [...busy] : range(round.length);
-    const places = new Map([[this.row.function, new Map()]]);
+    const linesOf = new Map([[this.row.function, new Map()]]);
     const add = (number, line, rank) => {
-      if (!places.has(number)) places.set(number, new Map());
-      const lines = places.get(number);
+      if (!linesOf.has(number)) linesOf.set(number, new Map());
+      const lines = linesOf.get(number);
       lines.set(line, [...(lines.get(line) || []), rank]);
     };
     const isOver = this.step === this.steps;
     for (const rank of ranks) for (const [number, line] of this.lines[round[rank].line]) add(number, line, rank);
-    const blocks = [...places].map(([number, lines]) => this.block(catalog.functions[number], isOver ? new Map() : lines, open));
+    const blocks = [...linesOf].map(([number, lines]) => this.block(catalog.functions[number], isOver ? new Map() : lines, open));
     return html("section", { id: "source" }, html("h2", {}, "The lines that yield this round"), ...blocks);
   }
 
@@ -447,8 +447,8 @@ class Board {
     const id = `mask-${value & 0xffff}`;
     if (!this.patterns.has(id)) {
       const stops = ranks.flatMap((rank) =>
-        [["transparent", rank], [colorOf(rank, this.size), rank], [colorOf(rank, this.size), rank + 1], ["transparent", rank + 1]].map(([color, place]) =>
-          svg("stop", { offset: place / this.size, "stop-color": color }),
+        [["transparent", rank], [colorOf(rank, this.size), rank], [colorOf(rank, this.size), rank + 1], ["transparent", rank + 1]].map(([color, offset]) =>
+          svg("stop", { offset: offset / this.size, "stop-color": color }),
         ),
       );
       this.patterns.set(id, svg("linearGradient", { id }, ...stops));

@@ -159,12 +159,12 @@ def add_transfer(columns: Columns, t: ChunkTransfer, rank: int, vectors: Sequenc
 
 def expected(t: ChunkTransfer, vectors: Sequence[Vector]) -> tuple[Value, ...] | None:
     """Return the result of a transfer from the chunks before its round; None if one did not exist."""
-    places = [[(source, there) for source in t.sources] for there in t.theirs]
+    locations = [[(source, there) for source in t.sources] for there in t.theirs]
     if t.kind == "RecvReduce":
-        places = [[*of_sources, (t.dest, here)] for of_sources, here in zip(places, t.run, strict=True)]
-    if any(chunk not in vectors[owner] for several in places for owner, chunk in several):
+        locations = [[*of_sources, (t.dest, here)] for of_sources, here in zip(locations, t.run, strict=True)]
+    if any(chunk not in vectors[owner] for several in locations for owner, chunk in several):
         return None
-    values = [[vectors[owner][chunk] for owner, chunk in several] for several in places]
+    values = [[vectors[owner][chunk] for owner, chunk in several] for several in locations]
     return tuple(Value(several[0].chunk, sum(value.ranks for value in several)) for several in values)
 
 
@@ -191,8 +191,8 @@ def value_data(value: Value, chunk: int, rank: int, size: int) -> int:
 
 def vector_data(vector: Vector, rank: int, size: int) -> list[int]:
     """Return the chunks of a vector, each followed by its value, in their order from `rank` on."""
-    places = sorted((relative(chunk, rank, size), chunk, value) for chunk, value in vector.items())
-    return [n for place, chunk, value in places for n in (place, value_data(value, chunk, rank, size))]
+    ordered = sorted((relative(chunk, rank, size), chunk, value) for chunk, value in vector.items())
+    return [n for position, chunk, value in ordered for n in (position, value_data(value, chunk, rank, size))]
 
 
 def busiest(run: RecordedRun) -> list[tuple[int, ...]]:

@@ -16,7 +16,7 @@ addScene({
   },
   controls(choice) {
     const sizes = Object.keys(Object.values(this.orders)[0]).map((key) => key.split("x"));
-    const options = (place) => [...new Set(sizes.map((size) => size[place]))].map((value) => [value, value]);
+    const options = (index) => [...new Set(sizes.map((size) => size[index]))].map((value) => [value, value]);
     return [
       { name: "schedule", label: "Schedule", options: Object.keys(words).map((name) => [name, name]) },
       { name: "ranks", label: "Ranks", options: options(0) },

@@ -18,7 +18,7 @@ addScene({
   },
   controls(choice) {
     const sizes = Object.keys(this.data[0]).map((key) => key.split("x"));
-    const options = (place) => [...new Set(sizes.map((size) => size[place]))].map((value) => [value, value]);
+    const options = (index) => [...new Set(sizes.map((size) => size[index]))].map((value) => [value, value]);
     return [
       { name: "zero_stage", label: "ZeRO stage", options: Object.keys(STAGE_WORDS).map((stage) => [stage, stage === "0" ? "0 (none)" : stage]) },
       { name: "ranks", label: "Ranks", options: options(0) },

@@ -15,14 +15,14 @@
 #include <ucontext.h>
 
 extern "C" {
-__thread Place standin_thread, standin_block, standin_block_size, standin_grid_size;
+__thread Dim3 standin_thread, standin_block, standin_block_size, standin_grid_size;
 }
 
 static const size_t STACK_BYTES = 256 << 10;
 
 struct Fiber {
     ucontext_t context;
-    Place thread;
+    Dim3 thread;
     bool has_ended = false, sleeps = false;  // if neither, it is at a barrier
     void* stack;
 
@@ -43,7 +43,7 @@ struct Block {
     void run_threads() {
         while (next < count) {
             unsigned number = next++;
-            Place size = standin_block_size;
+            Dim3 size = standin_block_size;
             standin_thread = {number % size.x, number / size.x % size.y, number / size.x / size.y};
             (*body)();
         }
@@ -112,7 +112,7 @@ void Block::begin() { current.run_threads(); }
 
 // The blocks of a kernel.
 struct Grid {
-    Place size, block_size;
+    Dim3 size, block_size;
     const std::function<void()>& body;
     std::atomic<unsigned> next{0};
     std::mutex starting;
@@ -147,7 +147,7 @@ API void standin_sleep() {
     current.wait(true);
 }
 
-void run_grid(Place size, Place block_size, const std::function<void()>& body) {
+void run_grid(Dim3 size, Dim3 block_size, const std::function<void()>& body) {
     Grid blocks{size, block_size, body};
     blocks.run_blocks(blocks.count());
     for (auto& other : blocks.others) other.join();

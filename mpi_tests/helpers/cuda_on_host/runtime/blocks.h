@@ -3,13 +3,13 @@
 
 #include <functional>
 
-struct Place {
+struct Dim3 {
     unsigned x, y, z;
 };
 extern "C" {
-extern __thread Place standin_thread, standin_block, standin_block_size, standin_grid_size;
+extern __thread Dim3 standin_thread, standin_block, standin_block_size, standin_grid_size;
 void standin_syncthreads();
 void standin_sleep();
 }
 
-void run_grid(Place grid, Place block, const std::function<void()>& body);
+void run_grid(Dim3 grid, Dim3 block, const std::function<void()>& body);

@@ -131,10 +131,10 @@ API Error cudaStreamWaitEvent(void* stream_handle, void* handle, unsigned) {
     Counts* counts = event->counts;
     Number number = counts->recorded;
     if (number == 0) return fail(sticky);
-    return fail(push(stream, held, [=](Stream& stream, Number place) {
-        await(*counts, number, [&, place] {
+    return fail(push(stream, held, [=](Stream& stream, Number position) {
+        await(*counts, number, [&, position] {
             Lock held(lock);
-            return stream.wanted >= place;
+            return stream.wanted >= position;
         });
     }));
 }

@@ -79,7 +79,7 @@ API Error cuLaunchKernel(
     Stream* stream = stream_of(handle, held);
     if (!stream || !functions.count(function)) return fail(INVALID_HANDLE);
     if (stream->device != current_device() || function->device != stream->device) return fail(INVALID_HANDLE);
-    Place grid{gx, gy, gz}, block{bx, by, bz};
+    Dim3 grid{gx, gy, gz}, block{bx, by, bz};
     if (!gx || !gy || !gz || !bx || !by || !bz || bx * by * bz > 1024) return fail(INVALID_VALUE);
     Body body;
     function->bind(arguments, &body);

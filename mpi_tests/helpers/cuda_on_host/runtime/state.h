@@ -75,7 +75,7 @@ struct Work {
 
 struct Recording {  // a recording of an event in a stream's queue
     Counts* counts;
-    Number number, place;
+    Number number, position;
 };
 
 struct Stream {

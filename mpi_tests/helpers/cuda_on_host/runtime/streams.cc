@@ -32,7 +32,7 @@ static double draw_s() {
 // Another process may wait for an event recorded in this stream's queue.
 static void hear(Stream& stream) {
     for (auto& recording : stream.recordings)
-        if (recording.counts->wanted >= recording.number) stream.wanted = std::max(stream.wanted, recording.place);
+        if (recording.counts->wanted >= recording.number) stream.wanted = std::max(stream.wanted, recording.position);
 }
 
 static void lag(Stream& stream, Number number, Lock& held) {
@@ -62,7 +62,7 @@ static void serve(Stream& stream) {
         guarded([&] { work.run(stream, number); });
         held.lock();
         stream.done = number;
-        while (!stream.recordings.empty() && stream.recordings.front().place <= number) stream.recordings.pop_front();
+        while (!stream.recordings.empty() && stream.recordings.front().position <= number) stream.recordings.pop_front();
         changed.notify_all();
     }
 }
