@@ -152,8 +152,8 @@ ON_COMPARISON = [
     ),
     mutant(
         PROGRAMS,
-        "place(headers.seen), HEADER_BYTES)",
-        "place(headers.seen), 0)",
+        "local(headers.seen), HEADER_BYTES)",
+        "local(headers.seen), 0)",
         BETWEEN,
     ),
     mutant(

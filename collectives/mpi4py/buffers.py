@@ -132,10 +132,10 @@ def dlpack_dtype(data: Any) -> np.dtype:
 @cache
 def datatype_of(dtype: np.dtype) -> MPI.Datatype | None:
     try:
-        letters = np.empty(1, dtype).data.format
+        buffer_format = np.empty(1, dtype).data.format
     except ValueError:
         return None
-    return typedict.get(letters.lstrip("@=<" if dtype.isnative else "@"))
+    return typedict.get(buffer_format.lstrip("@=<" if dtype.isnative else "@"))
 
 
 @cache
@@ -162,12 +162,12 @@ class Area:
         self.bytes, self.pieces = memory, pieces
 
     def load(self) -> None:
-        for place, packed in self.pieces:
-            to_itself().Sendrecv(place, 0, 0, packed, 0, 0)
+        for piece, packed in self.pieces:
+            to_itself().Sendrecv(piece, 0, 0, packed, 0, 0)
 
     def store(self) -> None:
-        for place, packed in self.pieces:
-            to_itself().Sendrecv(packed, 0, 0, place, 0, 0)
+        for piece, packed in self.pieces:
+            to_itself().Sendrecv(packed, 0, 0, piece, 0, 0)
 
 
 @cache
@@ -177,7 +177,7 @@ def to_itself() -> MPI.Comm:
 
 
 def area_of(spec: BufferSpec, counts: Sequence[int], displs: Sequence[int], writable: bool) -> Area:
-    """Return the memory of blocks: plain data in place, if the blocks are contiguous."""
+    """Return the memory of blocks: plain data in piece, if the blocks are contiguous."""
     if writable and spec.view is not None and not is_writable(spec.view):
         raise NotOurs
     ends = list(accumulate(counts, initial=0))

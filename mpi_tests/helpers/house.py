@@ -212,11 +212,11 @@ class House:
                 yield f"{self.modules[path[0]].path}: imports itself, {' -> '.join(path)}{more}"
 
     def duplicate_classes(self, allowed: Mapping[str, str]) -> Iterator[str]:
-        places = defaultdict(list)
+        lines = defaultdict(list)
         for module in self.modules.values():
             for name, line in module.classes.items():
-                places[name].append(f"{module.path}:{line}")
-        for name, several in sorted(places.items()):
+                lines[name].append(f"{module.path}:{line}")
+        for name, several in sorted(lines.items()):
             if len(several) > 1 and name not in allowed:
                 yield f"{several[0]}: class {name} is also defined in {', '.join(several[1:])}: rename all but one"
 

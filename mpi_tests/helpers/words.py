@@ -9,7 +9,7 @@ Prints a line `file:line: word: say ...` for each violation, and exits with 1 if
 - phrases of `PHRASES`, in strings other than docstrings and in Markdown outside of code;
 - docstrings of functions that begin with a noun or a pronoun (`NO_VERBS`), which ruff's D401 does not see.
 
-`ALLOWED`, `ALLOWED_NAMES`, `DOCUMENTED` and `TO_REPLACE` list the exceptions.
+`ALLOWED`, `ALLOWED_NAMES` and `DOCUMENTED` list the exceptions.
 """
 
 from __future__ import annotations
@@ -76,20 +76,6 @@ ALLOWED = {
 }
 IN_PLACE = re.compile(r"(?<![a-z])(in|out_of)_place(?![a-z])", re.IGNORECASE)  # a call whose `x` is its `out`
 DOCUMENTED = {"parallelism/placement.py": PLACES, "parallelism/tensor/sharding_plan.py": PLACES}
-# Temporary: words in names of paths that are being rewritten.  A path goes once its names are replaced.
-TO_REPLACE = {
-    "collectives/arrays/": PLACES,
-    "collectives/communicator.py": PLACES,
-    "collectives/mpi4py/": {*PLACES, "letters"},
-    "collectives/runtime/": {*PLACES, "meet"},
-    "collectives/torch_backend/": PLACES,
-    "mpi_tests/helpers/house.py": PLACES,
-    "mpi_tests/with_ranks/test_communicator.py": PLACES,
-    "mpi_tests/with_ranks/test_device_direct.py": PLACES,
-    "mpi_tests/with_ranks/test_device_disagreement.py": {"meet", "meeting"},
-    "mpi_tests/with_ranks/test_torch_backend.py": PLACES,
-    "mpi_tests/without_ranks/test_links.py": PLACES,
-}
 ALLOWED_NAMES = dict.fromkeys(("meet_s", "pull_s_per_byte"), "keys of tuning files that users have")
 
 
@@ -154,7 +140,7 @@ def parts(name: str) -> list[str]:
 
 def in_name(path: str, line: int, name: str) -> Iterator[Finding]:
     """Yield the words of a name that the glossary replaces, and the name itself if it is a bare participle."""
-    allowed = {word for start, words in (DOCUMENTED | TO_REPLACE).items() if path.startswith(start) for word in words}
+    allowed = {word for start, words in DOCUMENTED.items() if path.startswith(start) for word in words}
     for word in parts(name):
         if word in NAMES and word not in allowed and name not in ALLOWED_NAMES:
             yield Finding(path, line, name, NAMES[word])

@@ -505,9 +505,9 @@ def test_empty(comm):
 def test_memory_is_not_aligned_with_long_arrays_as_copies_are_slow(comm):
     """See `kernels.copy`."""
     long = np.empty(1 << 22, np.uint8).ctypes.data
-    places = [comm.empty(nbytes, "uint8").ctypes.data for nbytes in (8, 1 << 12, 1 << 16, 1 << 22)]
-    assert not any(0 < (long - place) % PAGE_BYTES < ALIASING_BYTES for place in places)
-    assert not any(place % 64 for place in places)
+    addresses = [comm.empty(nbytes, "uint8").ctypes.data for nbytes in (8, 1 << 12, 1 << 16, 1 << 22)]
+    assert not any(0 < (long - address) % PAGE_BYTES < ALIASING_BYTES for address in addresses)
+    assert not any(address % 64 for address in addresses)
 
 
 def test_memory_that_is_refused_leaves_no_file(new_comm, monkeypatch, tmp_path):

@@ -37,26 +37,26 @@ def ordinary(comm, cuda, values):
     return cuda.put(values)
 
 
-PLACES = (symmetric, ordinary)
+MEMORIES = (symmetric, ordinary)
 
 
-def direct(collective, place=symmetric):
+def direct(collective, allocate=symmetric):
     """Return the names of the direct algorithms that can use arrays in this memory."""
     rows = algorithms.rows(collective)
-    return [row.name for row in rows if row.access and (place is symmetric or row.access < algorithms.Access.DIRECT)]
+    return [row.name for row in rows if row.access and (allocate is symmetric or row.access < algorithms.Access.DIRECT)]
 
 
-def check_runs(comm, cuda, place, collective, algorithm, count, **arguments):
+def check_runs(comm, cuda, allocate, collective, algorithm, count, **arguments):
     """Run one plan on new inputs each time; only the caller's stream reads the results in between."""
     first = inputs(comm.size, count)
-    x = place(comm, cuda, first[comm.rank])
+    x = allocate(comm, cuda, first[comm.rank])
     plan = comm.plan(collective, x, algorithm=algorithm, **arguments)
     for run in range(3):
         xs = [values + np.float32(run) for values in first]
         cuda.fill(x, xs[comm.rank])
         actual = plan()
         want = expected(collective, xs, comm.rank, **arguments)
-        same(None if actual is None else cuda.get(actual), want, (collective, algorithm, place, count, run))
+        same(None if actual is None else cuda.get(actual), want, (collective, algorithm, allocate, count, run))
     plan.free()
 
 
@@ -70,10 +70,10 @@ def test_every_collective(comm, cuda, shares_events, monkeypatch):
     if not shares_events:
         monkeypatch.setattr(Cuda, "export_event", refuse)
     for collective in COLLECTIVES:
-        for place in PLACES:
-            for algorithm in [*direct(collective, place), "auto"]:
+        for allocate in MEMORIES:
+            for algorithm in [*direct(collective, allocate), "auto"]:
                 for count in (0, 30 * comm.size):
-                    check_runs(comm, cuda, place, collective, algorithm, count)
+                    check_runs(comm, cuda, allocate, collective, algorithm, count)
 
 
 @pytest.mark.sizes(2, 3)
@@ -82,9 +82,9 @@ def test_a_device_each_while_another_is_current(comm, cuda):
     cuda.use(1 + comm.rank % (NUM_DEVICES - 1))
     comm.barrier()
     for collective in ("all_reduce", "all_to_all"):
-        for place in PLACES:
-            for algorithm in [*direct(collective, place), "auto"]:
-                check_runs(comm, cuda, place, collective, algorithm, 30 * comm.size)
+        for allocate in MEMORIES:
+            for algorithm in [*direct(collective, allocate), "auto"]:
+                check_runs(comm, cuda, allocate, collective, algorithm, 30 * comm.size)
     check_runs(comm, cuda, ordinary, "all_reduce", "ring", 30 * comm.size)
     actual = comm.all_to_all(cuda.put(np.zeros(comm.size)))
     assert actual.device.id == cuda.index
@@ -145,11 +145,11 @@ def test_every_root_and_uneven_chunks(comm, cuda):
                 check_runs(comm, cuda, symmetric, collective, algorithm, 5 * comm.size + 1, root=root)
     counts = [3 * rank for rank in range(comm.size)]
     xs = [np.arange(n) + 10.0 * rank for rank, n in enumerate(counts)]
-    for place, name in ((symmetric, "direct"), (ordinary, "staged")):
-        actual = comm.all_gather(place(comm, cuda, xs[comm.rank]), counts=counts, algorithm=name)
+    for allocate, name in ((symmetric, "direct"), (ordinary, "staged")):
+        actual = comm.all_gather(allocate(comm, cuda, xs[comm.rank]), counts=counts, algorithm=name)
         same(cuda.get(actual), np.concatenate(xs), name)
         sends = [comm.rank + dest for dest in range(comm.size)]
-        args = place(comm, cuda, np.full(sum(sends), float(comm.rank)))
+        args = allocate(comm, cuda, np.full(sum(sends), float(comm.rank)))
         actual = comm.all_to_all(args, send_counts=sends, algorithm=name)
         want = [np.full(source + comm.rank, float(source)) for source in range(comm.size)]
         same(cuda.get(actual), np.concatenate(want), name)
@@ -198,8 +198,8 @@ def test_over_nodes(mpi_comm, cuda, monkeypatch):
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "2x2")
     comm = Communicator(mpi_comm, segment_bytes=40)
     for collective in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast"):
-        for place in PLACES:
-            check_runs(comm, cuda, place, collective, "hierarchical_direct", 30 * comm.size)
+        for allocate in MEMORIES:
+            check_runs(comm, cuda, allocate, collective, "hierarchical_direct", 30 * comm.size)
     comm.free()
 
 

@@ -80,7 +80,7 @@ def ranks(mpi_comm, cuda, request):
 
 
 AT_HOME = ("on devices", "symmetric")
-each_meeting = pytest.mark.parametrize(
+each_comparison = pytest.mark.parametrize(
     "ranks", [("on the host", "symmetric"), AT_HOME, ("on devices", "ordinary")], ids=" ".join, indirect=True
 )
 on_devices = pytest.mark.parametrize("ranks", [AT_HOME], ids=" ".join, indirect=True)
@@ -99,19 +99,19 @@ OTHERS = {
 }
 
 
-@each_meeting
+@each_comparison
 def test_another_call_is_named_on_all_ranks(ranks):
     last = ranks.comm.size - 1
     for name, (odd, description) in OTHERS.items():
-        hosts_meet = name in ("algorithm", "on the host")
-        words = ranks.refused(ranks.sum, lambda odd=odd: odd(ranks), ranks.look_on_the_host if hosts_meet else None)
+        hosts_compare = name in ("algorithm", "on the host")
+        words = ranks.refused(ranks.sum, lambda odd=odd: odd(ranks), ranks.look_on_the_host if hosts_compare else None)
         number = re.search(r" #(\d+) ", words).group(1)
         one, two = (rf"{re.escape(side)} #{number} \({HERE}\)" for side in (SUM, description))
         expected = f"ranks disagree: rank 0 calls {one}, rank {last} calls {two}; make the same call on every rank"
         assert re.fullmatch(expected, words), name
 
 
-@each_meeting
+@each_comparison
 def test_a_skipped_call_is_named_on_all_ranks(ranks):
     """The test only increments the count, as a call without an answer from other ranks would."""
 
@@ -127,7 +127,7 @@ def test_a_skipped_call_is_named_on_all_ranks(ranks):
     )
 
 
-@each_meeting
+@each_comparison
 def test_calls_that_one_rank_makes_for_the_first_time_or_wrongly_are_named(ranks):
     for op, words in (
         ("min", r"rank 0 calls all_reduce\(.* op=sum.* calls all_reduce\(.* op=min"),
@@ -189,7 +189,7 @@ def test_a_graph_is_launched_at_any_time(ranks, cuda):
     same(cuda.get(ranks.shorter), reduced(xs, "sum"))
 
 
-@each_meeting
+@each_comparison
 def test_a_call_again_is_compared_by_nothing_else(ranks, cuda, monkeypatch):
     """The comparison adds no messages or host rounds; with barriers on devices, a call is one launch."""
 

@@ -109,10 +109,10 @@ def test_sums_of_products(size, dtype):
 
 def sparse(rank, size):
     """Return a sparse tensor with different indices on each rank, some of them twice, and none on the last rank."""
-    places = [] if rank == size - 1 and size > 1 else [[i % 4, rank] for i in range(rank + 5)]
-    values = torch.arange(3.0 * len(places)).view(-1, 3) + rank
+    indices = [] if rank == size - 1 and size > 1 else [[i % 4, rank] for i in range(rank + 5)]
+    values = torch.arange(3.0 * len(indices)).view(-1, 3) + rank
     return torch.sparse_coo_tensor(
-        torch.tensor(places, dtype=torch.long).view(-1, 2).t(), values, (4, size, 3), check_invariants=True
+        torch.tensor(indices, dtype=torch.long).view(-1, 2).t(), values, (4, size, 3), check_invariants=True
     )
 
 
@@ -368,8 +368,8 @@ def test_ranks_that_disagree(size):
 def test_ranks_that_disagree_are_told_where(size, kind, is_async):
     x = torch.zeros(3 + dist.get_rank())
     op = dist._make_nccl_premul_sum(2.0) if kind == "times a factor" else dist.ReduceOp.SUM
-    place = r"test_torch_backend.py:\d+\)"
-    with pytest.raises(dist.DistBackendError, match=rf"\b3\b.*{place}.*\b4\b.*{place}"):
+    line = r"test_torch_backend.py:\d+\)"
+    with pytest.raises(dist.DistBackendError, match=rf"\b3\b.*{line}.*\b4\b.*{line}"):
         all_reduced(x.to_sparse() if kind == "sparse" else x, op, is_async)
 
 

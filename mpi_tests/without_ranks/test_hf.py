@@ -176,7 +176,7 @@ def test_a_config_that_does_not_fit(tmp_path, change, message):
 def test_a_config_without_sizes(tmp_path):
     save_hugging_face(randomized(bias=True), tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"config.json: no n_embd; pass a directory written by"):
+    with pytest.raises(ValueError, match=r"config.json: no n_embd; pass a folder with a model of"):
         load_hugging_face(tmp_path)
 
 

@@ -12,7 +12,7 @@ from collectives.runtime.choose.links import CachedLinks, LinkKey
 from collectives.schedule.cost import Link
 from mpi_tests.helpers.networks import NETWORK_HERE
 
-PLACE = LinkKey((("a", 2), ("b", 1)), "MPICH 5.0.2")
+KEY = LinkKey((("a", 2), ("b", 1)), "MPICH 5.0.2")
 
 
 @pytest.fixture
@@ -23,14 +23,14 @@ def folder(monkeypatch, tmp_path):
 
 def test_what_is_kept_is_found_by_hosts_slots_and_mpi(folder):
     assert not links.any_cached()
-    assert links.save(CachedLinks(PLACE, NETWORK_HERE)) == f"kept in {PLACE.file}"
+    assert links.save(CachedLinks(KEY, NETWORK_HERE)) == f"kept in {KEY.file}"
     assert links.any_cached()
-    cached = links.parse(links.read(PLACE.file))
-    assert cached[:2] == (PLACE, NETWORK_HERE)
+    cached = links.parse(links.read(KEY.file))
+    assert cached[:2] == (KEY, NETWORK_HERE)
     assert re.fullmatch(r"on \d{4}-\d\d-\d\d \d\d:\d\d UTC", cached.measured)
-    for hosts, mpi in ((PLACE.hosts[::-1], PLACE.mpi), ((("a", 2), ("b", 2)), PLACE.mpi), (PLACE.hosts, "Open MPI")):
+    for hosts, mpi in ((KEY.hosts[::-1], KEY.mpi), ((("a", 2), ("b", 2)), KEY.mpi), (KEY.hosts, "Open MPI")):
         assert links.read(LinkKey(hosts, mpi).file) == ""
-    newer = CachedLinks(PLACE, NETWORK_HERE._replace(nic=None))
+    newer = CachedLinks(KEY, NETWORK_HERE._replace(nic=None))
     links.save(newer)
     assert links.load_latest()[:2] == newer[:2]
     assert [path.suffix for path in folder.iterdir()] == [".json"]
@@ -51,11 +51,11 @@ def test_what_is_kept_is_found_by_hosts_slots_and_mpi(folder):
 )
 def test_a_broken_file_counts_as_none_and_is_replaced(folder, broken):
     folder.mkdir()
-    PLACE.file.write_text(broken)
-    assert links.parse(links.read(PLACE.file)) is None
+    KEY.file.write_text(broken)
+    assert links.parse(links.read(KEY.file)) is None
     assert links.load_latest() is None
-    links.save(CachedLinks(PLACE, NETWORK_HERE))
-    assert links.parse(links.read(PLACE.file)).network == NETWORK_HERE
+    links.save(CachedLinks(KEY, NETWORK_HERE))
+    assert links.parse(links.read(KEY.file)).network == NETWORK_HERE
 
 
 BUSY = [
@@ -68,7 +68,7 @@ BUSY = [
 
 @pytest.mark.parametrize(("speeds", "why"), BUSY, ids=[why for _, why in BUSY])
 def test_speeds_of_a_busy_machine_are_neither_kept_nor_believed(folder, monkeypatch, speeds, why):
-    busy = CachedLinks(PLACE, NETWORK_HERE._replace(**speeds))
+    busy = CachedLinks(KEY, NETWORK_HERE._replace(**speeds))
     assert links.save(busy) == (
         f"not kept ({why}, as where others use the cores): measure again when the machine is quiet"
     )
@@ -78,7 +78,7 @@ def test_speeds_of_a_busy_machine_are_neither_kept_nor_believed(folder, monkeypa
         links.save(busy)
         assert links.load_latest()[:2] == busy[:2]
     assert links.load_latest() is None
-    assert links.parse(links.read(PLACE.file)) is None
+    assert links.parse(links.read(KEY.file)) is None
 
 
 APART = [
@@ -124,15 +124,15 @@ def test_what_is_kept_is_shown_and_forgotten(folder):
     from collectives.bench.__main__ import links_report
 
     assert links_report("show") == "nothing is kept: auto uses default speeds"
-    links.save(CachedLinks(PLACE, NETWORK_HERE._replace(meet_s=2e-6)))
-    os.utime(PLACE.file, (time.time() - 36 * 3600,) * 2)
+    links.save(CachedLinks(KEY, NETWORK_HERE._replace(meet_s=2e-6)))
+    os.utime(KEY.file, (time.time() - 36 * 3600,) * 2)
     lines = links_report("show").splitlines()
-    assert lines[0] == f"{PLACE.file}: 1.5 days old: 2 ranks on a, 1 ranks on b; MPICH 5.0.2"
+    assert lines[0] == f"{KEY.file}: 1.5 days old: 2 ranks on a, 1 ranks on b; MPICH 5.0.2"
     assert lines[2].split() == ["barrier", "of", "a", "node", "2", "0.5", "us"]
     assert lines[5].split() == ["message", "between", "nodes", "100", "30", "us"]
-    PLACE.file.write_text("{}")
+    KEY.file.write_text("{}")
     assert links_report("show").endswith("0.0 days old, not used: invalid, or measured on a busy machine")
-    assert links_report("forget") == f"deleted {PLACE.file}"
+    assert links_report("forget") == f"deleted {KEY.file}"
     assert not links.any_cached()
     assert links_report("forget") == "nothing is kept"
 
@@ -140,16 +140,16 @@ def test_what_is_kept_is_shown_and_forgotten(folder):
 def test_a_folder_that_cannot_be_written_is_said(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("COLLECTIVES_LINKS", str(tmp_path / "file" / "folder"))
-    assert links.save(CachedLinks(PLACE, NETWORK_HERE)).startswith(f"not kept ({PLACE.file}: ")
+    assert links.save(CachedLinks(KEY, NETWORK_HERE)).startswith(f"not kept ({KEY.file}: ")
     assert not links.any_cached()
-    assert links.read(PLACE.file) == ""
+    assert links.read(KEY.file) == ""
     assert links.load_latest() is None
 
 
 def test_nothing_is_kept_where_that_is_not_wanted(monkeypatch):
     monkeypatch.setenv("COLLECTIVES_LINKS", "0")
-    assert PLACE.file is None
-    assert links.save(CachedLinks(PLACE, NETWORK_HERE)) == "not kept (COLLECTIVES_LINKS=0)"
+    assert KEY.file is None
+    assert links.save(CachedLinks(KEY, NETWORK_HERE)) == "not kept (COLLECTIVES_LINKS=0)"
     assert not links.any_cached()
     assert links.load_latest() is None
 
@@ -157,7 +157,7 @@ def test_nothing_is_kept_where_that_is_not_wanted(monkeypatch):
 def test_by_default_they_are_in_the_user_s_cache(monkeypatch):
     monkeypatch.delenv("COLLECTIVES_LINKS")
     monkeypatch.setenv("XDG_CACHE_HOME", "/home/me/cache")
-    assert str(PLACE.file.parent) == "/home/me/cache/handwritten-collectives"
+    assert str(KEY.file.parent) == "/home/me/cache/handwritten-collectives"
 
 
 def test_a_link_has_the_times_that_were_measured():

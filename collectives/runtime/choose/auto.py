@@ -249,9 +249,9 @@ def parse_network(data: dict[str, Any]) -> Network:
     within, between = (Link(*numbers(take(data, name, dict), *Link._fields)) for name in ("within", "between"))
     nic = Link(*numbers(take(data, "nic", dict), *Link._fields)) if data.get("nic") else None
     system = Link(*numbers(take(data, "system", dict), *Link._fields)) if "system" in data else NETWORK.system
-    gamma, copy, meet, cores = numbers(data, "gamma_s_per_byte", "copy_s_per_byte", "meet_s", "cores")
+    gamma, copy, barrier, cores = numbers(data, "gamma_s_per_byte", "copy_s_per_byte", "meet_s", "cores")
     (staged,) = numbers({"staged_s_per_byte": NETWORK.staged_s_per_byte} | data, "staged_s_per_byte")
-    return Network(within, between, gamma, copy, meet, system, staged, cores=int(cores), nic=nic)
+    return Network(within, between, gamma, copy, barrier, system, staged, cores=int(cores), nic=nic)
 
 
 def numbers(data: dict[str, Any], *names: str) -> list[float]:
