@@ -9,11 +9,11 @@ from pathlib import Path
 from mpi4py.run import run_command_line
 
 from collectives.job import environment
+from collectives.job.backoff import Backoff
 from collectives.job.launch import end_job, start_mpi
 from collectives.job.settings import __version__
 
 PATIENCE_S = 1.0  # for the other ranks to end, too
-SLEEP_S = 0.01
 
 
 def run_program(launcher: str, prepare: Callable[[], None]) -> None:
@@ -64,7 +64,7 @@ def end_with_others(code: object, arrive: Callable) -> None:
     mpi = start_mpi()
     if code in (None, 0) or mpi.COMM_WORLD.size == 1 or mpi.Is_finalized():
         return
-    arrived, deadline_s = arrive(), time.monotonic() + PATIENCE_S
+    arrived, deadline_s, backoff = arrive(), time.monotonic() + PATIENCE_S, Backoff()
     while not arrived.Test():
         if time.monotonic() > deadline_s:
             status = code if isinstance(code, int) else 1
@@ -73,4 +73,4 @@ def end_with_others(code: object, arrive: Callable) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
             mpi.COMM_WORLD.Abort(status)
-        time.sleep(SLEEP_S)
+        backoff.sleep()

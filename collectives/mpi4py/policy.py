@@ -13,12 +13,12 @@ from mpi4py import MPI
 from collectives.algorithms import Access, find
 from collectives.communicator import Communicator
 from collectives.job import environment
+from collectives.job.backoff import Backoff
 from collectives.job.errors import InputError, LoneInputError
 from collectives.job.launch import at_exit, refuse_after_fork
 from collectives.mpi4py.buffers import NotOurs
 from collectives.mpi4py.calls import DESCRIBE, CollectiveCall, Ranks
 from collectives.mpi4py.requests import PersistentRequest, Run, StartedRequest
-from collectives.runtime.backoff import Backoff
 from collectives.runtime.call.request import Request
 from collectives.runtime.choose import auto
 from collectives.schedule.spec import COLLECTIVES

@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from collectives.arrays.device import Device, Event
 from collectives.job import system
+from collectives.job.backoff import LONGEST_SLEEP_S, Backoff
 from collectives.job.errors import CommunicationError
 from collectives.job.launch import at_exit_with, refuse_after_fork
 
@@ -23,8 +24,6 @@ LATE_S = 5e-4  # a yield that returns later has gone to a computing process
 NAP_S, MOST_NAPS = 2e-5, 256
 YIELD_S = 1e-2  # of waiting before it sleeps
 SLEPT_SHARE = 1 / 64  # of the time waited so far, which bounds the delay
-LONGEST_SLEEP_S = 1e-3
-SHORTEST_SLEEP_S = 2e-5  # of the thread; doubled each time that no plan has advanced
 MOST_VAIN_SLEEPS = 64  # of a thread that was woken in vain, before it waits to be woken again
 
 
@@ -244,7 +243,7 @@ class Background:
         self.thread, self.ended = None, False
 
     def _run(self) -> None:
-        sleep_s, vain_sleeps = SHORTEST_SLEEP_S, 0
+        backoff, vain_sleeps = Backoff(), 0
         while True:
             self.work.wait()
             if self.ended:
@@ -261,6 +260,7 @@ class Background:
                     continue
                 self.work.set()  # one was added in between
             vain_sleeps = 0
-            progress = [plan.advance() for plan in plans]
-            sleep_s = SHORTEST_SLEEP_S if any(progress) else min(2 * sleep_s, LONGEST_SLEEP_S)
-            time.sleep(sleep_s)
+            have_advanced = [plan.advance() for plan in plans]
+            if any(have_advanced):
+                backoff.reset()
+            backoff.sleep()

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions, ProcessGroup, ReduceOp, Work
 
 from collectives.communicator import Communicator
+from collectives.job.backoff import Backoff
 from collectives.job.errors import InputError
 from collectives.job.launch import refuse_after_fork
-from collectives.runtime.backoff import Backoff
 from collectives.runtime.call.request import Runs
 from collectives.runtime.plan import Plan
 from collectives.schedule.spec import OPS, options_of

@@ -14,9 +14,9 @@ from mpi4py import MPI
 from torch.distributed import DistBackendError, Work
 from torch.futures import Future
 
+from collectives.job.backoff import Backoff
 from collectives.job.errors import CommunicationError, InputError
 from collectives.runtime.backends.point_to_point import RecvMessage
-from collectives.runtime.backoff import Backoff
 from collectives.runtime.call.request import Runs
 from collectives.runtime.plan import Plan, Predecessor
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
+from collectives.job.backoff import Backoff
 from collectives.job.launch import dead_ranks
 from collectives.runtime.progress import Advanceable, Progress, Wait
 from collectives.runtime.reports.call_log import Entry, call_site_of, show_last
@@ -323,7 +324,7 @@ class Watchdog:
     def leave(self) -> None:
         """Answer until every rank has ended its program; tell those that take long that this one has."""
         all_left = self.comm.Ibarrier()
-        pause_s, silent_until_s, ended = 1e-3, self.clock_s + GRACE_S, None
+        backoff, silent_until_s, ended = Backoff(POLL_S / 10), self.clock_s + GRACE_S, None
         while not all_left.Test():
             self.tell_time()
             if self.clock_s > silent_until_s and ended is None:
@@ -333,8 +334,7 @@ class Watchdog:
                         self.send(ended, rank)
             for source, message in self.incoming():
                 self.take(source, message)
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, POLL_S / 10)
+            backoff.sleep()
 
 
 def report_of(recorder: Recorder, wait: Wait | None, waited_s: float, quiet_s: float, main: threading.Thread) -> Report:
