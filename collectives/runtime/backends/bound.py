@@ -214,11 +214,9 @@ class CallBinder:
         """Make a plan like that of `a` for arrays at two other addresses."""
         a = a.moved(addresses)
         operands = operands_of(a)
-        return (
-            messages.plan(a, operands)
-            if messages
-            else native_plan(a, operands, self.context.mpi, self.context.progress)
-        )
+        if messages is None:
+            return native_plan(a, operands, self.context.mpi, self.context.progress)
+        return messages.plan(a, operands)
 
     def free(self) -> None:
         self.staging.clear()
