@@ -14,7 +14,7 @@ from mpi_tests.helpers.reference import same
 DESCRIPTORS = Path("/proc/self/fd")
 pytestmark = pytest.mark.skipif(not DESCRIPTORS.exists(), reason="needs /proc")
 
-TURNS = 60
+TURNS = 20
 
 
 @contextmanager
