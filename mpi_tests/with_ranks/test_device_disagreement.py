@@ -144,7 +144,7 @@ def test_symmetric_memory_on_some_ranks_only_is_named(ranks, cuda):
     """The devices detect it when it is too late to bind the call again."""
     elsewhere = cuda.put(np.zeros(600, np.float32))
     ranks.check()
-    with pytest.raises(InputError, match=rf"{re.escape(SUM)} #\d+: arrays lie in symmetric memory at one place on"):
+    with pytest.raises(InputError, match=rf"{re.escape(SUM)} #\d+: arrays lie in symmetric memory at one address on"):
         ranks.look(lambda: ranks.comm.all_reduce(elsewhere if ranks.is_last else ranks.x))
     ranks.check()
 
