@@ -28,7 +28,9 @@ def interrupted(num_ranks: int, words: list[str], is_time: Callable[[str], bool]
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder, name) for name in ("stdout", "stderr")]
         with outputs[0].open("w") as stdout, outputs[1].open("w") as stderr:
-            process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=stdout, stderr=stderr)
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=env, stdout=stdout, stderr=stderr, preexec_fn=take_interrupts
+            )
         try:
             deadline = time.monotonic() + 100
             while not is_time(outputs[0].read_text()):
@@ -41,6 +43,11 @@ def interrupted(num_ranks: int, words: list[str], is_time: Callable[[str], bool]
             process.terminate()
             process.wait(10)
         return subprocess.CompletedProcess(command, process.returncode, *(path.read_text() for path in outputs))
+
+
+def take_interrupts() -> None:
+    """Undo that a shell lets its jobs in the background ignore them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def check_ended(result, launcher: str) -> None:
