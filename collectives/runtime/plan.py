@@ -192,9 +192,12 @@ class Plan:
         return self._steps is not None
 
     def done(self) -> bool:
-        """Advance the run without waiting; return whether it has ended."""
+        """Advance the run, and others that this process has started, without waiting; return whether it has ended."""
         self.advance()
         if self._steps is not None:
+            for other in [*self._progress.started]:
+                if other is not self:
+                    other.advance()
             return False
         self._finish()
         return True

@@ -52,10 +52,16 @@ class StartedCall(Plan):
         self.call = self.entered = call
         self.keep = request.x, request.out
         self.inner: Plan | None = None  # the plan whose messages it runs
-        self.resolving = False
+        self.resolving = self.has_begun = False
         self.pinned = [key for key in signed[2] if key] if signed else []
         if self.pinned:
             dispatcher.windows.pin(self.pinned)
+
+    def begin(self) -> None:
+        if self.has_begun:
+            raise RuntimeError(f"{self.name} has been started as a call, which runs once: make a plan, to run it often")
+        self.has_begun = True
+        super().begin()
 
     def _end(self) -> None:
         if self.pinned:

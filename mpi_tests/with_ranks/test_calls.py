@@ -622,6 +622,34 @@ def test_a_started_plan_goes_on_while_calls_are_made(comm):
     same(x, np.full(50_000, float(comm.size)))
 
 
+@pytest.mark.parametrize("again", [lambda work: work.start(), lambda work: work()], ids=["start", "run"])
+def test_a_started_call_runs_once(comm, again):
+    x = np.ones(10)
+    work = comm.all_reduce(x, blocking=False)
+    assert work.wait() is x
+    with pytest.raises(RuntimeError, match="started as a call, which runs once: make a plan, to run it often"):
+        again(work)
+    same(comm.all_reduce(x), np.full(10, float(comm.size**2)))
+
+
+@pytest.mark.sizes(2)
+def test_polling_one_run_advances_others(comm):
+    """Nobody else advances a long message in a node."""
+    long, x = np.full(100_000, 1.0 + comm.rank), np.ones(3)
+    plan = comm.plan("all_reduce", x)
+    if comm.rank == 0:
+        comm.send(long, 1)
+        plan()
+    else:
+        message = comm.recv(long, 0, blocking=False)
+        plan.start()
+        while not plan.done():
+            pass
+        message.wait()
+    same(long, np.ones(100_000))
+    same(x, np.full(3, 2.0))
+
+
 @pytest.mark.parametrize("again", [lambda plan: plan.start(), lambda plan: plan()], ids=["start", "run"])
 def test_a_started_plan_is_waited_for_before_it_runs_again(comm, again):
     plan = comm.plan("all_reduce", np.ones(10))
