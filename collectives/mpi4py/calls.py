@@ -20,7 +20,7 @@ OP_NAMES = {getattr(MPI, op.mpi).handle: op.name for op in reversed(OPS.values()
 
 
 class CollectiveCall(NamedTuple):
-    """A call of ours: its arrays and options as `Resolver.run` takes them."""
+    """A call of ours: its arrays and options as `Dispatcher.run` takes them."""
 
     collective: str
     x: Any

@@ -59,7 +59,7 @@ class TorchCall:
         return ""
 
     def run(self, comm: Communicator, run: Runs = run_now, at_once: bool = True) -> None:
-        """Run it, once all ranks have agreed on it; `run` and `at_once` are as in `Resolver.run`."""
+        """Run it, once all ranks have agreed on it; `run` and `at_once` are as in `Dispatcher.run`."""
         if refusal := self.refusal():
             comm.dispatcher.refuse(self.collective, refusal, run, self.call_site)
         x, out = self.arrays()
