@@ -22,7 +22,7 @@ from collectives.runtime.call.packed import Fused
 from collectives.runtime.context import Context
 from collectives.runtime.dispatch import Dispatcher
 from collectives.runtime.plan import FREED, Plan
-from collectives.runtime.reports.call_log import Call
+from collectives.runtime.reports.call_log import LogEntry
 from collectives.runtime.setup import set_up, set_up_part
 from collectives.runtime.started import Starter
 from collectives.schedule.cost import Network
@@ -147,7 +147,7 @@ class Communicator:
         device memory, also in plans of communicators that `split` made from this one; the watchdog no longer watches
         those.
         """
-        with Call(self.context.calls, "free"):
+        with LogEntry(self.context.calls, "free"):
             self.dispatcher.free()
             self.context.memory.free()
         self.context.free()
@@ -565,7 +565,7 @@ class Communicator:
 
         The error names the line that calls, or the file and line of `call_site`.
         """
-        with Call(self.context.calls, "compare") as call:
+        with LogEntry(self.context.calls, "compare") as call:
             call.call_site = call_site or call.call_site
             self.context.agreement.check(description, failure, call=call)
 

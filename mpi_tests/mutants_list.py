@@ -324,8 +324,8 @@ CHECKS = [
     ),
     mutant(
         "collectives/runtime/reports/call_log.py",
-        "if call.number > max(",
-        "if call.number >= max(",
+        "if entry.number > max(",
+        "if entry.number >= max(",
         ("test_record.py", "only_counted"),
     ),
     mutant(

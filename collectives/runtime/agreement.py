@@ -9,7 +9,7 @@ import numpy as np
 from collectives.job.errors import InputError
 from collectives.runtime.call.arguments import Arguments
 from collectives.runtime.plan import Plan
-from collectives.runtime.reports.call_log import Call, SourceLine
+from collectives.runtime.reports.call_log import LogEntry, SourceLine
 
 NUM_FACTS = 9
 MOST_PLANS = 32  # kept for later exchanges
@@ -33,15 +33,15 @@ class Agreement:
     def __init__(self, rank: int, size: int, bind_plan: Callable[[Arguments], Plan]):
         self.rank, self.size, self.bind_plan = rank, size, bind_plan
         self.plans: dict[tuple[str, str, int], tuple[np.ndarray, Plan]] = {}  # with their input, by the call
-        self.gate: Callable[[], Call | None] = lambda: None  # tells ranks that would run a bound call to agree
+        self.gate: Callable[[], LogEntry | None] = lambda: None  # tells ranks that would run a bound call to agree
 
     def check(
         self,
         description: str,
         failure: str,
         facts: Sequence[int] = (),
-        call: Call | None = None,
-        gate: Callable[[], Call | None] | None = None,
+        call: LogEntry | None = None,
+        gate: Callable[[], LogEntry | None] | None = None,
     ) -> list[int]:
         """Raise InputError on all ranks if one has a failure, or their descriptions differ.  Collective.
 

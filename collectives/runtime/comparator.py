@@ -21,7 +21,7 @@ from collectives.runtime.context import Context
 from collectives.runtime.lazy import Lazy
 from collectives.runtime.plan import NOWHERE, MismatchError, Plan, Predecessor, run_now
 from collectives.runtime.progress import Progress, Waitable
-from collectives.runtime.reports.call_log import Call
+from collectives.runtime.reports.call_log import LogEntry
 
 if TYPE_CHECKING:
     from collectives.runtime.backends.channel import Channel
@@ -92,7 +92,7 @@ class Comparator:
         self.comparison.use(number, binding)
         run(self.comparison)
 
-    def gate(self, run: Runs | None = run_now) -> Call | None:
+    def gate(self, run: Runs | None = run_now) -> LogEntry | None:
         """Tell ranks that would run a bound call that this one has to agree first.  Collective.
 
         `run` waits for the others; None if all are known to have arrived.  Returns the earlier call in which this

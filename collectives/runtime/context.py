@@ -23,7 +23,7 @@ from collectives.runtime.backends.point_to_point import Mailbox
 from collectives.runtime.choose.auto import Tuning
 from collectives.runtime.lazy import Lazy
 from collectives.runtime.progress import Progress
-from collectives.runtime.reports.call_log import Call, Calls, Record
+from collectives.runtime.reports.call_log import Calls, LogEntry, Record
 from collectives.runtime.reports.recorder import Recorder
 from collectives.runtime.reports.watchdog import Watchdog
 
@@ -78,7 +78,7 @@ class Context:
     def agreed(self, name: str = "agreed") -> Iterator[None]:
         """Run a block whose ValueError or OSError on any rank becomes an InputError on every rank.  Collective."""
         failure = ""
-        with Call(self.calls, name) as call:
+        with LogEntry(self.calls, name) as call:
             try:
                 yield
             except (ValueError, OSError, MemoryError) as error:

@@ -25,7 +25,7 @@ from collectives.runtime.chooser import Chooser
 from collectives.runtime.comparator import Comparator, StartedOrder
 from collectives.runtime.context import Context
 from collectives.runtime.plan import FREED, LateMismatchError, MismatchError, Plan, run_now
-from collectives.runtime.reports.call_log import Call, CallSite, caller
+from collectives.runtime.reports.call_log import CallSite, LogEntry, caller
 from collectives.runtime.resolve import Resolver
 
 MOST_BOUND = 4096  # signatures whose bound calls are cached
@@ -75,7 +75,7 @@ class Dispatcher:
             return self.run_unsigned(Request(collective, x, out, options, run, note, call_site), at_once)
         if bound is None:
             return self.run_first(Request(collective, x, out, options, run, note, call_site), signed)
-        call, calls = bound.call, self.calls
+        call, calls = bound.entry, self.calls
         call.number = calls.number = number = calls.number + 1
         call.call_site = call_site = call_site or caller(sys._getframe(2))
         calls.record.ring.append((call, number, call_site))
@@ -104,7 +104,7 @@ class Dispatcher:
 
         Raises: MismatchError on all ranks if one of them would run another one; then nothing is done.
         """
-        call, plan = bound.call, bound.plan
+        call, plan = bound.entry, bound.plan
         call.under_way = True  # so that its run is not counted again
         self.order.drain(run)
         number = call.number * self.check
@@ -118,18 +118,18 @@ class Dispatcher:
             plan = bound.buffered.on(addresses) if bound.buffered else plan or bound.plan_at(addresses, self.progress)
             plan.prepare()
         assert plan is not None
-        plan.call = call
+        plan.entry = call
         run(plan)
         call.under_way = False
 
     def run_first(self, request: Request, signed: Signed, compared: bool = False) -> Any:
         """Resolve a call, cache its binding by signature, and run it."""
-        with Call(self.calls, request.collective) as call:
+        with LogEntry(self.calls, request.collective) as call:
             call.call_site = request.call_site or call.call_site
             resolved = self.resolver.resolve(call, request, compared, moves=signed[-1])
             with telling(self.progress, call):
                 bound = self.bind_call(call, signed, resolved)
-            call.name = bound.call.name
+            call.name = bound.entry.name
             o = resolved.operands
             addresses, keys = [tuple(map(of, (o.source, o.out))) for of in (address_of, self.windows.key_of)]
             self.execute(bound, addresses, keys, request.run)
@@ -149,7 +149,7 @@ class Dispatcher:
         plan.free()
         return plan.result
 
-    def bind_call(self, call: Call, signed: Signed, resolved: Resolved) -> Bound:
+    def bind_call(self, call: LogEntry, signed: Signed, resolved: Resolved) -> Bound:
         """Bind the calls of a signature, and cache the binding.  Collective."""
         bound = self.binder.bind_call(call, signed, resolved)
         cache, most = (self.bound, MOST_BOUND) if signed[3] else (self.bound_on_devices, MOST_BOUND_ON_DEVICES)
@@ -160,11 +160,11 @@ class Dispatcher:
 
     def refuse(self, collective: str, failure: str, run: Runs = run_now, call_site: CallSite | None = None) -> None:
         """Refuse a call on all ranks.  Raises: InputError on each of them."""
-        with Call(self.calls, collective) as call:
+        with LogEntry(self.calls, collective) as call:
             call.call_site = call_site or call.call_site
             self.refuse_call(call, failure, run)
 
-    def refuse_call(self, call: Call, failure: str, run: Runs = run_now) -> None:
+    def refuse_call(self, call: LogEntry, failure: str, run: Runs = run_now) -> None:
         """Refuse a call that has been entered, as `refuse`."""
         if not self.check:
             raise LoneInputError(failure)
@@ -172,25 +172,25 @@ class Dispatcher:
 
     def plan_once(self, request: Request) -> Plan:
         """Make a plan for one run, counted as this call.  Collective."""
-        with Call(self.calls, request.collective) as call:
+        with LogEntry(self.calls, request.collective) as call:
             call.call_site = request.call_site or call.call_site
             resolved = self.resolver.resolve(call, request)
             with telling(self.progress, call):
                 plan = self.binder.bind(resolved)
         call.name, call.under_way = plan.name, True  # until the plan has ended: its run is not counted again
-        plan.call = call
+        plan.entry = call
         return plan
 
     def plan(self, collective: str, x: Any, arguments: dict[str, Any]) -> Plan:
         """Make a plan to be run often."""
-        with Call(self.calls, f"plan {collective}") as call:
+        with LogEntry(self.calls, f"plan {collective}") as call:
             resolved = self.resolver.agree(call, collective, x, arguments)
             with telling(self.progress, call):
                 plan = self.binder.bind_short(resolved) or self.binder.bind(resolved)
-        plan.call = call.of_plan(plan.name)
+        plan.entry = call.of_plan(plan.name)
         self.plans.add(plan)
         if plan.only:
-            self.calls.record.expect_short_runs(plan.call)
+            self.calls.record.expect_short_runs(plan.entry)
         return plan
 
     def free(self) -> None:

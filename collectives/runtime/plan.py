@@ -14,7 +14,7 @@ from collectives.arrays.device import DEVICE_ERRORS, Device, Event
 from collectives.job.errors import CommunicationError, InputError
 from collectives.job.launch import refuse_after_fork
 from collectives.runtime.progress import Progress, Waitable
-from collectives.runtime.reports.call_log import Call
+from collectives.runtime.reports.call_log import LogEntry
 from collectives.schedule.moves import Round, show
 
 FAILURES = (MPI.Exception, CommunicationError)
@@ -86,7 +86,7 @@ class Plan:
         only: Any = None,
     ):
         self.name, self.result = name, result
-        self.call: Call | None = None  # the call as which runs are recorded, if they are
+        self.entry: LogEntry | None = None  # as which runs are logged, if they are
         self.words = ""  # description of a plan that is not a collective
         self.only = only  # a program of all rounds, if there is no work before or after
         self.device, self.rounds = device, rounds
@@ -127,10 +127,10 @@ class Plan:
         if not self.run_only():
             self.begin()
             return self.wait(limit_s)
-        call = self.call
-        if call:  # counted only
-            calls = call.calls
-            calls.number = call.number = calls.number + 1
+        entry = self.entry
+        if entry:  # counted only
+            calls = entry.calls
+            calls.number = entry.number = calls.number + 1
         return self.result
 
     def run_only(self) -> bool:
@@ -158,8 +158,8 @@ class Plan:
             raise RuntimeError(self._refusal)
         if self._to_wait:
             raise RuntimeError(f"{self.name} has been started: wait() before the next start()")
-        if self.call and not self.call.under_way:
-            self.call.enter(depth=3)  # past start() or __call__()
+        if self.entry and not self.entry.under_way:
+            self.entry.enter(depth=3)  # past start() or __call__()
         with self._stepping:  # another thread may still have this plan on its list, from the last run
             self._steps, self._to_wait, self._failure = self._run(), True, None
             self._progress.started.append(self)
@@ -277,8 +277,8 @@ class Plan:
         if self._last is not None and self.device.is_async:
             self._progress.queued.add(self)
         self._progress.started.remove(self)
-        if self.call:
-            self.call.under_way = False
+        if self.entry:
+            self.entry.under_way = False
         self.at_end()
 
     def _run(self) -> Iterator[Waitable]:
@@ -333,7 +333,7 @@ class Plan:
         moves = self._round.moves if self._round else ()
         where = f", round {self._round.number}: {', '.join(map(show, moves))}" if self._round and moves else ""
         if self.device.is_async and not isinstance(error, CommunicationError | InputError):
-            self._progress.tell(f"{self.call.entry() if self.call else self.name}: {error}")
+            self._progress.tell(f"{self.entry.latest() if self.entry else self.name}: {error}")
         return CommunicationError(f"{self.name}{where}: {error}")
 
 

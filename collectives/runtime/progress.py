@@ -48,7 +48,7 @@ class Advanceable(Protocol):
 
     name: str
     words: str
-    call: Any
+    entry: Any
     device: Device
     in_background: bool
     rounds: Sequence[Any]

@@ -18,7 +18,7 @@ from collectives.runtime.chooser import Chooser
 from collectives.runtime.comparator import Comparator, StartedOrder
 from collectives.runtime.context import Context
 from collectives.runtime.plan import run_now
-from collectives.runtime.reports.call_log import Call
+from collectives.runtime.reports.call_log import LogEntry
 from collectives.schedule.spec import spec_of
 
 
@@ -30,14 +30,14 @@ class Resolver:
         self.agreement, self.comparator, self.order, self.chooser = context.agreement, comparator, order, chooser
         self.num_bound = 0
 
-    def resolve(self, call: Call, request: Request, compared: bool = False, moves: bool = False) -> Resolved:
+    def resolve(self, call: LogEntry, request: Request, compared: bool = False, moves: bool = False) -> Resolved:
         """Agree on a call; `compared`: the ranks have already found that their bindings differ."""
         run = None if compared else request.run
         return self.agree(call, request.collective, request.x, request.arguments, request.note, run, moves)
 
     def agree(
         self,
-        call: Call,
+        call: LogEntry,
         collective: str,
         x: Any,
         arguments: dict[str, Any],
@@ -76,7 +76,7 @@ class Resolver:
         if self.check:
             facts = self.agreement.check(description, failure, facts, call, lambda: late)
         elif late:
-            raise LoneInputError(f"{late.entry()}: ranks run different collectives")
+            raise LoneInputError(f"{late.latest()}: ranks run different collectives")
         self.num_bound, all_move = facts.pop(), not facts.pop()
         operands = operands or self.exchange_counts(a)
         choice = None
@@ -84,7 +84,7 @@ class Resolver:
             choice = self.chooser.choose(a, algorithm, call_facts(a.spec, facts, on_buffers=all_move))
         return Resolved(a, operands, choice, fused, self.num_bound, all_move)
 
-    def allocate(self, fused: Fused, call: Call) -> None:
+    def allocate(self, fused: Fused, call: LogEntry) -> None:
         """Give fused arrays of a call a buffer that the ranks of a node can access, where possible.  Collective.
 
         Raises: InputError on every rank where arrays are incompatible, or ranks' lengths differ.

@@ -19,7 +19,7 @@ from collectives.runtime.call.signature import Signed, Unsigned, hashable, sign
 from collectives.runtime.dispatch import Dispatcher
 from collectives.runtime.plan import NOWHERE, MismatchError, Plan, Predecessor
 from collectives.runtime.progress import Waitable
-from collectives.runtime.reports.call_log import Call
+from collectives.runtime.reports.call_log import LogEntry
 
 if TYPE_CHECKING:
     from collectives.runtime.backends.shared_memory import Program
@@ -39,7 +39,7 @@ class StartedCall(Plan):
         request: Request,
         signed: Signed | None,
         bound: Bound | None,
-        call: Call,
+        call: LogEntry,
         ahead: Plan | None,
         packed: PackedCall | None = None,
         failure: str = "",
@@ -49,7 +49,7 @@ class StartedCall(Plan):
         super().__init__(call.name, None, dispatcher.progress, host() if signed else device_of(request), [])
         if bound:
             self.locate_in(bound)
-        self.call = self.entered = call
+        self.entry = self.entered = call
         self.keep = request.x, request.out
         self.inner: Plan | None = None  # the plan whose messages it runs
         self.resolving = self.has_begun = False
@@ -113,7 +113,7 @@ class StartedCall(Plan):
     def take(self, bound: Bound) -> None:
         if self.bound is None:
             self.locate_in(bound)
-        self.bound, self.name = bound, bound.call.name
+        self.bound, self.name = bound, bound.entry.name
         self.entered.name = self.name
 
     def resolve(self, has_differed: bool, use_stream: Callable[[], None]) -> Bound | Plan:
@@ -214,7 +214,7 @@ class Starter:
             if packed:
                 request, signed = packed.request, self.sign(packed.request)
         bound = self.dispatcher.bound.get(signed[0]) if signed else None
-        call = bound.call.of_plan(bound.call.name) if bound else Call(self.dispatcher.calls, request.collective)
+        call = bound.entry.of_plan(bound.entry.name) if bound else LogEntry(self.dispatcher.calls, request.collective)
         call.enter(call_site=request.call_site)  # under way until it has ended: its run is not counted again
         plan = StartedCall(self.dispatcher, request, signed, bound, call, order.latest(), packed, failure)
         order.latest = weakref.ref(plan)

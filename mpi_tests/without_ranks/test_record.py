@@ -3,8 +3,8 @@ import sys
 from collectives.runtime.reports.call_log import (
     LENGTH,
     PROGRAMS,
-    Call,
     Calls,
+    LogEntry,
     Record,
     SourceLine,
     call_site_of,
@@ -15,7 +15,7 @@ from mpi_tests.helpers.launch import ROOT
 
 
 def lines_of(record):
-    return [f"{entry.call.name} #{entry.number}{entry.call.calls.label}" for entry in record.entries()]
+    return [f"{run.entry.name} #{run.number}{run.entry.calls.label}" for run in record.runs()]
 
 
 def ran_the_short_way(call, times):
@@ -28,30 +28,30 @@ def test_the_last_calls_are_kept_with_where_they_were_made():
     record = Record()
     calls = Calls(record, "", range(2))
     for _ in range(LENGTH + 3):
-        with Call(calls, "barrier") as call:
+        with LogEntry(calls, "barrier") as call:
             assert call.under_way
         line = sys._getframe().f_lineno - 2
     assert not call.under_way
     assert calls.number == LENGTH + 3
-    entries = record.entries()
-    assert [entry.number for entry in entries] == list(range(4, LENGTH + 4))
-    assert {entry.call_site for entry in entries} == {(__file__, line)}
-    assert show_last(entries, most=2) == f"barrier #4-#{LENGTH + 3} ({SourceLine(__file__, line)})"
+    runs = record.runs()
+    assert [run.number for run in runs] == list(range(4, LENGTH + 4))
+    assert {run.call_site for run in runs} == {(__file__, line)}
+    assert show_last(runs, most=2) == f"barrier #4-#{LENGTH + 3} ({SourceLine(__file__, line)})"
 
 
 def test_runs_that_are_only_counted_appear_where_they_belong():
     record = Record()
     world = Calls(record, "", range(4))
-    Call(world, "split").enter()
+    LogEntry(world, "split").enter()
     part = world.part(1, [2, 3])
     assert part.members == [2, 3]
-    plan, other = Call(world, "all_reduce one_shot"), Call(part, "barrier direct")
+    plan, other = LogEntry(world, "all_reduce one_shot"), LogEntry(part, "barrier direct")
     record.expect_short_runs(plan)
     record.expect_short_runs(other)
     assert lines_of(record) == ["split #1"]
     ran_the_short_way(plan, 5)
-    Call(world, "broadcast").enter()
-    Call(part, "barrier").enter()
+    LogEntry(world, "broadcast").enter()
+    LogEntry(part, "barrier").enter()
     ran_the_short_way(other, 2)
     of_part = " of split(color=1) #1"
     last = [f"barrier #1{of_part}", f"barrier direct #3{of_part}"]
@@ -60,7 +60,7 @@ def test_runs_that_are_only_counted_appear_where_they_belong():
         plan.enter()
     ran_the_short_way(plan, 9)
     first, last = 7 + 1, 7 + LENGTH + 9
-    of_world = [entry for entry in record.entries() if entry.call.calls is world]
+    of_world = [run for run in record.runs() if run.entry.calls is world]
     assert show_last(of_world, most=1).startswith(f"all_reduce one_shot #{first}-#{last} (")
     del plan, other, of_world
     record.ring.clear()

@@ -12,7 +12,7 @@ import pytest
 
 from collectives.job import environment
 from collectives.runtime.progress import Progress
-from collectives.runtime.reports.call_log import LENGTH, Call, Calls, Record
+from collectives.runtime.reports.call_log import LENGTH, Calls, LogEntry, Record
 from collectives.runtime.reports.recorder import Recorder
 
 OF_TORCH = """
@@ -31,9 +31,9 @@ def recorder(record: Record, folder: Path | None = None) -> Recorder:
     return Recorder(0, record, Progress(oversubscribed=False), folder)
 
 
-def make_call(calls: Calls, name: str, length: int = 0) -> Call:
+def make_call(calls: Calls, name: str, length: int = 0) -> LogEntry:
     """Return a completed call of a collective."""
-    call = Call(calls, name)
+    call = LogEntry(calls, name)
     if length:
         call.describe(name, name, np.zeros(length, "float32"), [length])
     with call:
@@ -76,14 +76,14 @@ def numbers(trace) -> list[tuple[str, int, int, str]]:
 def test_a_file_begins_after_the_last_run_that_is_not_known():
     record = Record()
     world = Calls(record, "", range(4))
-    plan = Call(world, "all_reduce one_shot")
+    plan = LogEntry(world, "all_reduce one_shot")
     record.expect_short_runs(plan)
     make_call(world, "broadcast ring", 3)
     for _ in range(5):
         plan.number = world.number = world.number + 1  # like a plan
     part = world.part(1, [1, 3])
     make_call(part, "barrier")
-    waiting = Call(world, "scan")
+    waiting = LogEntry(world, "scan")
     waiting.enter()
     own = recorder(record)
     assert own.begins() == {"": 6, " of split(color=1) #6": 1}

@@ -26,7 +26,7 @@ from collectives.runtime.comparator import Comparator
 from collectives.runtime.context import Context
 from collectives.runtime.plan import FAILURES, NOWHERE, Plan
 from collectives.runtime.progress import Progress
-from collectives.runtime.reports.call_log import Call
+from collectives.runtime.reports.call_log import LogEntry
 
 if TYPE_CHECKING:
     from collectives.runtime.backends.channel import Channel
@@ -56,9 +56,9 @@ class Bound:
     messages is bound to them, by `rebind`.  `new` makes a call's result, where that is a new array.
     """
 
-    def __init__(self, number: int, call: Call, plan: Plan | None, resolved: Resolved):
+    def __init__(self, number: int, call: LogEntry, plan: Plan | None, resolved: Resolved):
         a, o = resolved.a, resolved.operands
-        self.number, self.call, self.plan = number, call, plan
+        self.number, self.entry, self.plan = number, call, plan
         self.program: Program | None = plan.only if plan and a.device is host() else None
         self.rebind: Callable[[tuple[int, ...]], Plan] | None = None
         self.buffered: BufferedPlan | None = None  # takes any arrays on devices
@@ -88,13 +88,13 @@ class Bound:
             assert self.rebind is not None
             if len(self.plans) == MOST_PLANS:
                 del self.plans[next(iter(self.plans))]
-            with telling(progress, self.call):
+            with telling(progress, self.entry):
                 plan = self.plans[addresses] = self.rebind(addresses)
         return plan
 
 
 @contextmanager
-def telling(progress: Progress, call: Call) -> Iterator[None]:
+def telling(progress: Progress, call: LogEntry) -> Iterator[None]:
     """Bind a call's resources; an error on this rank is sent to the others, which would wait in vain.
 
     Raises: CommunicationError.
@@ -104,7 +104,7 @@ def telling(progress: Progress, call: Call) -> Iterator[None]:
     except (InputError, *FAILURES):  # raised on all ranks, or sent to the others already
         raise
     except Exception as error:
-        words = f"{call.entry()}: {shorten(f'{type(error).__name__}: {error}', LONGEST_WORDS)}"
+        words = f"{call.latest()}: {shorten(f'{type(error).__name__}: {error}', LONGEST_WORDS)}"
         progress.tell(words)
         raise CommunicationError(words) from error
 
@@ -180,7 +180,7 @@ class CallBinder:
             self.comparator.kernels = self.binder.programs(choice.shared).kernel_calls()
         return self.comparator.kernels
 
-    def bind_call(self, call: Call, signed: Signed, resolved: Resolved) -> Bound:
+    def bind_call(self, call: LogEntry, signed: Signed, resolved: Resolved) -> Bound:
         """Bind the calls of a signature.  Collective."""
         o, choice, number = resolved.operands, resolved.choice, resolved.number
         a = resolved.a.lent(None if o.out is o.source else o.out)  # so that no array of the caller's is kept alive
@@ -207,7 +207,7 @@ class CallBinder:
         device_plan = buffered.plan if buffered else plan
         if device_plan and not on_host and self.where_devices_compare(resolved):
             bound.comparing = cast("DeviceProgram | KernelProgram", device_plan.rounds[0])
-        bound.call.number = call.number
+        bound.entry.number = call.number
         return bound
 
     def rebind(self, a: Arguments, messages: MessageBinder | None, addresses: tuple[int, ...]) -> Plan:

@@ -41,7 +41,7 @@ from collectives.runtime.backends.phases import (
 )
 from collectives.runtime.plan import NOWHERE, LateMismatchError, Step
 from collectives.runtime.progress import Waitable
-from collectives.runtime.reports.call_log import Call, Entry
+from collectives.runtime.reports.call_log import LogEntry, LoggedRun
 from collectives.schedule.moves import Parts, Round
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class DeviceProgram(Step):
         self.parts = [list(map(operations, part)) for parts in turns for part in parts]
         self.next = 0
 
-    def use(self, call: Call, is_compared: bool) -> None:
+    def use(self, call: LogEntry, is_compared: bool) -> None:
         """Make ranks compare the numbers of their calls."""
         self.arrival.use(call.number * is_compared, NOWHERE, NOWHERE)
 
@@ -157,7 +157,7 @@ class KernelProgram(Step):
         self.run_as = self.binding, 0  # its key and number
         self.num_runs = 0
 
-    def use(self, call: Call, is_compared: bool) -> None:
+    def use(self, call: LogEntry, is_compared: bool) -> None:
         """Make devices compare the ranks' bound calls and their numbers.
 
         Raises: LateMismatchError where an earlier run has found a mismatch.
@@ -190,42 +190,42 @@ class KernelCalls:
     def __init__(self, device: Cuda, channel: CudaChannel, keep: Any):
         self.device, self.channel, self.keep = device, channel, keep
         self.nothing = CudaProgram(device, [[BARRIER]], Reduction("sum", BYTE, 1), channel, channel)
-        self.launched: deque[Entry] = deque(maxlen=MOST_LAUNCHED)
+        self.launched: deque[LoggedRun] = deque(maxlen=MOST_LAUNCHED)
         at_exit_with(self, leave)
 
-    def enter(self, call: Call) -> None:
+    def enter(self, call: LogEntry) -> None:
         """Record a call that will be launched."""
         if self.channel.failure[0]:
             raise LateMismatchError
-        self.launched.append(call.entry())
+        self.launched.append(call.latest())
 
     def gate(self) -> None:
         """Tell devices that wait for this one that its rank runs no call."""
         self.nothing.launch(self.device.stream.ptr, 0, 0)
 
-    def settle(self) -> Call | None:
+    def settle(self) -> LogEntry | None:
         """Wait for the launched kernels; return the call in which ranks have differed, if any."""
         self.nothing.event.synchronize()
-        entry = self.differed()
+        run = self.differed()
         self.launched.clear()
-        if entry is None:
+        if run is None:
             return None
         self.channel.recover()
-        call = entry.call.of_plan(entry.call.name)
-        call.number, call.call_site = entry.number, entry.call_site
-        return call
+        entry = run.entry.of_plan(run.entry.name)
+        entry.number, entry.call_site = run.number, run.call_site
+        return entry
 
-    def differed(self) -> Entry | None:
+    def differed(self) -> LoggedRun | None:
         """Return the call in which ranks have differed, if one is over."""
         number = int(self.channel.failure[0])
-        return next(entry for entry in self.launched if entry.number == number) if number else None
+        return next(run for run in self.launched if run.number == number) if number else None
 
 
 def leave(calls: KernelCalls) -> None:
     """Abort the job, at the end of the process, if its last calls have differed: no rank has reported it yet."""
     calls.device.synchronize()
-    if entry := calls.differed():
-        side = Side(entry.call.description, str(entry.number), str(entry.call_site))
+    if run := calls.differed():
+        side = Side(run.entry.description, str(run.number), str(run.call_site))
         words = f"rank {MPI.COMM_WORLD.rank} calls {side}, other ranks call another collective; this ends the job"
         print(words, file=sys.stderr, flush=True)
         MPI.COMM_WORLD.Abort(1)

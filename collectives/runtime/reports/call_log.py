@@ -67,56 +67,56 @@ def call_site_of(thread: int) -> SourceLine | None:
     return SourceLine(frame.f_code.co_filename, frame.f_lineno) if frame else None
 
 
-class Entry(NamedTuple):
-    """An entered collective: its communicator, its number among the calls there, and its source line."""
+class LoggedRun(NamedTuple):
+    """A collective that was entered: its number among the calls of its communicator, and its source line."""
 
-    call: "Call"
+    entry: "LogEntry"
     number: int
     call_site: SourceLine
 
     def __str__(self) -> str:
-        call = self.call
-        size = f"{call.nbytes} bytes of {call.dtype}, " if call.dtype is not None else ""
-        return f"{call.name} #{self.number}{call.calls.label} ({size}{self.call_site})"
+        entry = self.entry
+        size = f"{entry.nbytes} bytes of {entry.dtype}, " if entry.dtype is not None else ""
+        return f"{entry.name} #{self.number}{entry.calls.label} ({size}{self.call_site})"
 
 
 class Record:
     """The last collectives that this rank has entered on communicators made from one by `split`."""
 
     def __init__(self) -> None:
-        self.ring: deque[tuple[Call, int, CallSite]] = deque(maxlen=LENGTH)
+        self.ring: deque[tuple[LogEntry, int, CallSite]] = deque(maxlen=LENGTH)
         self.communicators: list[Calls] = []
         self.num_closed = 0  # calls on communicators that are freed
-        self.short: list[weakref.ref[Call]] = []  # of plans that may run without an entry in the ring
+        self.short: list[weakref.ref[LogEntry]] = []  # of plans that may run without an entry in the ring
 
-    def entries(self) -> list[Entry]:
-        """Return the last entries, the latest at the end; of plans run on the fast path, their latest run only."""
-        entries = [Entry(call, number, SourceLine.of(call_site)) for call, number, call_site in list(self.ring)]
-        for call in filter(None, (reference() for reference in self.short)):
-            own = [i for i, entry in enumerate(entries) if entry.call.calls is call.calls]
-            if call.number > max((entries[i].number for i in own if entries[i].call is call), default=0):
-                later = [i for i in own if entries[i].number > call.number]
-                entries.insert(min(later, default=len(entries)), call.entry())
-        return entries
+    def runs(self) -> list[LoggedRun]:
+        """Return the last runs, the latest at the end; of plans run on the fast path, their latest run only."""
+        runs = [LoggedRun(entry, number, SourceLine.of(call_site)) for entry, number, call_site in list(self.ring)]
+        for entry in filter(None, (reference() for reference in self.short)):
+            own = [i for i, run in enumerate(runs) if run.entry.calls is entry.calls]
+            if entry.number > max((runs[i].number for i in own if runs[i].entry is entry), default=0):
+                following = [i for i in own if runs[i].number > entry.number]
+                runs.insert(min(following, default=len(runs)), entry.latest())
+        return runs
 
     @property
     def num_calls(self) -> int:
         return self.num_closed + sum(calls.number for calls in list(self.communicators))
 
-    def without_gaps(self) -> list[Entry]:
-        """Return the latest entries, back to a missing one of a run that was only counted."""
-        unbroken: list[Entry] = []
+    def without_gaps(self) -> list[LoggedRun]:
+        """Return the latest runs, back to a missing one that was only counted."""
+        unbroken: list[LoggedRun] = []
         expected: dict[Calls, int] = {}
-        for entry in reversed(self.entries()):
-            calls = entry.call.calls
-            if entry.number != expected.get(calls, calls.number):
+        for run in reversed(self.runs()):
+            calls = run.entry.calls
+            if run.number != expected.get(calls, calls.number):
                 break
-            expected[calls] = entry.number - 1
-            unbroken.append(entry)
+            expected[calls] = run.number - 1
+            unbroken.append(run)
         return unbroken[::-1]
 
-    def expect_short_runs(self, call: "Call") -> None:
-        self.short = [reference for reference in self.short if reference()] + [weakref.ref(call)]
+    def expect_short_runs(self, entry: "LogEntry") -> None:
+        self.short = [reference for reference in self.short if reference()] + [weakref.ref(entry)]
 
 
 class Calls:
@@ -140,7 +140,7 @@ class Calls:
         self.record.num_closed += self.number
 
 
-class Call:
+class LogEntry:
     """A collective that is called once, or the runs of a plan.  As a context manager it is entered and left."""
 
     __slots__ = (
@@ -163,7 +163,7 @@ class Call:
         self.number, self.under_way = 0, False
         self.call_site: CallSite = ("", 0)
 
-    def __enter__(self) -> "Call":
+    def __enter__(self) -> "LogEntry":
         self.enter()
         return self
 
@@ -185,33 +185,33 @@ class Call:
             self.nbytes, self.dtype, self.lengths = flat.nbytes, flat.dtype, lengths
         return self.description
 
-    def entry(self) -> Entry:
-        """Return the entry of the latest run."""
-        return Entry(self, self.number, SourceLine.of(self.call_site))
+    def latest(self) -> LoggedRun:
+        """Return the latest run."""
+        return LoggedRun(self, self.number, SourceLine.of(self.call_site))
 
-    def of_plan(self, name: str) -> "Call":
+    def of_plan(self, name: str) -> "LogEntry":
         """Return the runs of a plan that this call has bound; those of the caller's plan are not like plain calls."""
         description = self.description
         if description.startswith("plan "):
             description = f"{description.removeprefix('plan ')} by plan #{self.number}"
-        runs = Call(self.calls, name, description)
+        runs = LogEntry(self.calls, name, description)
         runs.nbytes, runs.dtype, runs.lengths, runs.call_site = self.nbytes, self.dtype, self.lengths, self.call_site
         return runs
 
 
-def show_runs(entries: Sequence[Entry]) -> str:
+def show_runs(runs: Sequence[LoggedRun]) -> str:
     """Show consecutive runs of one collective from one source line as one.
 
-    >>> barrier = Call(Calls(Record(), "", range(2)), "barrier direct")
-    >>> show_runs([Entry(barrier, 2, SourceLine("a.py", 8)), Entry(barrier, 3, SourceLine("a.py", 8))])
+    >>> barrier = LogEntry(Calls(Record(), "", range(2)), "barrier direct")
+    >>> show_runs([LoggedRun(barrier, n, SourceLine("a.py", 8)) for n in (2, 3)])
     'barrier direct #2-#3 (a.py:8)'
     """
-    first, last = entries[0], entries[-1]
+    first, last = runs[0], runs[-1]
     numbers = f"#{first.number}" if first is last else f"#{first.number}-#{last.number}"
-    return f"{first.call.name} {numbers}{first.call.calls.label} ({first.call_site})"
+    return f"{first.entry.name} {numbers}{first.entry.calls.label} ({first.call_site})"
 
 
-def show_last(entries: Sequence[Entry], most: int) -> str:
+def show_last(runs: Sequence[LoggedRun], most: int) -> str:
     """Return the last collectives, latest first, at most so many; runs of one from one source line count once."""
-    runs = groupby(entries, key=lambda entry: (entry.call.calls.label, entry.call.name, entry.call_site))
-    return ", ".join(show_runs(group) for group in reversed([list(group) for _, group in runs][-most:]))
+    alike = groupby(runs, key=lambda run: (run.entry.calls.label, run.entry.name, run.call_site))
+    return ", ".join(show_runs(group) for group in reversed([list(group) for _, group in alike][-most:]))

@@ -23,7 +23,7 @@ from mpi4py import MPI
 
 from collectives.runtime.backends.point_to_point import PointToPoint, SendMessage
 from collectives.runtime.progress import Progress
-from collectives.runtime.reports.call_log import Calls, Entry, Record, SourceLine, call_site_of
+from collectives.runtime.reports.call_log import Calls, LoggedRun, Record, SourceLine, call_site_of
 
 VERSION = "2.10"  # of the format
 BACKEND = "nccl"  # a backend that every version of the analyzer knows
@@ -99,8 +99,8 @@ class Recorder:
     def begins(self) -> dict[str, int]:
         """Return the first number that this rank knows of each communicator's calls, by label."""
         numbers: dict[str, int] = {}
-        for entry in self.record.without_gaps():
-            numbers.setdefault(entry.call.calls.label, entry.number)
+        for run in self.record.without_gaps():
+            numbers.setdefault(run.entry.calls.label, run.number)
         return {calls.label: calls.number + 1 for calls in list(self.record.communicators)} | numbers
 
     def write(self, begins: Mapping[str, int] | None = None) -> str:
@@ -121,12 +121,12 @@ class Recorder:
 
         Without numbers to begin at, the analyzer drops calls by `record_id`, as if all ranks had made equally many.
         """
-        entries = self.record.without_gaps()
-        first_id = self.record.num_calls - len(entries)
+        runs = self.record.without_gaps()
+        first_id = self.record.num_calls - len(runs)
         if begins is not None:
-            entries = [entry for entry in entries if entry.number >= begins.get(entry.call.calls.label, 0)]
+            runs = [run for run in runs if run.number >= begins.get(run.entry.calls.label, 0)]
             first_id = 0
-        calls = [*map(traced_collective, entries), *traced_messages(self.progress)]
+        calls = [*map(traced_collective, runs), *traced_messages(self.progress)]
         groups = {group.name: group for group in map(group_of_calls, list(self.record.communicators))}
         groups |= {call.group.name: call.group for call in calls}
         ids = {name: number for number, name in enumerate(groups)}
@@ -158,18 +158,18 @@ def group_of_calls(calls: Calls) -> CallGroup:
     return CallGroup(calls.label.removeprefix(" of ") or "all ranks", calls.members)
 
 
-def traced_collective(entry: Entry) -> TracedCall:
-    call = entry.call
-    name = call.name.replace(":", ";")  # at which the analyzer splits
+def traced_collective(run: LoggedRun) -> TracedCall:
+    entry = run.entry
+    name = entry.name.replace(":", ";")  # at which the analyzer splits
     return TracedCall(
-        group=group_of_calls(call.calls),
-        number=entry.number,
+        group=group_of_calls(entry.calls),
+        number=run.number,
         kind=f"{TYPES.get(name.split()[0], 'barrier')} {name}",
         name=name,
-        lengths=list(call.lengths),
-        dtypes=[] if call.dtype is None else [str(call.dtype)],
-        is_over=not call.under_way or entry.number != call.number,
-        call_sites=[entry.call_site],
+        lengths=list(entry.lengths),
+        dtypes=[] if entry.dtype is None else [str(entry.dtype)],
+        is_over=not entry.under_way or run.number != entry.number,
+        call_sites=[run.call_site],
     )
 
 

@@ -22,7 +22,7 @@ from mpi4py import MPI
 from collectives.job.backoff import Backoff
 from collectives.job.launch import dead_ranks
 from collectives.runtime.progress import Advanceable, Progress, Wait
-from collectives.runtime.reports.call_log import Entry, call_site_of, show_last
+from collectives.runtime.reports.call_log import LoggedRun, call_site_of, show_last
 from collectives.runtime.reports.recorder import Recorder
 from collectives.schedule.moves import name_ranks
 
@@ -339,23 +339,23 @@ class Watchdog:
 
 def report_of(recorder: Recorder, wait: Wait | None, waited_s: float, quiet_s: float, main: threading.Thread) -> Report:
     """Report on this rank, from any of its threads: its wait, or for how long it has made no call."""
-    entries = recorder.record.entries()[-MOST_REPORTED:]
+    runs = recorder.record.runs()[-MOST_REPORTED:]
     numbers = {calls.label: calls.number for calls in list(recorder.record.communicators)}
-    descriptions = {(entry.call.calls.label, entry.number): entry.call.description for entry in entries}
+    descriptions = {(run.entry.calls.label, run.number): run.entry.description for run in runs}
     awaited = None
     if wait is None:
-        words = of_no_wait(entries, quiet_s, main)
+        words = of_no_wait(runs, quiet_s, main)
     elif wait.words:
-        words = f"waits {waited_s:.0f} s in {wait.words} ({call_site_of(wait.thread)}){before(entries)}"
+        words = f"waits {waited_s:.0f} s in {wait.words} ({call_site_of(wait.thread)}){before(runs)}"
     else:
         assert wait.plan is not None
-        entry = wait.plan.call.entry() if wait.plan.call else entries[-1]
-        agreeing = "" if wait.plan.call else ", where the ranks agree on it"  # by a plan of the library's own
-        earlier = entries[: entries.index(entry)] if entry in entries else entries
-        words = f"waits {waited_s:.0f} s in {entry}{agreeing}, {wait.plan.awaits()}{before(earlier)}"
-        calls = entry.call.calls
-        title = f"{entry.call.name} #{entry.number}{calls.label}"
-        awaited = Awaited(title, calls.label, entry.number, list(calls.members))
+        run = wait.plan.entry.latest() if wait.plan.entry else runs[-1]
+        agreeing = "" if wait.plan.entry else ", where the ranks agree on it"  # by a plan of the library's own
+        earlier = runs[: runs.index(run)] if run in runs else runs
+        words = f"waits {waited_s:.0f} s in {run}{agreeing}, {wait.plan.awaits()}{before(earlier)}"
+        calls = run.entry.calls
+        title = f"{run.entry.name} #{run.number}{calls.label}"
+        awaited = Awaited(title, calls.label, run.number, list(calls.members))
     return Report(words, numbers, descriptions, awaited, recorder.begins())
 
 
@@ -369,12 +369,12 @@ def common_begins(reports: Iterable[Report]) -> dict[str, int]:
     return begins
 
 
-def of_no_wait(entries: Sequence[Entry], quiet_s: float, main: threading.Thread) -> str:
+def of_no_wait(runs: Sequence[LoggedRun], quiet_s: float, main: threading.Thread) -> str:
     where = f"is not in a collective, but at {call_site_of(main.ident or 0)}" if main.is_alive() else how_ended()
-    if not entries:
+    if not runs:
         return f"{where}; it has called none"
-    event = "started" if entries[-1].call.under_way else "ended"
-    return f"{where}; its last: {entries[-1]}, {event} {quiet_s:.0f} s ago{before(entries[:-1])}"
+    event = "started" if runs[-1].entry.under_way else "ended"
+    return f"{where}; its last: {runs[-1]}, {event} {quiet_s:.0f} s ago{before(runs[:-1])}"
 
 
 def how_ended() -> str:
@@ -401,8 +401,8 @@ def last_error() -> BaseException | None:
     return getattr(sys, "last_value", None)
 
 
-def before(entries: Sequence[Entry]) -> str:
-    return f"; before: {show_last(entries, MOST_SHOWN)}" if entries else ""
+def before(runs: Sequence[LoggedRun]) -> str:
+    return f"; before: {show_last(runs, MOST_SHOWN)}" if runs else ""
 
 
 def account(reports: Mapping[int, Report], polled: Iterable[int], size: int) -> str:
