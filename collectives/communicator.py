@@ -11,14 +11,13 @@ from mpi4py import MPI
 
 from collectives.algorithms.groups import Topology
 from collectives.arrays import views
-from collectives.arrays.ops import Op
+from collectives.arrays.ops import Op, op_name
 from collectives.job.errors import InputError, LoneInputError
 from collectives.job.launch import refuse_after_fork
 from collectives.runtime.backends.messages import SEGMENT_BYTES
-from collectives.runtime.backends.native_mpi import op_name
 from collectives.runtime.backends.point_to_point import RecvMessage, SendMessage, probe, run_message
-from collectives.runtime.call.arguments import check_integer, check_rank
-from collectives.runtime.call.packed import Fused
+from collectives.runtime.call.checks import check_integer, check_rank
+from collectives.runtime.call.fused import Fused
 from collectives.runtime.context import Context
 from collectives.runtime.dispatch import Dispatcher
 from collectives.runtime.plan import FREED, Plan
@@ -565,13 +564,11 @@ class Communicator:
 
         The error names the line that calls, or the file and line of `call_site`.
         """
-        with LogEntry(self.context.calls, "compare") as call:
-            call.call_site = call_site or call.call_site
-            self.context.agreement.check(description, failure, call=call)
+        self.dispatcher.compare(description, failure, call_site)
 
     def agreed(self, name: str = "agreed") -> AbstractContextManager[None]:
         """Run a block whose ValueError or OSError on any rank becomes an InputError on every rank.  Collective."""
-        return self.context.agreed(name)
+        return self.dispatcher.agreed(name)
 
 
 refuse_after_fork(Communicator)

@@ -16,9 +16,8 @@ from collectives.bench.trial import PEERS, MessageTrial, Trial
 from collectives.communicator import Communicator
 from collectives.job.errors import InputError
 from collectives.runtime.backends.native_mpi import check_native, mpi_view, native_call
-from collectives.runtime.call.arguments import Arguments
-from collectives.runtime.call.operands import operands_of
-from collectives.schedule.spec import OPS, Chunks
+from collectives.runtime.call.operands import call_on
+from collectives.schedule.spec import OPS, Chunks, spec_of
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -46,14 +45,15 @@ def mpi_call(
     mpi: MPI.Comm, collective: str, x: Any, out: Any, op: str = "sum", root: int = 0, **counts: Any
 ) -> Callable[[], Any]:
     """Bind the MPI library's call, as directly as mpi4py can: in place where `x` and `out` are one array."""
-    a = Arguments(collective, mpi.rank, mpi.size, x, None if x is out else out, op, root, **counts)
-    check_native(a)
-    if a.spec.reduces and op == "avg":
+    spec = spec_of(collective)
+    arguments = counts | {"out": None if x is out else out, "op": op, "root": root}
+    call = call_on(collective, mpi.rank, mpi.size, x, **{name: arguments.get(name) for name in spec.takes})
+    check_native(call)
+    if spec.reduces and op == "avg":
         raise ValueError("MPI has no op 'avg'")
-    o = operands_of(a)
-    if o.in_place and a.spec.reduces and a.spec.gets is Chunks.OWN:
+    if call.operands.in_place and spec.reduces and spec.gets is Chunks.OWN:
         raise ValueError("MPI's reduce_scatter in place leaves the result elsewhere")
-    return native_call(a, o, mpi)
+    return native_call(call, mpi)
 
 
 def start_of(comm: Communicator, trial: Trial, call: Callable[..., Any]) -> Callable[[], Callable[[], Any]]:

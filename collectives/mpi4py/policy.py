@@ -19,7 +19,7 @@ from collectives.job.launch import at_exit, refuse_after_fork
 from collectives.mpi4py.buffers import NotOurs
 from collectives.mpi4py.calls import DESCRIBE, CollectiveCall, Ranks
 from collectives.mpi4py.requests import PersistentRequest, Run, StartedRequest
-from collectives.runtime.call.request import Request
+from collectives.runtime.call.call import Call
 from collectives.runtime.choose import auto
 from collectives.schedule.spec import COLLECTIVES
 
@@ -131,11 +131,11 @@ class Ours:
 
     def start(self, call: CollectiveCall) -> MPI.Request:
         assert self.comm is not None
-        return StartedRequest(Run(call, self.comm.starter.plan_later(Request(*call[:4]))))
+        return StartedRequest(Run(call, self.comm.starter.plan_later(Call.of(*call[:4]))))
 
     def bind(self, call: CollectiveCall) -> MPI.Prequest:
         assert self.comm is not None
-        return PersistentRequest(call, self.comm.dispatcher.plan(call.collective, call.x, Request(*call[:4]).arguments))
+        return PersistentRequest(call, self.comm.dispatcher.plan(call.collective, call.x, Call.of(*call[:4]).arguments))
 
     def free(self) -> None:
         if self.comm is not None:

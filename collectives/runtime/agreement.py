@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.job.errors import InputError
-from collectives.runtime.call.arguments import Arguments
 from collectives.runtime.plan import Plan
 from collectives.runtime.reports.call_log import LogEntry, SourceLine
 
@@ -30,40 +29,38 @@ class Side(NamedTuple):
 class Agreement:
     """Comparison of the descriptions of a communicator's ranks: one all-reduce of a few integers while they agree."""
 
-    def __init__(self, rank: int, size: int, bind_plan: Callable[[Arguments], Plan]):
-        self.rank, self.size, self.bind_plan = rank, size, bind_plan
-        self.plans: dict[tuple[str, str, int], tuple[np.ndarray, Plan]] = {}  # with their input, by the call
-        self.gate: Callable[[], LogEntry | None] = lambda: None  # tells ranks that would run a bound call to agree
+    def __init__(self, size: int, bind_plan: Callable[..., Plan]):
+        self.size, self.bind_plan = size, bind_plan  # the latter of a collective's name, an array and arguments
+        self.plans: dict[tuple[str, int], tuple[np.ndarray, Plan]] = {}  # with their input, by the call
 
     def check(
         self,
         description: str,
         failure: str,
         facts: Sequence[int] = (),
-        call: LogEntry | None = None,
-        gate: Callable[[], LogEntry | None] | None = None,
+        entry: LogEntry | None = None,
+        late: LogEntry | None = None,
     ) -> list[int]:
         """Raise InputError on all ranks if one has a failure, or their descriptions differ.  Collective.
 
-        With a `call`, its number is compared, too.  Returns the elementwise maximum of the ranks' `facts`, up to
-        `NUM_FACTS` integers.  `gate`, in place of the usual one, returns an earlier call, if devices have found a
-        mismatch in it: this rank then describes that one.
+        With an `entry` of the call log, its number is compared, too.  Returns the elementwise maximum of the ranks'
+        `facts`, up to `NUM_FACTS` integers.  `late` is an earlier call, if devices have found a mismatch in it: this
+        rank then describes that one.
         """
-        late = (gate or self.gate)()
         if late:
-            description, failure, call = late.description, "", late
+            description, failure, entry = late.description, "", late
             late.calls.number = late.number  # later ones have not been run
-        number = str(call.number) if call else ""
+        number = str(entry.number) if entry else ""
         text = f"!{failure}" if failure else f"{description}#{number}"
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
         padding = [0] * (NUM_FACTS - len(facts))  # so that ranks whose calls have other facts compare as many integers
         highest, lowest, is_late, *highest_facts = self.highest([digest, -digest, late is not None, *facts, *padding])
         if highest != -lowest:
-            line = str(SourceLine.of(call.call_site)) if call else ""
+            line = str(SourceLine.of(entry.call_site)) if entry else ""
             mine = Side(f"!{failure}" if failure else description, number, line)
             sides = [Side(*text.split("\0")) for text in self.gather_texts("\0".join(mine))]
-            if call:  # then the ranks' numbers of calls are equal again
-                call.calls.number += max(int(side.number or 0) for side in sides) - call.number
+            if entry:  # then the ranks' numbers of calls are equal again
+                entry.calls.number += max(int(side.number or 0) for side in sides) - entry.number
             raise InputError(disagreement(sides))
         if failure:
             raise InputError(failure)
@@ -73,7 +70,7 @@ class Agreement:
 
     def highest(self, mine: list[int]) -> list[int]:
         """Return the elementwise maximum of every rank's integers, of which all have as many.  Collective."""
-        return self.run("all_reduce", mine, "max").tolist()
+        return self.run("all_reduce", mine, op="max").tolist()
 
     def gather_rows(self, mine: list[int]) -> np.ndarray:
         """Return every rank's integers, a row each; all have as many.  Collective."""
@@ -86,21 +83,21 @@ class Agreement:
     def gather_texts(self, mine: str) -> list[str]:
         data = np.frombuffer(mine.encode(), np.uint8)
         lengths = self.gather_ints(len(data))
-        every = self.bind_plan(Arguments("all_gather", self.rank, self.size, data, counts=lengths))()
+        every = self.bind_plan("all_gather", data, counts=lengths)()
         return [part.tobytes().decode() for part in np.split(every, np.cumsum(lengths)[:-1])]
 
     def exchange(self, mine: Sequence[int]) -> list[int]:
         """Return, from each rank, the integer that it has for this one.  Collective."""
         return self.run("all_to_all", mine).tolist()
 
-    def run(self, collective: str, mine: Sequence[int], op: str = "sum") -> np.ndarray:
+    def run(self, collective: str, mine: Sequence[int], **arguments: str) -> np.ndarray:
         """Run a collective on integers by the plan of an earlier one of as many, if it is kept; return a new array."""
-        key = collective, op, len(mine)
+        key = collective, len(mine)  # each collective is always called with the same arguments
         if key not in self.plans:
             if len(self.plans) == MOST_PLANS:
                 self.plans.pop(next(iter(self.plans)))[1].free()
             buffer = np.empty(len(mine), np.int64)
-            self.plans[key] = buffer, self.bind_plan(Arguments(collective, self.rank, self.size, buffer, op=op))
+            self.plans[key] = buffer, self.bind_plan(collective, buffer, **arguments)
         buffer, plan = self.plans[key]
         buffer[:] = mine
         return plan().copy()
@@ -109,7 +106,7 @@ class Agreement:
         for _, plan in self.plans.values():
             plan.free()
         self.plans.clear()
-        del self.bind_plan, self.gate  # which refer to the communicator's parts, as these to this one
+        del self.bind_plan  # which refers to the communicator's parts, as these to this one
 
 
 def disagreement(sides: list[Side]) -> str:

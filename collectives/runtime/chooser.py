@@ -10,8 +10,7 @@ from collectives.algorithms import Access, Algorithm
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import probe_address, reads_processes
 from collectives.job.errors import InputError
-from collectives.runtime.call.arguments import Arguments
-from collectives.runtime.call.operands import CallFacts
+from collectives.runtime.call.call import Call, CallFacts
 from collectives.runtime.choose import auto
 from collectives.runtime.choose.auto import Tuning
 from collectives.runtime.context import Context
@@ -21,10 +20,9 @@ from collectives.schedule.spec import Chunks, spec_of
 
 
 class Choice(NamedTuple):
-    """The algorithm of a call, the facts that it is chosen by, and the shared device memory, if any."""
+    """The algorithm of a call, and the shared device memory, if any."""
 
     row: Algorithm
-    facts: CallFacts | None
     shared: DeviceMemory | None = None
 
 
@@ -35,25 +33,28 @@ class Chooser:
         self.context, self.size = context, context.size
         self.agreement, self.topology = context.agreement, context.topology
 
-    def choose(self, a: Arguments, algorithm: str, facts: CallFacts) -> Choice:
-        """Choose the algorithm of that name, or by "auto" the best that the ranks' access allows.  Collective.
+    def choose(self, call: Call) -> Choice:
+        """Choose the algorithm that an agreed call names, or by "auto" the best that the ranks' access allows.
+
+        Collective.
 
         Raises: InputError on every rank where it needs more memory access than the ranks have.
         """
-        shared = None if facts.on_host else self.context.memory.on_devices(a.device)
+        facts, algorithm = call.facts, call.algorithm
+        shared = None if facts.on_host else self.context.memory.on_devices(call.device)
         access = self.access(facts, shared)
         if algorithm == "auto":
             memory = "symmetric" if facts.symmetric else "ordinary"
             has_barriers, network = shared is not None and shared.has_barriers, self.context.tuning.network
             on_devices = [on_device(speeds, has_barriers) for speeds in (network, NETWORK)]
             tuning = None if facts.on_host else Tuning(on_devices[0], defaults=on_devices[1])
-            equal = a.send_counts is None
-            question = self.question(a.collective, facts.nbytes, access, memory, equal, a.suits, tuning)
+            equal = call.send_counts is None
+            question = self.question(call.collective, facts.nbytes, access, memory, equal, call.suits, tuning)
             algorithm = auto.choose(question)
-        row = algorithms.find(a.collective, algorithm)
+        row = algorithms.find(call.collective, algorithm)
         if row.access > access:
-            raise InputError(f"{a.collective}: {self.out_of_reach(row, a, facts, shared)}")
-        return Choice(row, facts, shared)
+            raise InputError(f"{call.collective}: {self.out_of_reach(row, call, shared)}")
+        return Choice(row, shared)
 
     def question(
         self,
@@ -100,8 +101,8 @@ class Chooser:
         rows = self.agreement.gather_rows(probe_address())
         return not any(self.agreement.highest([not reads_processes(rows.tolist())]))
 
-    def out_of_reach(self, row: Algorithm, a: Arguments, facts: CallFacts, shared: DeviceMemory | None) -> str:
-        if not facts.on_host and shared is None:
+    def out_of_reach(self, row: Algorithm, call: Call, shared: DeviceMemory | None) -> str:
+        if not call.facts.on_host and shared is None:
             why = "arrays in host memory, or devices whose memory the ranks may share"
         elif not self.context.has_numba:
             why = "Numba, which not all ranks have"
@@ -111,4 +112,4 @@ class Chooser:
             why = f"ranks of one node, but there are {len(self.topology.nodes)} nodes"
         else:
             why = "arrays from comm.empty, as the system lets no process read another's memory"
-        return f"algorithm {row.name!r} needs {why}: use {', '.join(a.able(self.access(facts, shared)))}"
+        return f"algorithm {row.name!r} needs {why}: use {', '.join(call.able(self.access(call.facts, shared)))}"

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collectives.arrays.device import host
-from collectives.runtime.call.arguments import Arguments
-from collectives.runtime.call.request import Runs
 from collectives.runtime.context import Context
 from collectives.runtime.lazy import Lazy
-from collectives.runtime.plan import NOWHERE, MismatchError, Plan, Predecessor, run_now
+from collectives.runtime.plan import NOWHERE, MismatchError, Plan, Predecessor, Runs, run_now
 from collectives.runtime.progress import Progress, Waitable
 from collectives.runtime.reports.call_log import LogEntry
 
@@ -44,8 +42,7 @@ class KeyComparison(Plan):
 
     def __init__(self, context: Context):
         self.keys = np.zeros(2, np.int64)
-        a = Arguments("all_reduce", context.rank, context.size, self.keys, op="max")
-        plan = context.agreement.bind_plan(a)
+        plan = context.agreement.bind_plan("all_reduce", self.keys, op="max")
         super().__init__("agreement", None, context.progress, host(), plan.rounds)
         plan.rounds = []  # which this plan frees
         self.key = 0
@@ -82,7 +79,6 @@ class Comparator:
         self.context, self.order = context, order
         self.by_messages = len(context.topology.nodes) > 1 or not context.has_numba  # whether these compare calls
         self.kernels: KernelCalls | None = None  # once there are calls that devices compare
-        context.agreement.gate = self.gate
 
     def compare(self, binding: int, number: int, run: Runs) -> None:
         """Wait for the other ranks, and compare all bindings' numbers; 0 without a binding.  Collective.
@@ -91,6 +87,10 @@ class Comparator:
         """
         self.comparison.use(number, binding)
         run(self.comparison)
+
+    def before_runs_of(self, binding: int) -> Callable[[LogEntry, int, Runs], None]:
+        """Return the comparison that precedes each run of a binding."""
+        return lambda entry, number, run: self.compare(binding, number, run)
 
     def gate(self, run: Runs | None = run_now) -> LogEntry | None:
         """Tell ranks that would run a bound call that this one has to agree first.  Collective.
@@ -140,7 +140,9 @@ class Comparator:
     def free(self) -> None:
         """Free what compares, once no call runs.  Collective."""
         if self.kernels:
-            self.context.agreement.check("free", "")  # after which none runs, and no mismatch is unreported
+            self.context.agreement.check(
+                "free", "", late=self.gate()
+            )  # after which none runs, and no mismatch is unreported
         if "headers" in self.__dict__:
             self.headers.free()
         self.kernels = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -75,15 +75,18 @@ class Context:
         return self.agreement.gather_texts(platform.node())
 
     @contextmanager
-    def agreed(self, name: str = "agreed") -> Iterator[None]:
-        """Run a block whose ValueError or OSError on any rank becomes an InputError on every rank.  Collective."""
+    def agreed(self, name: str = "agreed", gate: Callable[[], LogEntry | None] = lambda: None) -> Iterator[None]:
+        """Run a block whose ValueError or OSError on any rank becomes an InputError on every rank.  Collective.
+
+        `gate` tells ranks that would run a bound call to agree first.
+        """
         failure = ""
-        with LogEntry(self.calls, name) as call:
+        with LogEntry(self.calls, name) as entry:
             try:
                 yield
             except (ValueError, OSError, MemoryError) as error:
                 failure = str(error) or type(error).__name__
-            self.agreement.check(name, failure, call=call if self.check else None)
+            self.agreement.check(name, failure, entry=entry if self.check else None, late=gate())
 
     def free(self) -> None:
         """Free its memory, then its MPI objects.  Collective."""

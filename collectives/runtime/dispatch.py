@@ -1,4 +1,4 @@
-"""The path of every call: sign it, look its binding up, run it; on a miss, resolve and bind it first.
+"""The path of every call: sign, look the binding up, run; on a miss, check, agree, choose and bind first.
 
 Bound calls are cached by signature: the collective, its options, and of each array dtype, length and kind of memory,
 but not its address.  A later call of the same signature runs the bound one on its own arrays.  At the first barrier of
@@ -11,22 +11,30 @@ from __future__ import annotations
 
 import sys
 import weakref
-from functools import partial
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from collectives.arrays.addresses import address_of
+from collectives.arrays.device import host
+from collectives.arrays.memory import Windows
 from collectives.job.errors import LoneInputError
 from collectives.job.launch import refuse_after_fork
-from collectives.runtime.backends.bound import Bound, CallBinder, Resolved, telling
+from collectives.runtime.agreement import NUM_FACTS
+from collectives.runtime.backends.binder import Binder
+from collectives.runtime.backends.bound import Addresses, Bound, telling
+from collectives.runtime.backends.native_mpi import check_native
+from collectives.runtime.call.call import Call
+from collectives.runtime.call.checks import REFUSALS
+from collectives.runtime.call.fused import Fused
+from collectives.runtime.call.operands import call_facts, local_facts, operands_of
 from collectives.runtime.call.packed import pack
-from collectives.runtime.call.request import Request, Runs
-from collectives.runtime.call.signature import Signature, Signed, Unsigned, hashable, sign
-from collectives.runtime.chooser import Chooser
+from collectives.runtime.call.signature import Signature, Unsigned, hashable, sign
+from collectives.runtime.chooser import Choice, Chooser
 from collectives.runtime.comparator import Comparator, StartedOrder
 from collectives.runtime.context import Context
-from collectives.runtime.plan import FREED, LateMismatchError, MismatchError, Plan, run_now
+from collectives.runtime.plan import FREED, LateMismatchError, MismatchError, Plan, Runs, run_now
 from collectives.runtime.reports.call_log import CallSite, LogEntry, caller
-from collectives.runtime.resolve import Resolver
 
 MOST_BOUND = 4096  # signatures whose bound calls are cached
 MOST_BOUND_ON_DEVICES = 256  # the same for arrays on devices
@@ -40,11 +48,13 @@ class Dispatcher:
         self.memory, self.windows, self.progress = context.memory.of_host, context.windows, context.progress
         self.order, self.chooser = StartedOrder(), Chooser(context)
         self.comparator = Comparator(context, self.order)
-        self.resolver = Resolver(context, self.comparator, self.order, self.chooser)
-        self.binder = CallBinder(context, self.comparator)
+        self.binder = Binder(context, self.comparator)
         self.bound: dict[Signature, Bound] = {}
         self.bound_on_devices: dict[Signature, Bound] = {}
+        self.num_bound = 0
         self.plans: weakref.WeakSet[Plan] = weakref.WeakSet()  # of the caller
+
+    # --- a hit ---
 
     def run(
         self,
@@ -59,9 +69,9 @@ class Dispatcher:
     ) -> Any:
         """Run a collective once, and return the result's array.
 
-        `options` are the values of its other arguments besides `out`, in the order of `OPTIONS`.  `run` runs a plan to
-        its end, a bound call only if it does not end `at_once`; ranks must also agree in `note`; `call_site` is the
-        line that makes the call, by default that which calls the library.
+        `options` are the values of its other arguments besides `out`, in the order of the collective's row.  `run` runs
+        a plan to its end, a bound call only if it does not end `at_once`; ranks must also agree in `note`; `call_site`
+        is the line that makes the call, by default that which calls the library.
         """
         try:
             signed = sign(self.memory, collective, x, out, (*options, note) if note else options)
@@ -72,13 +82,13 @@ class Dispatcher:
             except TypeError:  # an option is a list
                 bound = cache.get(hashable(signature))
         except Unsigned:
-            return self.run_unsigned(Request(collective, x, out, options, run, note, call_site), at_once)
+            return self.run_unsigned(Call.of(collective, x, out, options, run, note, call_site), at_once)
         if bound is None:
-            return self.run_first(Request(collective, x, out, options, run, note, call_site), signed)
-        call, calls = bound.entry, self.calls
-        call.number = calls.number = number = calls.number + 1
-        call.call_site = call_site = call_site or caller(sys._getframe(2))
-        calls.record.ring.append((call, number, call_site))
+            return self.run_first(Call.of(collective, x, out, options, run, note, call_site, signed))
+        entry, calls = bound.entry, self.calls
+        entry.number = calls.number = number = calls.number + 1
+        entry.call_site = line = call_site or caller(sys._getframe(2))
+        calls.record.ring.append((entry, number, line))
         result = x if out is None else out
         if not bound.is_plain:
             result, addresses, keys = bound.locate(x, out, addresses, keys)
@@ -94,104 +104,184 @@ class Dispatcher:
         except MismatchError as mismatch:
             calls.number -= 1
             calls.record.ring.pop()
-            call.under_way = False
-            request = Request(collective, x, out, options, run, note, call_site)
-            return self.run_first(request, signed, compared=not isinstance(mismatch, LateMismatchError))
+            entry.under_way = False
+            call = Call.of(collective, x, out, options, run, note, call_site, signed)
+            return self.run_first(call, compared=not isinstance(mismatch, LateMismatchError))
         return result
 
-    def execute(self, bound: Bound, addresses: tuple[int, ...], keys: tuple[int, ...], run: Runs) -> None:
+    def execute(self, bound: Bound, addresses: Addresses, keys: tuple[int, ...], run: Runs) -> None:
         """Run a bound call on arrays at two addresses in two windows, as a call that has been entered.
 
         Raises: MismatchError on all ranks if one of them would run another one; then nothing is done.
         """
-        call, plan = bound.entry, bound.plan
-        call.under_way = True  # so that its run is not counted again
+        entry = bound.entry
+        entry.under_way = True  # so that its run is not counted again
         self.order.drain(run)
-        number = call.number * self.check
-        if bound.program is not None:
-            bound.program.use(number, addresses, keys)
-        else:
-            if bound.comparing is None:
-                self.comparator.compare(bound.number, number, run)
-            else:
-                bound.comparing.use(call, self.check)
-            plan = bound.buffered.on(addresses) if bound.buffered else plan or bound.plan_at(addresses, self.progress)
-            plan.prepare()
-        assert plan is not None
-        plan.entry = call
+        plan = bound.prepare(entry.number * self.check, addresses, keys, run)
+        plan.entry = entry
         run(plan)
-        call.under_way = False
+        entry.under_way = False
 
-    def run_first(self, request: Request, signed: Signed, compared: bool = False) -> Any:
+    # --- a miss ---
+
+    def run_first(self, call: Call, compared: bool = False) -> Any:
         """Resolve a call, cache its binding by signature, and run it."""
-        with LogEntry(self.calls, request.collective) as call:
-            call.call_site = request.call_site or call.call_site
-            resolved = self.resolver.resolve(call, request, compared, moves=signed[-1])
-            with telling(self.progress, call):
-                bound = self.bind_call(call, signed, resolved)
-            call.name = bound.entry.name
-            o = resolved.operands
+        with self.entered(call) as entry:
+            bound = self.bind(call, self.resolve(call, compared))
+            entry.name, o = bound.entry.name, call.operands
             addresses, keys = [tuple(map(of, (o.source, o.out))) for of in (address_of, self.windows.key_of)]
-            self.execute(bound, addresses, keys, request.run)
+            self.execute(bound, addresses, keys, call.run)
         return o.result
 
-    def run_unsigned(self, request: Request, at_once: bool) -> Any:
-        """Run a call on fused arrays, or one without a signature."""
-        packed, failure = pack(request, self.context.rank)
+    def run_unsigned(self, call: Call, at_once: bool) -> Any:
+        """Run a call on fused or strided arrays, or one without a signature."""
+        packed, failure = pack(call, self.context.rank)
         if failure:
-            self.refuse(request.collective, failure, request.run, request.call_site)
+            self.refuse(call.collective, failure, call.run, call.call_site)
         if packed:
-            result = packed.result(self.run(*packed.request, at_once))
-            packed.end()
-            return result
-        plan = self.plan_once(request)
-        request.run(plan)
+            arguments = packed.collective, packed.x, packed.out, packed.options
+            result = self.run(*arguments, packed.run, packed.note, packed.call_site, at_once)
+            host().copy_pairs(packed.after)
+            return packed.result(result)
+        with self.entered(call) as entry:
+            plan = self.bind_plan(call, self.resolve(call))
+        entry.name, entry.under_way = plan.name, True  # until the plan has ended: its run is not counted again
+        plan.entry = entry
+        call.run(plan)
         plan.free()
         return plan.result
 
-    def bind_call(self, call: LogEntry, signed: Signed, resolved: Resolved) -> Bound:
-        """Bind the calls of a signature, and cache the binding.  Collective."""
-        bound = self.binder.bind_call(call, signed, resolved)
-        cache, most = (self.bound, MOST_BOUND) if signed[3] else (self.bound_on_devices, MOST_BOUND_ON_DEVICES)
-        if len(cache) >= most:
-            del cache[next(iter(cache))]
-        cache[hashable(signed[0])] = bound
-        return bound
-
-    def refuse(self, collective: str, failure: str, run: Runs = run_now, call_site: CallSite | None = None) -> None:
-        """Refuse a call on all ranks.  Raises: InputError on each of them."""
-        with LogEntry(self.calls, collective) as call:
-            call.call_site = call_site or call.call_site
-            self.refuse_call(call, failure, run)
-
-    def refuse_call(self, call: LogEntry, failure: str, run: Runs = run_now) -> None:
-        """Refuse a call that has been entered, as `refuse`."""
-        if not self.check:
-            raise LoneInputError(failure)
-        self.context.agreement.check("", failure, (), call, partial(self.comparator.gate, run))
-
-    def plan_once(self, request: Request) -> Plan:
-        """Make a plan for one run, counted as this call.  Collective."""
-        with LogEntry(self.calls, request.collective) as call:
-            call.call_site = request.call_site or call.call_site
-            resolved = self.resolver.resolve(call, request)
-            with telling(self.progress, call):
-                plan = self.binder.bind(resolved)
-        call.name, call.under_way = plan.name, True  # until the plan has ended: its run is not counted again
-        plan.entry = call
-        return plan
-
-    def plan(self, collective: str, x: Any, arguments: dict[str, Any]) -> Plan:
+    def plan(self, collective: str, x: Any, arguments: Mapping[str, Any]) -> Plan:
         """Make a plan to be run often."""
-        with LogEntry(self.calls, f"plan {collective}") as call:
-            resolved = self.resolver.agree(call, collective, x, arguments)
-            with telling(self.progress, call):
-                plan = self.binder.bind_short(resolved) or self.binder.bind(resolved)
-        plan.entry = call.of_plan(plan.name)
+        call = Call(collective, x, arguments)
+        with self.entered(call, f"plan {collective}") as entry:
+            plan = self.bind_plan(call, self.resolve(call))
+        plan.entry = entry.of_plan(plan.name)
         self.plans.add(plan)
         if plan.only:
             self.calls.record.expect_short_runs(plan.entry)
         return plan
+
+    @contextmanager
+    def entered(self, call: Call, name: str = "") -> Iterator[LogEntry]:
+        """Enter a call in the log."""
+        with LogEntry(self.calls, name or call.collective) as entry:
+            entry.call_site = call.call_site or entry.call_site
+            call.entry = entry
+            yield entry
+
+    def resolve(self, call: Call, compared: bool = False) -> Choice | None:
+        """Check a call, agree on it with the other ranks, and choose its algorithm, None for MPI's own.  Collective.
+
+        `compared`: the ranks have already found that their bindings differ.
+
+        Raises: InputError on every rank where one has wrong arguments, or not all make the same call.
+        """
+        if not compared:
+            self.order.drain(call.run)
+        if call.fused is not None and call.x is call.fused:
+            self.allocate(call, call.fused)
+        description, failure, facts = self.describe(call)
+        if failure and not self.check:
+            raise LoneInputError(failure)
+        late = self.comparator.gate(None if compared else call.run)
+        if self.check:
+            facts = self.context.agreement.check(description, failure, facts, call.entry, late)
+        elif late:
+            raise LoneInputError(f"{late.latest()}: ranks run different collectives")
+        self.num_bound, call.all_move = facts.pop(), not facts.pop()
+        call.binding, call.facts = self.num_bound, call_facts(call.spec, facts, on_buffers=call.all_move)
+        if call.send_counts is not None:
+            self.exchange_counts(call)
+        return None if call.algorithm == "mpi" else self.chooser.choose(call)
+
+    def allocate(self, call: Call, fused: Fused) -> None:
+        """Give fused arrays of a call a buffer that the ranks of a node can access, where possible.  Collective.
+
+        Raises: InputError on every rank where arrays are incompatible, or ranks' lengths differ.
+        """
+        if fused.buffer is None:
+            entry, late = call.entry if self.check else None, self.comparator.gate()
+            self.context.agreement.check(str(fused), fused.failure, entry=entry, late=late)
+            fused.buffer = self.context.memory.empty(fused.device, len(fused), fused.dtype)
+        call.x = fused.buffer
+
+    def describe(self, call: Call) -> tuple[str, str, list[int]]:
+        """Check a call as far as one rank can; return its description, why it is refused, and its facts."""
+        try:
+            call.check(self.context.rank, self.context.size)
+            if call.algorithm == "mpi":
+                check_native(call)
+            call.check_algorithm()
+            if call.fused is not None:
+                call.fused.check(call.collective, call.out, call.rank == call.root)
+            description = call.entry.describe(call.collective, call.describe(), call.flat, call.lengths)
+            operands = None
+            if call.send_counts is None:
+                operands = call.operands = operands_of(call)
+            windows = Windows() if call.moves else self.windows
+            return description, "", [*local_facts(call, operands, windows), not call.moves, self.num_bound + 1]
+        except REFUSALS as error:
+            return "", f"{call.collective}: {error}", [0] * NUM_FACTS
+
+    def exchange_counts(self, call: Call) -> None:
+        """Exchange the counts of an all-to-all of uneven chunks, and find its operands.  Collective.
+
+        Raises: InputError on every rank where one's counts or result do not fit.
+        """
+        agreement, failure = self.context.agreement, ""
+        incoming = agreement.exchange(call.send_counts or ())
+        try:
+            if call.recv_counts not in (None, incoming):
+                raise ValueError(
+                    f"{call.collective}: recv_counts={call.recv_counts}, but {incoming} is sent: pass that, or omit it"
+                )
+            call.recv_counts = incoming
+            call.operands = operands_of(call)
+        except REFUSALS as error:
+            failure = str(error) or type(error).__name__
+        agreement.check(f"counts of {call.collective}", failure)
+
+    def bind(self, call: Call, choice: Choice | None) -> Bound:
+        """Bind the calls of a signature, and cache the binding.  Collective."""
+        assert call.signed is not None
+        with telling(self.progress, call.entry):
+            bound = self.binder.bind(call, choice)
+        on_host = call.signed[3]
+        cache, most = (self.bound, MOST_BOUND) if on_host else (self.bound_on_devices, MOST_BOUND_ON_DEVICES)
+        if len(cache) >= most:
+            del cache[next(iter(cache))]
+        cache[hashable(call.signed[0])] = bound
+        return bound
+
+    def bind_plan(self, call: Call, choice: Choice | None) -> Plan:
+        """Make a plan for the arrays of a call.  Collective."""
+        with telling(self.progress, call.entry):
+            return self.binder.plan(call, choice)
+
+    # --- refusals, and the end ---
+
+    def agreed(self, name: str) -> AbstractContextManager[None]:
+        """Run a block whose ValueError or OSError on any rank becomes an InputError on every rank.  Collective."""
+        return self.context.agreed(name, self.comparator.gate)
+
+    def compare(self, description: str, failure: str = "", call_site: CallSite | None = None) -> None:
+        """Raise InputError on every rank where one has a failure, or descriptions differ.  Collective."""
+        with LogEntry(self.calls, "compare") as entry:
+            entry.call_site = call_site or entry.call_site
+            self.context.agreement.check(description, failure, entry=entry, late=self.comparator.gate())
+
+    def refuse(self, collective: str, failure: str, run: Runs = run_now, call_site: CallSite | None = None) -> None:
+        """Refuse a call on all ranks.  Raises: InputError on each of them."""
+        with LogEntry(self.calls, collective) as entry:
+            entry.call_site = call_site or entry.call_site
+            self.refuse_call(entry, failure, run)
+
+    def refuse_call(self, entry: LogEntry, failure: str, run: Runs = run_now) -> None:
+        """Refuse a call that has been entered, as `refuse`."""
+        if not self.check:
+            raise LoneInputError(failure)
+        self.context.agreement.check("", failure, entry=entry, late=self.comparator.gate(run))
 
     def free(self) -> None:
         """Free the bound calls, the plans and their memory, once started ones have ended.  Collective."""

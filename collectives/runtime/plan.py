@@ -22,6 +22,9 @@ NOWHERE = (0, 0)  # the addresses and windows of no arrays
 FREED = "this communicator has been freed: make another one, or free it later"
 
 
+Runs = Callable[[Any], Any]  # of a plan, to its end
+
+
 def run_now(plan: "Plan") -> None:
     """Run a plan to its end."""
     if not plan.run_only():
@@ -83,18 +86,26 @@ class Plan:
         progress: Progress,
         device: Device,
         rounds: Sequence[Step],
+        *,
         only: Any = None,
+        before: Iterable[CopyPair] = (),
+        after: Iterable[CopyPair] = (),
+        divide: tuple[Any, int] | None = None,
+        prepare: Callable[[], None] = nothing,
+        keep: Any = None,
+        words: str = "",
+        may_block: bool = False,
     ):
         self.name, self.result = name, result
         self.entry: LogEntry | None = None  # as which runs are logged, if they are
-        self.words = ""  # description of a plan that is not a collective
+        self.words = words  # description of a plan that is not a collective
         self.only = only  # a program of all rounds, if there is no work before or after
         self.device, self.rounds = device, rounds
-        self.keep: Any = None  # keeps memory of the rounds alive
-        self.prepare: Callable[[], None] = nothing  # called before a run, where several plans share rounds
-        self.before: list[CopyPair] = []  # before the rounds
-        self.after: list[CopyPair] = []
-        self.divide: tuple[Any, int] | None = None
+        self.keep = keep  # memory of the rounds
+        self.prepare = prepare  # called before a run, where several plans share rounds
+        self.before, self.after = list(before), list(after)  # copies before the rounds, and after them
+        self.divide = divide  # an array and its divisor, after the rounds
+        self.may_block = may_block or device.is_async  # inside CUDA or MPI
         self.at_end: Callable[[], None] = nothing  # called at the end of a run, by the thread that advanced it
         self._progress = progress
         self._steps: Iterator[Waitable] | None = None
@@ -106,7 +117,6 @@ class Plan:
         self._last: Event | None = None  # of a run
         self._event: Event | None = None
         self._num_runs = 0  # that were queued on a device; the event is after the latest
-        self.may_block = device.is_async  # inside CUDA or MPI
         if device.is_async:
             progress.on_devices[id(self)] = self
         self._stepping = threading.Lock()  # held by the thread that advances the run

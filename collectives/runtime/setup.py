@@ -16,7 +16,7 @@ from collectives.job.launch import library_name
 from collectives.job.settings import is_a
 from collectives.runtime.agreement import Agreement
 from collectives.runtime.backends import compiler
-from collectives.runtime.backends.binding import bookkeeping
+from collectives.runtime.backends.message_schedules import bookkeeping
 from collectives.runtime.backends.messages import LARGEST_MESSAGE_BYTES
 from collectives.runtime.backends.point_to_point import Mailbox
 from collectives.runtime.choose import links
@@ -66,7 +66,7 @@ def set_up_part(parent: Context, mpi_comm: MPI.Comm, color: int) -> Context:
 
 
 def agreement_of(context: Context) -> Agreement:
-    return Agreement(context.rank, context.size, partial(bookkeeping, context))
+    return Agreement(context.size, partial(bookkeeping, context))
 
 
 def set_up_memory(context: Context, mpi_comm: MPI.Comm) -> None:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from collectives.arrays.device import Device, host
 from collectives.arrays.views import flat
-from collectives.runtime.backends.bound import Bound, telling
-from collectives.runtime.call.arguments import REFUSALS
-from collectives.runtime.call.packed import Fused, PackedCall, pack
-from collectives.runtime.call.request import Request
+from collectives.runtime.backends.bound import Bound
+from collectives.runtime.call.call import Call
+from collectives.runtime.call.checks import REFUSALS
+from collectives.runtime.call.fused import Fused
+from collectives.runtime.call.packed import pack
 from collectives.runtime.call.signature import Signed, Unsigned, hashable, sign
 from collectives.runtime.dispatch import Dispatcher
 from collectives.runtime.plan import NOWHERE, MismatchError, Plan, Predecessor
@@ -30,30 +31,26 @@ class StartedCall(Plan):
 
     All bound calls share one channel, where programs run one after the other, in the same order on all ranks.  If the
     ranks' bindings turn out to differ, or this rank has none, they resolve the call in its turn, by a thread that waits
-    for the others.  A call that is not `signed` is resolved each time.  `failure` says why its arguments are refused.
+    for the others.  A call without a signature is resolved each time.  `failure` says why its arguments are refused.
     """
 
     def __init__(
         self,
         dispatcher: Dispatcher,
-        request: Request,
-        signed: Signed | None,
+        call: Call,
         bound: Bound | None,
-        call: LogEntry,
         ahead: Plan | None,
-        packed: PackedCall | None = None,
         failure: str = "",
     ):
-        self.dispatcher, self.request, self.signed, self.bound, self.ahead = dispatcher, request, signed, bound, ahead
-        self.packed, self.failure = packed, failure
-        super().__init__(call.name, None, dispatcher.progress, host() if signed else device_of(request), [])
+        self.dispatcher, self.call, self.bound, self.ahead, self.failure = dispatcher, call, bound, ahead, failure
+        device = host() if call.signed else device_of(call.x, call.out)
+        super().__init__(call.entry.name, None, dispatcher.progress, device, [], keep=(call.x, call.out))
         if bound:
             self.locate_in(bound)
-        self.entry = self.entered = call
-        self.keep = request.x, request.out
+        self.entry = call.entry
         self.inner: Plan | None = None  # the plan whose messages it runs
         self.resolving = self.has_begun = False
-        self.pinned = [key for key in signed[2] if key] if signed else []
+        self.pinned = [key for key in call.signed[2] if key] if call.signed else []
         if self.pinned:
             dispatcher.windows.pin(self.pinned)
 
@@ -70,13 +67,13 @@ class StartedCall(Plan):
         super()._end()
 
     def locate_in(self, bound: Bound) -> None:
-        assert self.signed is not None
-        self.result, self.addresses, self.keys = bound.locate(self.request.x, self.request.out, *self.signed[1:3])
+        call = self.call
+        assert call.signed is not None
+        self.result, self.addresses, self.keys = bound.locate(call.x, call.out, *call.signed[1:3])
 
     def release(self) -> None:
         """Drop the references to the arrays, once the run has ended and its result is not needed."""
-        self.request, self.result, self.keep = self.request._replace(x=None, out=None), None, None
-        self.inner = None
+        self.call, self.result, self.keep, self.inner = Call(self.call.collective), None, None, None
 
     def awaits(self) -> str:
         if self.ahead:
@@ -90,12 +87,13 @@ class StartedCall(Plan):
         if self.ahead is not None and self.ahead.is_under_way:
             yield Predecessor(self.ahead)
         self.ahead = None
-        if self.bound is None and self.signed and (bound := self.dispatcher.bound.get(self.signed[0])):
+        call = self.call
+        if self.bound is None and call.signed and (bound := self.dispatcher.bound.get(call.signed[0])):
             self.take(bound)  # of the same call ahead of this one
         has_differed = False
         while self.bound is None or not (yield from self.attempt()):
             has_differed = self.bound is not None
-            self.entered.name = self.request.collective  # as ranks compare it
+            call.entry.name = call.collective  # as ranks compare it
             self.resolving = True
             resolve = partial(self.resolve, has_differed, use_stream)
             is_alone = self.dispatcher.context.size == 1
@@ -105,16 +103,14 @@ class StartedCall(Plan):
                 yield from self.follow(binding)
                 break
             self.take(binding)
-        if self.packed:
-            self.packed.end()
-            self.result = self.packed.result(self.result)
-        self.keep = self.packed = None
+        host().copy_pairs(call.after)
+        self.result, self.keep = call.result(self.result), None
 
     def take(self, bound: Bound) -> None:
         if self.bound is None:
             self.locate_in(bound)
         self.bound, self.name = bound, bound.entry.name
-        self.entered.name = self.name
+        self.call.entry.name = self.name
 
     def resolve(self, has_differed: bool, use_stream: Callable[[], None]) -> Bound | Plan:
         """Agree on the call and bind it, in its turn; start a plan of it if it has no signature.  Collective.
@@ -123,25 +119,22 @@ class StartedCall(Plan):
         caller this thread's.
         """
         use_stream()
-        dispatcher, call = self.dispatcher, self.entered
+        dispatcher, call = self.dispatcher, self.call
         dispatcher.order.turn = get_ident()
         try:
             if self.failure:
-                dispatcher.refuse_call(call, self.failure)
+                dispatcher.refuse_call(call.entry, self.failure)
             self.inner = None if has_differed else dispatcher.comparator.comparison
-            resolved = dispatcher.resolver.resolve(call, self.request, compared=has_differed)
+            choice = dispatcher.resolve(call, compared=has_differed)
             self.inner = None
-            with telling(dispatcher.progress, call):
-                if self.signed:
-                    return dispatcher.bind_call(call, self.signed, resolved)
-                return dispatcher.binder.bind(resolved).start()
+            return dispatcher.bind(call, choice) if call.signed else dispatcher.bind_plan(call, choice).start()
         finally:
             dispatcher.order.turn = None
 
     def follow(self, plan: Plan) -> Iterator[Waitable]:
         """Wait for the run of a plan, and take over its end."""
         self.inner, self.result = plan, plan.result
-        self.name = self.entered.name = plan.name
+        self.name = self.call.entry.name = plan.name
         if plan.is_under_way:
             yield Predecessor(plan)
         self._last = self._event = plan.take_end()
@@ -151,7 +144,7 @@ class StartedCall(Plan):
         """Run the binding, unless another rank would run a different one; return whether all have run it."""
         bound, dispatcher = self.bound, self.dispatcher
         assert bound is not None
-        number, binding, own = self.entered.number * dispatcher.check, bound.number, bound.program
+        number, binding, own = self.call.entry.number * dispatcher.check, bound.number, bound.program
         program: Program | None = own or dispatcher.comparator.comparison.only
         arrays = (self.addresses, self.keys) if own else (NOWHERE, NOWHERE)
         self.inner = None
@@ -171,7 +164,7 @@ class StartedCall(Plan):
             if arrival.has_failed:
                 return False
         if bound.program is None:
-            self.inner = plan = bound.plan_at(self.addresses, self._progress)
+            self.inner = plan = bound.rebind(self.addresses, bound.entry)
             plan.prepare()
             yield from plan._run()
         return True
@@ -185,48 +178,50 @@ class Starter:
 
     def start(self, collective: str, x: Any, out: Any, options: tuple) -> Plan:
         """Start a collective, for the caller to wait for, without waiting for the other ranks."""
-        return self.plan_later(Request(collective, x, out, options)).start()
+        return self.plan_later(Call.of(collective, x, out, options)).start()
 
-    def sign(self, request: Request) -> Signed | None:
+    def begin_bound(self, call: Call) -> Plan | None:
+        """Start a call if it has been bound, and the ranks need not agree on it."""
+        call.signed = self.sign(call)
+        is_bound = call.signed and call.signed[0] in self.dispatcher.bound
+        return self.plan_later(call).start() if is_bound else None
+
+    def plan_later(self, call: Call) -> StartedCall:
+        """Make a plan for one run, counted as this call: a new one is agreed on when it runs."""
+        order, failure = self.dispatcher.order, ""
+        call.signed = call.signed or self.sign(call)
+        if call.signed is None:
+            packed, failure = pack(call, self.dispatcher.context.rank)
+            if packed:
+                call, call.signed = packed, self.sign(packed)
+        bound = self.dispatcher.bound.get(call.signed[0]) if call.signed else None
+        name = call.collective
+        call.entry = bound.entry.of_plan(bound.entry.name) if bound else LogEntry(self.dispatcher.calls, name)
+        call.entry.enter(call_site=call.call_site)  # under way until it has ended: its run is not counted again
+        plan = StartedCall(self.dispatcher, call, bound, order.latest(), failure)
+        order.latest = weakref.ref(plan)
+        return plan
+
+    def sign(self, call: Call) -> Signed | None:
         """Return a call's signature, if there are bindings of it that run without further agreement."""
-        is_native = request.options[-1] == "mpi"  # waits inside MPI
-        is_uneven = request.arguments.get("send_counts") is not None  # ranks exchange counts first
+        is_native = call.argument("algorithm") == "mpi"  # waits inside MPI
+        is_uneven = call.argument("send_counts") is not None  # ranks exchange counts first
         if is_native or is_uneven:
             return None
-        options = (*request.options, request.note) if request.note else request.options
+        options = (*call.options, call.note) if call.note else call.options
         try:
-            signed = sign(self.dispatcher.memory, request.collective, request.x, request.out, options)
+            signed = sign(self.dispatcher.memory, call.collective, call.x, call.out, options)
             return (hashable(signed[0]), *signed[1:]) if signed[3] else None
         except Unsigned:
             return None
 
-    def begin_bound(self, request: Request) -> Plan | None:
-        """Start a call if it has been bound, and the ranks need not agree on it."""
-        signed = self.sign(request)
-        return self.plan_later(request, signed).start() if signed and signed[0] in self.dispatcher.bound else None
 
-    def plan_later(self, request: Request, signed: Signed | None = None) -> StartedCall:
-        """Make a plan for one run, counted as this call: a new one is agreed on when it runs."""
-        order = self.dispatcher.order
-        signed, packed, failure = signed or self.sign(request), None, ""
-        if signed is None:
-            packed, failure = pack(request, self.dispatcher.context.rank)
-            if packed:
-                request, signed = packed.request, self.sign(packed.request)
-        bound = self.dispatcher.bound.get(signed[0]) if signed else None
-        call = bound.entry.of_plan(bound.entry.name) if bound else LogEntry(self.dispatcher.calls, request.collective)
-        call.enter(call_site=request.call_site)  # under way until it has ended: its run is not counted again
-        plan = StartedCall(self.dispatcher, request, signed, bound, call, order.latest(), packed, failure)
-        order.latest = weakref.ref(plan)
-        return plan
-
-
-def device_of(request: Request) -> Device:
+def device_of(x: Any, out: Any) -> Device:
     """Return the device of a call's arrays; the host for arguments that will be refused."""
     try:
-        return request.x.device if isinstance(request.x, Fused) else flat(request.x)[0]
+        return x.device if isinstance(x, Fused) else flat(x)[0]
     except (AttributeError, *REFUSALS):
-        return host() if request.out is None else device_of(request._replace(x=request.out, out=None))
+        return host() if out is None else device_of(out, None)
 
 
 @dataclass

@@ -11,8 +11,8 @@ import torch
 
 from collectives.arrays import ops
 from collectives.communicator import Communicator
-from collectives.runtime.call.request import Request, Runs
-from collectives.runtime.plan import Plan, run_now
+from collectives.runtime.call.call import Call
+from collectives.runtime.plan import Plan, Runs, run_now
 from collectives.runtime.reports.call_log import CallSite
 from collectives.schedule.spec import COLLECTIVES, DEFAULTS, Collective, options_of
 
@@ -75,7 +75,7 @@ class TorchCall:
         if len(self.outputs) > 1 or not all(t.is_contiguous() and t.dtype in OUR_DTYPES for t in self.outputs):
             return None
         x, out = self.arrays()
-        request = Request(self.collective, x, out, self.options, note=self.note, call_site=self.call_site)
+        request = Call.of(self.collective, x, out, self.options, note=self.note, call_site=self.call_site)
         return comm.starter.begin_bound(request)
 
     def arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:

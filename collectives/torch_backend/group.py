@@ -18,8 +18,7 @@ from collectives.communicator import Communicator
 from collectives.job.backoff import Backoff
 from collectives.job.errors import InputError
 from collectives.job.launch import refuse_after_fork
-from collectives.runtime.call.request import Runs
-from collectives.runtime.plan import Plan
+from collectives.runtime.plan import Plan, Runs
 from collectives.schedule.spec import OPS, options_of
 from collectives.torch_backend.calls import Execute, Tensors, TorchCall, caller, sum_products, sum_sparse
 from collectives.torch_backend.rendezvous import part

@@ -17,8 +17,7 @@ from torch.futures import Future
 from collectives.job.backoff import Backoff
 from collectives.job.errors import CommunicationError, InputError
 from collectives.runtime.backends.point_to_point import RecvMessage
-from collectives.runtime.call.request import Runs
-from collectives.runtime.plan import Plan, Predecessor
+from collectives.runtime.plan import Plan, Predecessor, Runs
 
 Base: Any = Work  # declared with a C++ result and future
 BUSY = 0.25  # share of time for which other threads compute, above which they need the core

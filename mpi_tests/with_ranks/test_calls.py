@@ -35,7 +35,7 @@ def only_once(comm, monkeypatch):
     def refuse(*args, **named):
         raise AssertionError("the ranks agree on a new call")
 
-    monkeypatch.setattr(comm.dispatcher.resolver, "agree", refuse)
+    monkeypatch.setattr(comm.dispatcher, "resolve", refuse)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)

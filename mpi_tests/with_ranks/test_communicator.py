@@ -156,9 +156,9 @@ def test_only_the_callers_arrays_travel_in_the_segments_that_they_ask_for(mpi_co
     num_starts = 0
     bind = agreement.bind_plan
 
-    def counted(a):
+    def counted(*arguments, **options):
         nonlocal num_starts
-        bound = bind(a)
+        bound = bind(*arguments, **options)
         num_starts += sum(1 for each in bound.rounds for _ in each.requests())
         return bound
 

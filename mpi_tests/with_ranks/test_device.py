@@ -157,7 +157,8 @@ def test_send_and_recv(new_comm, cuda, mpi_reads):
 def after_a_round(comm, cuda, mode, values, moves):
     """Return three chunks of five elements after a round of moves in segments of two."""
     from collectives.arrays.views import host
-    from collectives.runtime.backends.messages import RequestBinder, Vector
+    from collectives.runtime.backends.messages import RequestBinder
+    from collectives.runtime.backends.vector import Vector
     from collectives.runtime.plan import Plan
     from collectives.runtime.progress import Progress
 

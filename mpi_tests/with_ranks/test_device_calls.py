@@ -17,8 +17,8 @@ LATE_US = 5_000
 CHECKS = (
     "arrays.views.check_dtype",
     "runtime.call.signature.flat",
-    "runtime.call.arguments.flat",
-    "runtime.call.arguments.Arguments.__post_init__",
+    "runtime.call.call.flat",
+    "runtime.call.call.Call.check",
 )
 pytestmark = pytest.mark.sizes(2, 3)
 
@@ -38,7 +38,7 @@ def refuse(*args, **named):
 
 def only_once(comm, monkeypatch):
     """Fail if the ranks agree on a new call from now on."""
-    monkeypatch.setattr(comm.dispatcher.resolver, "agree", refuse)
+    monkeypatch.setattr(comm.dispatcher, "resolve", refuse)
 
 
 def names(cuda, collective, size):

@@ -210,4 +210,4 @@ def test_a_call_again_is_compared_by_nothing_else(ranks, cuda, monkeypatch):
     if ranks.is_late:
         assert launches == before[0] + 5
     bound = list(ranks.comm.dispatcher.bound_on_devices.values())[-1]
-    assert isinstance(bound.comparing, KernelProgram if ranks.is_late else DeviceProgram)
+    assert isinstance(bound.compare.__self__, KernelProgram if ranks.is_late else DeviceProgram)

@@ -19,8 +19,7 @@ from collectives.algorithms.groups import group_of
 from collectives.arrays.memory import array
 from collectives.arrays.ops import has_kernel
 from collectives.runtime.backends.channel import Channel
-from collectives.runtime.call.arguments import Arguments
-from collectives.runtime.call.operands import CallFacts
+from collectives.runtime.call.call import Call
 from collectives.runtime.context import Context
 from collectives.schedule.moves import Recv, RecvReduce, Send
 
@@ -72,16 +71,17 @@ class Headers:
         peers_by_round = [{m[0] for m in moves if isinstance(m, Send | Recv | RecvReduce)} for moves in rounds]
         return [partners for partners in peers_by_round if partners]
 
-    def carry(self, a: Arguments, row: Algorithm, facts: CallFacts | None) -> bool:
+    def carry(self, call: Call, row: Algorithm) -> bool:
         """Return whether an agreed call can be sent along with the headers: the same on all ranks."""
-        if facts is None or not facts.on_host or not facts.nbytes or a.wire_dtype is not None:
+        facts = call.facts
+        if not facts.on_host or not facts.nbytes or call.wire_dtype is not None:
             return False
-        if a.spec.reduces and not has_kernel(a.op):
+        if call.spec.reduces and not has_kernel(call.op):
             return False
-        if row.name != self.row.name or a.collective not in ALL_TO_ALL or a.send_counts is not None:
+        if row.name != self.row.name or call.collective not in ALL_TO_ALL or call.send_counts is not None:
             return False
         widest = max(map(len, self.teams), default=1)
-        most_bytes = 4 * facts.nbytes * (widest if a.spec.exchanges else 1)  # sums may be wider than `x`
+        most_bytes = 4 * facts.nbytes * (widest if call.spec.exchanges else 1)  # sums may be wider than `x`
         return most_bytes <= LONGEST_BYTES and self.partners(row, 0) == self.partners(self.row, 0)
 
     def free(self) -> None:

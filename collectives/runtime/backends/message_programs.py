@@ -10,7 +10,7 @@ import ctypes
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -21,8 +21,9 @@ from collectives.runtime.backends import kernels
 from collectives.runtime.backends.headers import HEADER_BYTES, Headers
 from collectives.runtime.backends.phases import ARRAY, LINE_BYTES, OUT, SCRATCH, Address, Reduction
 from collectives.runtime.backends.shared_memory import FORMS, Assembler, Program, compile_for
-from collectives.runtime.call.arguments import Arguments
-from collectives.runtime.call.operands import Binding, Workspace, bind, operands_of
+from collectives.runtime.backends.vector import Vector, WorkingVector, working_vector
+from collectives.runtime.call.call import Call
+from collectives.runtime.call.operands import call_on
 from collectives.runtime.plan import describe
 from collectives.schedule.moves import (
     Barrier,
@@ -37,9 +38,6 @@ from collectives.schedule.moves import (
     Send,
     in_parts,
 )
-
-if TYPE_CHECKING:
-    from collectives.runtime.backends.messages import Vector
 
 YIELDS = 200  # of the core, before a program returns: a message takes many
 SOURCE, RESULT = Address(0, ARRAY, 0), Address(0, OUT, 0)  # the arrays of the caller
@@ -83,7 +81,7 @@ class MessageAssembler(Assembler):
     instruction that waits for messages.
     """
 
-    def __init__(self, headers: Headers, bound: Binding, op: str):
+    def __init__(self, headers: Headers, bound: WorkingVector, op: str):
         super().__init__(Reduction(op, bound.vector.view(range(1)).dtype, divisor=1))
         self.headers, self.bound, self.vector = headers, bound, bound.vector
         self.seen = address_of(headers.seen)
@@ -233,20 +231,20 @@ def mpi_function(name: str) -> int:
 
 def only_headers(headers: Headers) -> MessageProgram:
     """Make a program that only compares calls.  Collective."""
-    a = Arguments("all_reduce", headers.rank, headers.context.size, np.empty(0, np.uint8))
-    return with_headers(headers, a, headers.row, 0)
+    call = call_on("all_reduce", headers.rank, headers.context.size, np.empty(0, np.uint8))
+    return with_headers(headers, call, headers.row)
 
 
-def with_headers(headers: Headers, a: Arguments, row: Algorithm, binding: int) -> MessageProgram:
+def with_headers(headers: Headers, call: Call, row: Algorithm) -> MessageProgram:
     """Make a program for any arrays like those of a call, with buffers of its own.  Collective."""
     context = headers.context
 
     def allocate(use: str, count: int, dtype: Any) -> Any:
-        return context.memory.empty(a.device, count, dtype)
+        return context.memory.empty(call.device, count, dtype)
 
-    bound = bind(a, operands_of(a), Workspace(use_caller_arrays=False, allocate=allocate, is_shared=True))
+    working = working_vector(call, allocate, in_caller_arrays=False, is_shared=True)
     schedule = row.rounds(headers.rank, context.size, 0, context.topology.nodes if row.over_nodes else ())
-    bound.vector.add_scratch(schedule, a.device.empty)
-    assembler = MessageAssembler(headers, bound, a.kernel_op if a.spec.reduces else "")
-    assembler.assemble(schedule, divisor=context.size if a.op == "avg" else 1)
-    return MessageProgram(assembler, binding)
+    working.vector.add_scratch(schedule, call.device.empty)
+    assembler = MessageAssembler(headers, working, call.kernel_op if call.spec.reduces else "")
+    assembler.assemble(schedule, divisor=context.size if call.op == "avg" else 1)
+    return MessageProgram(assembler, call.binding)

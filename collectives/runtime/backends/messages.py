@@ -8,7 +8,7 @@ before it, not for those of the next segment.  Sender and receiver cut a run in 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, islice, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +18,10 @@ from collectives.arrays.addresses import as_bytes
 from collectives.arrays.device import Device, Event
 from collectives.arrays.memory import size_class
 from collectives.arrays.ops import Op
+from collectives.runtime.backends.vector import Vector
 from collectives.runtime.plan import CopyPair
 from collectives.runtime.progress import Waitable
-from collectives.schedule.moves import MESSAGES, Barrier, Copy, Move, Recv, RecvReduce, Round, Schedule, Send, show
+from collectives.schedule.moves import MESSAGES, Copy, Move, Recv, RecvReduce, Round, Send, show
 
 SEGMENT_BYTES = 1 << 20
 WINDOW = 2
@@ -38,30 +39,6 @@ class Messages(Waitable):
 
     def test(self) -> bool:
         return MPI.Request.Testall(self.requests, self.statuses)
-
-
-class Vector:
-    """A working vector: flat arrays, each divided into chunks, which are numbered consecutively."""
-
-    def __init__(self, *pieces: tuple[Any, Sequence[int]]):
-        self.chunks = []  # for each chunk: its array, and its begin and end there
-        for array, counts in pieces:
-            ends = np.cumsum([0, *counts]).tolist()
-            self.chunks += [(array, a, b) for a, b in pairwise(ends)]
-
-    def view(self, run: range) -> Any:
-        """Return the memory of a run, all of whose chunks lie in one array."""
-        array, begin, _ = self.chunks[run.start]
-        return array[begin : self.chunks[run.stop - 1][2]]
-
-    def add_scratch(self, schedule: Schedule, empty: Callable[[int, Any], Any]) -> None:
-        """Add working space for a schedule's chunks beyond the collective's own, each of the length of one of those."""
-        num_chunks = max((m.run.stop for moves in schedule for m in moves if not isinstance(m, Barrier)), default=0)
-        num_chunks -= len(self.chunks)
-        if num_chunks > 0:
-            lengths = [end - begin for _, begin, end in islice(cycle(self.chunks), num_chunks)]
-            scratch = empty(sum(lengths), self.chunks[0][0].dtype)
-            self.chunks += Vector((scratch, lengths)).chunks
 
 
 @dataclass

@@ -39,7 +39,7 @@ from collectives.runtime.backends.phases import (
     Segmentation,
     peers_of,
 )
-from collectives.runtime.plan import NOWHERE, LateMismatchError, Step
+from collectives.runtime.plan import NOWHERE, LateMismatchError, Runs, Step
 from collectives.runtime.progress import Waitable
 from collectives.runtime.reports.call_log import LogEntry, LoggedRun
 from collectives.schedule.moves import Parts, Round
@@ -101,9 +101,9 @@ class DeviceProgram(Step):
         self.parts = [list(map(operations, part)) for parts in turns for part in parts]
         self.next = 0
 
-    def use(self, call: LogEntry, is_compared: bool) -> None:
-        """Make ranks compare the numbers of their calls."""
-        self.arrival.use(call.number * is_compared, NOWHERE, NOWHERE)
+    def use(self, entry: LogEntry, number: int, run: Runs) -> None:
+        """Make ranks compare the numbers of their calls, 0 for none."""
+        self.arrival.use(number, NOWHERE, NOWHERE)
 
     def run(self, device: Device) -> Iterator[Waitable]:
         """Run a part."""
@@ -157,14 +157,14 @@ class KernelProgram(Step):
         self.run_as = self.binding, 0  # its key and number
         self.num_runs = 0
 
-    def use(self, call: LogEntry, is_compared: bool) -> None:
-        """Make devices compare the ranks' bound calls and their numbers.
+    def use(self, entry: LogEntry, number: int, run: Runs) -> None:
+        """Make devices compare the ranks' bound calls and the numbers of these, 0 for none.
 
         Raises: LateMismatchError where an earlier run has found a mismatch.
         """
         assert self.calls is not None
-        self.calls.enter(call)
-        self.run_as = self.binding | call.number * is_compared & (1 << HALF_KEY) - 1, call.number
+        self.calls.enter(entry)
+        self.run_as = self.binding | number & (1 << HALF_KEY) - 1, entry.number
 
     def spin(self) -> bool:
         """Launch it on the caller's stream, the only work of a run on the host."""
@@ -193,11 +193,11 @@ class KernelCalls:
         self.launched: deque[LoggedRun] = deque(maxlen=MOST_LAUNCHED)
         at_exit_with(self, leave)
 
-    def enter(self, call: LogEntry) -> None:
+    def enter(self, entry: LogEntry) -> None:
         """Record a call that will be launched."""
         if self.channel.failure[0]:
             raise LateMismatchError
-        self.launched.append(call.latest())
+        self.launched.append(entry.latest())
 
     def gate(self) -> None:
         """Tell devices that wait for this one that its rank runs no call."""

@@ -24,7 +24,7 @@ from collectives.arrays.views import flat, numpy_view
 from collectives.job.errors import CommunicationError
 from collectives.job.launch import refuse_after_fork
 from collectives.runtime.backends.messages import LARGEST_MESSAGE_BYTES, Messages
-from collectives.runtime.call.arguments import check_integer, check_rank
+from collectives.runtime.call.checks import check_integer, check_rank
 from collectives.runtime.call.packed import check_result, contiguous, is_strided
 from collectives.runtime.plan import Plan, Step
 from collectives.runtime.progress import Progress, Waitable
@@ -198,10 +198,8 @@ def run_message(
     words = f"{'recv from' if receives else 'send to'} {words_of(peer)} with tag {tag}"
     rank = MPI.ANY_SOURCE if peer is None else peer
     message = kind(mailbox, device, view, rank, tag)
-    plan = Plan(words, x, mailbox.progress, device, [message])
-    plan.words = words
-    if receives and packed is not x:
-        plan.after = [(numpy_view(x), numpy_view(packed))]
+    after = [(numpy_view(x), numpy_view(packed))] if receives and packed is not x else []
+    plan = Plan(words, x, mailbox.progress, device, [message], after=after, words=words)
     if isinstance(message, RecvNew):
         message.plan = plan
     if not (blocking or in_group or peer is None or peer in mailbox.node):

@@ -1,91 +1,115 @@
-"""The arrays of a call: the positions of chunks in `x` and in the result, working memory, and access by other ranks.
+"""The arrays of a call: the positions of chunks in `x` and in the result, and access to them by other ranks.
 
 All of these follow from the collective's row in `collectives.schedule.spec`.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from copy import copy
 from functools import partial
-from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
-from collectives.arrays.addresses import overlap, pointer, same_memory
-from collectives.arrays.device import host
+import numpy as np
+
+from collectives.arrays.addresses import address_of, overlap, pointer, same_memory
+from collectives.arrays.device import Device, host
 from collectives.arrays.memory import Windows
-from collectives.arrays.ops import sum_dtype
-from collectives.runtime.backends.messages import Vector
-from collectives.runtime.call.arguments import Arguments, check_writable, like
+from collectives.arrays.views import flat, is_a
+from collectives.runtime.call.call import Call, CallFacts, Operands
+from collectives.runtime.call.checks import check_writable
+from collectives.runtime.call.fused import split
 from collectives.schedule.moves import shares
 from collectives.schedule.spec import Chunks, Collective
 
 NEUTRAL = -(1 << 62)  # a fact that leaves the others' as they are
 
 
-@dataclass
-class Operands:
-    """Flat arrays of a call on one rank: `source`, and `out` for the result; and the position of each chunk in them.
+def call_on(collective: str, rank: int, size: int, x: Any, **arguments: Any) -> Call:
+    """Return a call that has been checked, with its operands.
 
-    `counts` are the chunks' lengths.  On a rank that gives or gets only one chunk, the others are None.
+    Raises: one of `REFUSALS`.
     """
-
-    result: Any  # as the caller sees it
-    source: Any
-    out: Any
-    counts: list[int]
-    inputs: list[Any]
-    outputs: list[Any]
-    in_place: bool = False  # `out` is all of `x`, or one of them is this rank's chunk of the other
-    new: Callable[[Any], Any] | None = None  # makes the result for an `x`, where it may be a new array
+    call = Call(collective, x, arguments)
+    call.check(rank, size)
+    call.operands = operands_of(call)
+    return call
 
 
-def operands_of(a: Arguments) -> Operands:
+def lent(call: Call) -> Call:
+    """Return the same call on the same memory, without the caller's arrays."""
+    o = call.operands
+    views = call.flat if call.x is not None else None, None if o.out is o.source else o.out
+    return moved(call, tuple(map(address_of, views)), views)
+
+
+def moved(call: Call, addresses: tuple[int, ...], like: tuple[Any, Any] | None = None) -> Call:
+    """Return the same call on memory at two other addresses, like its own flat arrays or these.
+
+    It follows the same library's stream.
+    """
+    there = copy(call)
+    there.x, there.out = arrays_at(call, addresses, like)
+    there.arguments, there.after, there.owners, there.signed = {}, (), (), None  # which have the caller's arrays
+    there.flat = None if call.flat is None else there.exemplar
+    there.operands = operands_of(there)
+    return there
+
+
+def arrays_at(call: Call, addresses: tuple[int, ...], like: tuple[Any, Any] | None = None) -> list[Any]:
+    """Return flat arrays at two addresses, like `x` and `out` of a call or these."""
+    return [
+        None if view is None else call.device.borrow(address, len(view), view.dtype)
+        for address, view in zip(addresses, like or (call.x, call.out), strict=True)
+    ]
+
+
+def operands_of(call: Call) -> Operands:
     """Find or allocate the arrays of a call.
 
     Raises: ValueError for arrays and counts that do not fit each other.
     """
-    spec = a.spec
+    spec = call.spec
     if spec.gives is Chunks.NONE:
         return Operands(None, None, None, [], [], [])
-    counts, incoming = chunk_lengths(a)
-    gets = spec.gets.on(a.rank, a.size, a.root)
-    source = a.flat if a.holds_x else None
+    counts, incoming = chunk_lengths(call)
+    gets = spec.gets.on(call.rank, call.size, call.root)
+    source = call.flat if call.holds_x else None
     new = None
-    if spec.in_place and (a.out is None or not gets):
-        if spec.writes(a.rank, a.root):
-            check_writable(a.flat, "x")
-        result, out = a.x, a.flat if gets else None
+    if spec.in_place and (call.out is None or not gets):
+        if spec.writes(call.rank, call.root):
+            check_writable(call.flat, "x")
+        result, out = call.x, call.flat if gets else None
     else:
         count = sum(incoming[chunk] for chunk in gets)
-        rows_of = partial(result_rows, spec, a.rank, a.size)
-        new = partial(like, a.device, count, math.gcd(*incoming), rows_of, a.flat.dtype)
-        result, out = a.output(count, new) if gets else (None, None)
-    o = Operands(result, source, out, counts, chunks_in(source, spec.gives, a, counts), [], new=new)
-    o.outputs = chunks_in(out, spec.gets, a, incoming)
+        rows_of = partial(result_rows, spec, call.rank, call.size)
+        new = partial(like, call.device, count, math.gcd(*incoming), rows_of, call.flat.dtype)
+        result, out = output(call, count, new) if gets else (None, None)
+    o = Operands(result, source, out, counts, chunks_in(source, spec.gives, call, counts), [], new=new)
+    o.outputs = chunks_in(out, spec.gets, call, incoming)
     if source is not None and out is not None:
-        check_overlap(a, o)
+        check_overlap(call, o)
     return o
 
 
-def chunk_lengths(a: Arguments) -> tuple[list[int], list[int]]:
+def chunk_lengths(call: Call) -> tuple[list[int], list[int]]:
     """Return the lengths of the chunks of the input, and of the result: the same, unless chunks are exchanged.
 
     Raises: ValueError for counts that do not fit `x`.
     """
-    if a.spec.gives is Chunks.OWN:
-        counts = list(a.counts or [len(a.flat)] * a.size)
-        if counts[a.rank] != len(a.flat):
-            has = f"x has {len(a.flat)} elements"
-            raise ValueError(f"counts={counts} say {counts[a.rank]} for rank {a.rank}, but {has}")
+    if call.spec.gives is Chunks.OWN:
+        counts = list(call.counts or [len(call.flat)] * call.size)
+        if counts[call.rank] != len(call.flat):
+            has = f"x has {len(call.flat)} elements"
+            raise ValueError(f"counts={counts} say {counts[call.rank]} for rank {call.rank}, but {has}")
         return counts, counts
-    name, counts = "counts", list(a.counts or even(a.total, a.size))
-    if a.spec.exchanges:
-        if a.send_counts is None and a.total % a.size:
-            raise ValueError(f"x has {a.total} elements, not divisible by {a.size} ranks: pass send_counts")
-        name, counts = "send_counts", list(a.send_counts or counts)
-    if sum(counts) != a.total:
-        raise ValueError(f"{name}={counts} add up to {sum(counts)}, but x has {a.total} elements")
-    return counts, list(a.recv_counts or counts)
+    name, counts = "counts", list(call.counts or even(call.total, call.size))
+    if call.spec.exchanges:
+        if call.send_counts is None and call.total % call.size:
+            raise ValueError(f"x has {call.total} elements, not divisible by {call.size} ranks: pass send_counts")
+        name, counts = "send_counts", list(call.send_counts or counts)
+    if sum(counts) != call.total:
+        raise ValueError(f"{name}={counts} add up to {sum(counts)}, but x has {call.total} elements")
+    return counts, list(call.recv_counts or counts)
 
 
 def even(count: int, size: int) -> list[int]:
@@ -100,127 +124,81 @@ def result_rows(spec: Collective, rank: int, size: int, rows: int) -> int:
     return even(rows, size)[rank] if spec.gets is Chunks.OWN else rows
 
 
-def split(array: Any, counts: Sequence[int]) -> list[Any]:
-    """Return an array's chunks of those lengths."""
-    return [array[begin:end] for begin, end in pairwise(accumulate(counts, initial=0))]
-
-
-def chunks_in(array: Any, chunks: Chunks, a: Arguments, counts: Sequence[int]) -> list[Any]:
+def chunks_in(array: Any, chunks: Chunks, call: Call, counts: Sequence[int]) -> list[Any]:
     """Return the part of an array for each chunk, None for chunks that it lacks."""
     if array is None:
-        return [None] * a.size
+        return [None] * call.size
     if chunks is Chunks.OWN:
-        return [array if rank == a.rank else None for rank in range(a.size)]
+        return [array if rank == call.rank else None for rank in range(call.size)]
     return split(array, counts)
 
 
-def check_overlap(a: Arguments, o: Operands) -> None:
+def check_overlap(call: Call, o: Operands) -> None:
     """Determine whether a call is in place, and refuse an `out` that overlaps `x` otherwise."""
-    gives_own, gets_own = a.spec.gives is Chunks.OWN, a.spec.gets is Chunks.OWN
-    x_part = o.inputs[a.rank] if gets_own else o.source
-    out_part = o.outputs[a.rank] if gives_own else o.out
-    o.in_place = same_memory(x_part, out_part) and not a.spec.exchanges
+    gives_own, gets_own = call.spec.gives is Chunks.OWN, call.spec.gets is Chunks.OWN
+    x_part = o.inputs[call.rank] if gets_own else o.source
+    out_part = o.outputs[call.rank] if gives_own else o.out
+    o.in_place = same_memory(x_part, out_part) and not call.spec.exchanges
     if o.in_place or not overlap(o.source, o.out):
         return
     remedy = "an out with memory of its own, or none"
-    if a.spec.exchanges:
-        raise ValueError(f"out overlaps x: {a.collective} does not work in place; pass {remedy}")
-    same = f"an out whose chunk {a.rank} is x" if gives_own else f"chunk {a.rank} of x" if gets_own else "x itself"
+    if call.spec.exchanges:
+        raise ValueError(f"out overlaps x: {call.collective} does not work in place; pass {remedy}")
+    same = (
+        f"an out whose chunk {call.rank} is x" if gives_own else f"chunk {call.rank} of x" if gets_own else "x itself"
+    )
     raise ValueError(f"out overlaps x: pass {same}, {remedy}")
 
 
-class Workspace(NamedTuple):
-    """The memory in which a schedule of messages may work.
+def output(call: Call, count: int, new: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Return the caller's `out`, or a new array: as the caller sees it, and flat.
 
-    Its use of the callers' arrays is the same on all ranks.  Where `is_shared`, all ranks allocate, or none.
+    Raises: ValueError for an `out` that does not fit.
     """
+    if call.out is None:
+        result = new(call.exemplar)
+        return result, flat(result)[1]
+    device, out = flat(call.out)
+    if device.device_name != call.device.device_name or out.dtype != call.flat.dtype or len(out) != count:
+        raise ValueError(
+            f"out has {len(out)} elements of {out.dtype} on {device.device_name}: pass one of {count} of "
+            f"{call.flat.dtype} on {call.device.device_name}, or none"
+        )
+    check_writable(out, "out")
+    return call.out, out
 
-    use_caller_arrays: bool
-    allocate: Callable[[str, int, Any], Any]  # by its use
-    is_shared: bool
 
+def like(device: Device, count: int, unit: int, rows_of: Callable[[int], int], dtype: np.dtype, x: Any) -> Any:
+    """Return a new array of `count` elements, of the library that `x` is of, whose rows are like those of `x`.
 
-@dataclass
-class Binding:
-    """A working vector, the copies before and after the rounds, and the result.
-
-    `reduced` is the part of the vector that holds a reduction's result after the rounds.
+    It is flat where chunks, whose lengths `unit` divides, are not of whole rows.  Rows without elements cannot be
+    counted by them: `rows` of `x` give `rows_of(rows)`, unless other ranks have rows with elements.
     """
-
-    vector: Vector
-    result: Any
-    before: list[tuple[Any, Any]] = field(default_factory=list)
-    after: list[tuple[Any, Any]] = field(default_factory=list)
-    reduced: Any = None
-
-
-def bind(a: Arguments, o: Operands, space: Workspace) -> Binding:
-    """Choose the working vector of a schedule of messages."""
-    if a.flat is None:
-        return Binding(Vector(), None)
-    work = caller_array(a, o, space)
-    if work is None:
-        dtype = sum_dtype(a.flat.dtype, a.op) if a.spec.reduces else a.flat.dtype
-        work = space.allocate("vector", sum(o.counts), dtype)
-    if a.spec.exchanges:
-        out = space.allocate("out", len(o.out), o.out.dtype) if space.is_shared else o.out  # others may write there
-        vector = Vector((work, o.counts), (out, [len(view) for view in o.outputs]))
-        return Binding(vector, o.result, copies(work, o.source), copies(o.out, out))
-    vector = Vector((work, o.counts))
-    binding = Binding(vector, o.result)
-    gives, gets = (chunks.on(a.rank, a.size, a.root) for chunks in (a.spec.gives, a.spec.gets))
-    if gives:
-        binding.before = copies(vector.view(gives), o.source)
-    if gets:
-        binding.reduced = vector.view(gets) if a.spec.reduces else None
-    if a.spec.writes(a.rank, a.root):
-        binding.after = copies(o.out, vector.view(gets))
-    return binding
+    rows, *row = getattr(x, "shape", ()) or (0,)
+    length = math.prod(row)
+    shape: tuple[int, ...] = (count,)
+    if row and not length and not count:
+        shape = (rows_of(rows), *row)
+    elif row and length and unit % length == 0:
+        shape = (count // length, *row)
+    if type(x) is np.ndarray:
+        return np.empty(shape, x.dtype)
+    if is_a(x, "torch", "Tensor"):
+        return x.new_empty(shape)
+    return device.empty(shape, dtype)
 
 
-def caller_array(a: Arguments, o: Operands, space: Workspace) -> Any:
-    """Return the caller's array in which a schedule of messages can work, None if there is none.
-
-    It holds the whole vector, and sums of its dtype.  A reduction does not change `x`, unless it is in place, as a
-    reduce-scatter may be on some ranks only.
-    """
-    spec = a.spec
-    if not space.use_caller_arrays or (spec.reduces and sum_dtype(a.flat.dtype, a.op) != a.flat.dtype):
-        return None
-    if o.out is not None and spec.gets is not Chunks.OWN and not spec.exchanges:
-        return o.out
-    if o.source is None or spec.gives is Chunks.OWN:
-        return None
-    if spec.reduces and not (o.in_place and len(o.out) and not space.is_shared):
-        return None
-    return o.source
-
-
-def copies(target: Any, source: Any) -> list[tuple[Any, Any]]:
-    return [] if same_memory(target, source) else [(target, source)]
-
-
-class CallFacts(NamedTuple):
-    """Facts of a call on which all ranks agree before they choose an algorithm."""
-
-    nbytes: int  # its vector, or, where chunks are uneven, the most that any rank gives
-    chunk_bytes: int  # its longest chunk
-    symmetric: bool  # whether the arrays that ranks would read of each other are in symmetric memory
-    on_host: bool
-    shared: bool  # whether the working array of messages is in symmetric memory
-
-
-def local_facts(a: Arguments, o: Operands | None, windows: Windows) -> list[int]:
+def local_facts(call: Call, o: Operands | None, windows: Windows) -> list[int]:
     """Return this rank's facts, as integers whose maximum over the ranks makes the CallFacts.
 
     `o` is None where ranks have to exchange counts first.
     """
-    counts = a.send_counts or (o.counts if o else [])
-    itemsize = 0 if a.flat is None else a.flat.dtype.itemsize
-    read = a.flat if a.holds_x else None  # by others, in a direct algorithm
-    worked_in = None if o is None else o.out if reads_results(a.spec) or a.spec.gives is Chunks.OWN else a.flat
+    counts = call.send_counts or (o.counts if o else [])
+    itemsize = 0 if call.flat is None else call.flat.dtype.itemsize
+    read = call.flat if call.holds_x else None  # by others, in a direct algorithm
+    worked_in = None if o is None else o.out if reads_results(call.spec) or call.spec.gives is Chunks.OWN else call.flat
     lengths = sum(counts) * itemsize, max(counts, default=0) * itemsize
-    return [*lengths, *window_keys(read, windows), a.device is not host(), *window_keys(worked_in, windows)]
+    return [*lengths, *window_keys(read, windows), call.device is not host(), *window_keys(worked_in, windows)]
 
 
 def window_keys(view: Any, windows: Windows) -> tuple[int, int]:

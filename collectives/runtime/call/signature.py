@@ -31,7 +31,7 @@ class Unsigned(Exception):  # noqa: N818  not an error: such a call is resolved 
 # The signature; the addresses of `x` and `out`, which is `x` if there is none; the keys of their windows of symmetric
 # memory, 0 for arrays outside of it; whether the arrays are on the host; and whether a device array is outside of
 # symmetric memory, in which case the next call's array may have another address.
-Signed = tuple[Signature, tuple[int, int], tuple[int, int], bool, bool]
+Signed = tuple[Signature, tuple[int, ...], tuple[int, ...], bool, bool]
 
 
 def sign(memory: SymmetricMemory, collective: str, x: Any, out: Any, options: tuple) -> Signed:
