@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from operator import index
 from typing import Any
 
@@ -212,3 +213,8 @@ def shape_of(shape: int | Sequence[int]) -> tuple[int, ...]:
     if min(lengths, default=0) < 0:
         raise ValueError(f"shape {shape!r} has a negative length: pass lengths of 0 or more")
     return lengths
+
+
+def split(array: Any, counts: Sequence[int]) -> list[Any]:
+    """Return an array's chunks of those lengths."""
+    return [array[begin:end] for begin, end in pairwise(accumulate(counts, initial=0))]

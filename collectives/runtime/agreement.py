@@ -8,7 +8,7 @@ import numpy as np
 
 from collectives.job.errors import InputError
 from collectives.runtime.plan import Plan
-from collectives.runtime.reports.call_log import LogEntry, SourceLine
+from collectives.runtime.reports.call_log import LogEntry
 
 NUM_FACTS = 9
 MOST_PLANS = 32  # kept for later exchanges
@@ -56,7 +56,7 @@ class Agreement:
         padding = [0] * (NUM_FACTS - len(facts))  # so that ranks whose calls have other facts compare as many integers
         highest, lowest, is_late, *highest_facts = self.highest([digest, -digest, late is not None, *facts, *padding])
         if highest != -lowest:
-            line = str(SourceLine.of(entry.call_site)) if entry else ""
+            line = str(entry.latest().call_site) if entry else ""
             mine = Side(f"!{failure}" if failure else description, number, line)
             sides = [Side(*text.split("\0")) for text in self.gather_texts("\0".join(mine))]
             if entry:  # then the ranks' numbers of calls are equal again

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from collectives.arrays.addresses import address_of
@@ -126,7 +126,7 @@ class Dispatcher:
 
     def run_first(self, call: Call, compared: bool = False) -> Any:
         """Resolve a call, cache its binding by signature, and run it."""
-        with self.entered(call) as entry:
+        with self.entry_of(call) as entry:
             bound = self.bind(call, self.resolve(call, compared))
             entry.name, o = bound.entry.name, call.operands
             addresses, keys = [tuple(map(of, (o.source, o.out))) for of in (address_of, self.windows.key_of)]
@@ -143,7 +143,7 @@ class Dispatcher:
             result = self.run(*arguments, packed.run, packed.note, packed.call_site, at_once)
             host().copy_pairs(packed.after)
             return packed.result(result)
-        with self.entered(call) as entry:
+        with self.entry_of(call) as entry:
             plan = self.bind_plan(call, self.resolve(call))
         entry.name, entry.under_way = plan.name, True  # until the plan has ended: its run is not counted again
         plan.entry = entry
@@ -154,7 +154,7 @@ class Dispatcher:
     def plan(self, collective: str, x: Any, arguments: Mapping[str, Any]) -> Plan:
         """Make a plan to be run often."""
         call = Call(collective, x, arguments)
-        with self.entered(call, f"plan {collective}") as entry:
+        with self.entry_of(call, f"plan {collective}") as entry:
             plan = self.bind_plan(call, self.resolve(call))
         plan.entry = entry.of_plan(plan.name)
         self.plans.add(plan)
@@ -162,13 +162,10 @@ class Dispatcher:
             self.calls.record.expect_short_runs(plan.entry)
         return plan
 
-    @contextmanager
-    def entered(self, call: Call, name: str = "") -> Iterator[LogEntry]:
-        """Enter a call in the log."""
-        with LogEntry(self.calls, name or call.collective) as entry:
-            entry.call_site = call.call_site or entry.call_site
-            call.entry = entry
-            yield entry
+    def entry_of(self, call: Call, name: str = "") -> LogEntry:
+        """Give a call its entry in the log, to be entered."""
+        call.entry = LogEntry(self.calls, name or call.collective, call_site=call.call_site)
+        return call.entry
 
     def resolve(self, call: Call, compared: bool = False) -> Choice | None:
         """Check a call, agree on it with the other ranks, and choose its algorithm, None for MPI's own.  Collective.
@@ -267,14 +264,12 @@ class Dispatcher:
 
     def compare(self, description: str, failure: str = "", call_site: CallSite | None = None) -> None:
         """Raise InputError on every rank where one has a failure, or descriptions differ.  Collective."""
-        with LogEntry(self.calls, "compare") as entry:
-            entry.call_site = call_site or entry.call_site
+        with LogEntry(self.calls, "compare", call_site=call_site) as entry:
             self.context.agreement.check(description, failure, entry=entry, late=self.comparator.gate())
 
     def refuse(self, collective: str, failure: str, run: Runs = run_now, call_site: CallSite | None = None) -> None:
         """Refuse a call on all ranks.  Raises: InputError on each of them."""
-        with LogEntry(self.calls, collective) as entry:
-            entry.call_site = call_site or entry.call_site
+        with LogEntry(self.calls, collective, call_site=call_site) as entry:
             self.refuse_call(entry, failure, run)
 
     def refuse_call(self, entry: LogEntry, failure: str, run: Runs = run_now) -> None:

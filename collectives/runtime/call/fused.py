@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from collectives.arrays.addresses import overlap, pointer
 from collectives.arrays.device import Device
-from collectives.arrays.views import flat
+from collectives.arrays.views import flat, split
 from collectives.runtime.call.checks import REFUSALS, check_writable
 from collectives.runtime.plan import CopyPair
 from collectives.schedule.spec import COLLECTIVES, Chunks
@@ -95,8 +95,3 @@ def one_of(values: Sequence[Any], what: str) -> Any:
             f"fuse those of each {what} separately"
         )
     return values[0]
-
-
-def split(array: Any, counts: Sequence[int]) -> list[Any]:
-    """Return an array's chunks of those lengths."""
-    return [array[begin:end] for begin, end in pairwise(accumulate(counts, initial=0))]

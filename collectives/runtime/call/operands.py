@@ -14,10 +14,9 @@ import numpy as np
 from collectives.arrays.addresses import address_of, overlap, pointer, same_memory
 from collectives.arrays.device import Device, host
 from collectives.arrays.memory import Windows
-from collectives.arrays.views import flat, is_a
+from collectives.arrays.views import flat, is_a, split
 from collectives.runtime.call.call import Call, CallFacts, Operands
 from collectives.runtime.call.checks import check_writable
-from collectives.runtime.call.fused import split
 from collectives.schedule.moves import shares
 from collectives.schedule.spec import Chunks, Collective
 

@@ -156,15 +156,15 @@ class LogEntry:
         "under_way",
     )
 
-    def __init__(self, calls: Calls, name: str, description: str = ""):
+    def __init__(self, calls: Calls, name: str, description: str = "", call_site: CallSite | None = None):
         self.calls, self.name, self.description = calls, name, description or name
         self.nbytes, self.dtype = 0, None
         self.lengths: Sequence[int] = ()  # in elements, as ranks compare them
         self.number, self.under_way = 0, False
-        self.call_site: CallSite = ("", 0)
+        self.call_site = call_site  # that of the caller where it enters, by default
 
     def __enter__(self) -> "LogEntry":
-        self.enter()
+        self.enter(call_site=self.call_site)
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -174,8 +174,8 @@ class LogEntry:
         """Count it, and log it with its call site or the caller's, at least `depth` frames up, which cost time."""
         calls = self.calls
         calls.number = self.number = calls.number + 1
-        self.call_site = call_site or caller(sys._getframe(depth))
-        calls.record.ring.append((self, self.number, self.call_site))
+        self.call_site = line = call_site or caller(sys._getframe(depth))
+        calls.record.ring.append((self, self.number, line))
         self.under_way = True
 
     def describe(self, collective: str, description: str, flat: Any, lengths: Sequence[int]) -> str:
@@ -187,7 +187,7 @@ class LogEntry:
 
     def latest(self) -> LoggedRun:
         """Return the latest run."""
-        return LoggedRun(self, self.number, SourceLine.of(self.call_site))
+        return LoggedRun(self, self.number, SourceLine.of(self.call_site or ("", 0)))
 
     def of_plan(self, name: str) -> "LogEntry":
         """Return the runs of a plan that this call has bound; those of the caller's plan are not like plain calls."""
