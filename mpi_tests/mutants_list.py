@@ -1377,7 +1377,7 @@ DEVICE_CHECKS = [
     mutant(ON_DEVICE, "    if run := calls.differed():", "    if False:", UNHEARD),
     mutant(
         "collectives/runtime/comparator.py",
-        '            self.context.agreement.check("free", "", late=self.gate())',
+        '            self.context.agreement.check("free", "", late=late)',
         "            pass",
         UNHEARD,
     ),

@@ -140,9 +140,8 @@ class Comparator:
     def free(self) -> None:
         """Free what compares, once no call runs.  Collective."""
         if self.kernels:
-            self.context.agreement.check(
-                "free", "", late=self.gate()
-            )  # after which none runs, and no mismatch is unreported
+            late = self.gate()
+            self.context.agreement.check("free", "", late=late)  # after which all mismatches have been reported
         if "headers" in self.__dict__:
             self.headers.free()
         self.kernels = None
