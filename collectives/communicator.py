@@ -40,157 +40,17 @@ class Freed:
     __getattr__ = __call__
 
 
-class Communicator:
-    """A group of ranks and the collectives among them, over a duplicate of an mpi4py communicator.
+class Collectives:
+    """The collectives among the ranks of a communicator: in each, the ranks pass the same arguments but arrays.
 
-    Construction is collective.  With `check`, every collective first verifies, by one tiny all-reduce, that all ranks
-    make the same call and have made equally many, runs of plans included; else it raises InputError on all of them.  A
-    plan is verified once, when it is bound.  A rank that has waited `timeout_s` seconds for others, if not 0, aborts
-    the job, after every rank has reported where it is.  These arguments default to the environment variables
-    COLLECTIVES_CHECK and COLLECTIVES_TIMEOUT_S.
+    Each returns the result's array, or with blocking=False a request whose `wait()` returns it.
 
-    Arrays may have any shape.  A host array that is not C-contiguous, as x[:, ::2], is copied, and results are written
-    back to it; plans refuse such arrays, and on a device all calls do.
-
-    `segment_bytes` is the length of the segments in which long messages travel.  Communicators made from one by `split`
-    advance each other's started plans.
+    Raises: InputError on every rank where one rank's arguments are wrong or the ranks' calls differ.
     """
 
-    def __init__(
-        self,
-        mpi_comm: MPI.Comm,
-        *,
-        check: bool | None = None,
-        timeout_s: float | None = None,
-        segment_bytes: int = SEGMENT_BYTES,
-    ):
-        if not isinstance(mpi_comm, MPI.Comm) or mpi_comm == MPI.COMM_NULL or mpi_comm.Is_inter():
-            raise TypeError(f"mpi_comm {mpi_comm!r} is not an intracommunicator of mpi4py: pass one, or use world()")
-        self._use(set_up(mpi_comm, segment_bytes, check, timeout_s))
-
-    def _use(self, context: Context) -> None:
-        self.context, self.dispatcher = context, Dispatcher(context)
-        self.starter = Starter(self.dispatcher)
-        self._mpi, self._rank, self._size, self._topology = context.mpi, context.rank, context.size, context.topology
-        self.segment_bytes, self.check, self.timeout_s = context.segment_bytes, context.check, context.timeout_s
-        self._run: Callable[..., Any] = self.dispatcher.run
-        self._start: Callable[..., Any] = self.starter.start
-        self._requests: list[Any] | None = None  # of the open group
-
-    def __repr__(self) -> str:
-        num_nodes = len(self.topology.nodes)
-        nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
-        state = "freed" if isinstance(self.context, Freed) else nodes
-        return f"Communicator(rank {self.rank} of {self.size}, {state})"
-
-    @property
-    def rank(self) -> int:
-        """This process's number among the ranks, from 0 on."""
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-        return self._size
-
-    @property
-    def topology(self) -> Topology:
-        """The ranks of each node, and each rank's node."""
-        return self._topology
-
-    @property
-    def mpi(self) -> MPI.Comm:
-        """The underlying mpi4py communicator, a duplicate of the caller's."""
-        return self._mpi
-
-    @property
-    def network(self) -> Network:
-        """The speeds that algorithm="auto" predicts with."""
-        return self.context.tuning.network
-
-    def host_names(self) -> list[str]:
-        """Return the name of each rank's host.  Collective."""
-        self.dispatcher.order.drain()
-        return self.context.host_names()
-
-    def split(self, color: int | None, key: int = 0) -> "Communicator | None":
-        """Return a communicator of the ranks of one `color`, ordered by `key`, then rank; None for color=None.
-
-        Raises: InputError on every rank where one's `color` is not an integer of 0 or more, or its `key` no integer.
-        """
-        with self.agreed("split"):
-            if color is not None:
-                check_integer("color", color, 0, LARGEST_INT, ", or None for no part")
-            check_integer("key", key, -LARGEST_INT - 1, LARGEST_INT)
-        mpi_part = self.mpi.Split(MPI.UNDEFINED if color is None else color, key)
-        if mpi_part == MPI.COMM_NULL:
-            return None
-        part = Communicator.__new__(Communicator)
-        part._use(set_up_part(self.context, mpi_part, color or 0))
-        mpi_part.Free()
-        return part
-
-    def __enter__(self) -> "Communicator":
-        return self
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        """Free the communicator, unless this rank may fail alone."""
-        if error is None or (isinstance(error, InputError) and not isinstance(error, LoneInputError)):
-            self.free()
-
-    def free(self) -> None:
-        """Give the communicator back to MPI, and refuse any use of it and of its plans.  Collective.
-
-        Started calls and plans are waited for.  An array from `empty` stays valid until it is dropped, and is an
-        ordinary one for other communicators' calls; their plans on it can still be run.  Other ranks lose access to
-        device memory, also in plans of communicators that `split` made from this one; the watchdog no longer watches
-        those.
-        """
-        with LogEntry(self.context.calls, "free"):
-            self.dispatcher.free()
-            self.context.memory.free()
-        self.context.free()
-        freed: Any = Freed()
-        self.context = self.dispatcher = self.starter = self._run = self._start = freed
-
-    def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32", device: str = "cpu") -> Any:
-        """Return a new, uninitialised array in memory that every rank of the node can access.  Collective.
-
-        Ranks may ask for different lengths; each node's shared memory must hold the longest for every rank.
-        device="cuda" gives a CuPy array: an ordinary one, as rank 0 says, if ranks cannot share device memory.
-
-        Raises: InputError on every rank where there is no such device, or not so much memory.
-        """
-        with self.agreed("empty"):
-            view_device, lengths, dtype = views.device(device), views.shape_of(shape), views.dtype_of(dtype)
-            if (count := math.prod(lengths)) * dtype.itemsize > LARGEST_ARRAY_BYTES:
-                raise ValueError(f"shape {shape!r} of {dtype} exceeds the memory that a process can address")
-        return self.context.memory.empty(view_device, count, dtype).reshape(lengths)
-
-    def peers(self, x: Any) -> list[Any]:
-        """Return the flat arrays that `empty` gave the ranks of this node together with `x`, which must be kept.
-
-        They are as long as `x`; what lies beyond an array for which a rank asked for less is undefined.
-
-        Raises: ValueError for an `x` that is not from this communicator's `empty`.
-        """
-        return self.context.memory.peers(*views.flat(x))
-
-    def fuse(self, arrays: Sequence[Any]) -> Fused:
-        """Present several arrays of one dtype, of any shapes, as the one `x` of a collective.
-
-        `all_reduce`, `broadcast`, `reduce` and scans take it, once or in a plan: they copy the arrays to a buffer, run
-        on that, copy the results back into the arrays, and return the list of them.  They refuse incompatible arrays,
-        and lengths that differ between ranks.
-
-        >>> import numpy as np, collectives
-        >>> comm = collectives.world()
-        >>> comm.all_reduce(comm.fuse([np.ones(2), np.ones((1, 1))]))
-        [array([1., 1.]), array([[1.]])]
-        """
-        return Fused(arrays)
-
-    # --- collectives: the arguments, what each rank holds, and which failures there are, as in `plan` ---
+    dispatcher: Dispatcher
+    _run: Callable[..., Any]
+    _start: Callable[..., Any]
 
     def all_reduce(
         self,
@@ -408,6 +268,181 @@ class Communicator:
             return x
         return (np.asarray(x) if isinstance(x, np.ndarray) else x)[None]  # a matrix cannot have a third dimension
 
+    def plan(self, collective: str, x: Any = None, **arguments: Any) -> Plan:
+        """Bind a collective to its arrays once, to be run often: `plan()`, or `plan.start()` and `plan.wait()`.
+
+        Binding is collective; the further arguments are those of the method of that name.
+
+        Raises: InputError on every rank where one rank's arguments are wrong or the ranks' calls differ.
+        """
+        if "op" in arguments:
+            arguments["op"] = op_name(arguments["op"])
+        if collective in ("all_gather", "gather"):
+            out, counts = arguments.get("out"), arguments.get("counts")
+            x = self._stacked(collective, x, out, counts, arguments.pop("axis", None))
+        return self.dispatcher.plan(collective, x, arguments)
+
+    def explain(self, collective: str, nbytes: int = 0) -> str:
+        """Report which algorithm `auto` takes for a plan, why, and the model's predictions for all algorithms.
+
+        `nbytes` is the size of the whole vector, from `empty`, as in an algorithm's cost line: an all-gather's `out`.
+
+        Raises: ValueError for an unknown collective, or a size that is no integer of 0 or more.
+        """
+        spec_of(collective)
+        check_integer("nbytes", nbytes, 0, LARGEST_ARRAY_BYTES)
+        return self.dispatcher.chooser.explain(collective, nbytes)
+
+
+class Communicator(Collectives):
+    """A group of ranks and the collectives among them, over a duplicate of an mpi4py communicator.
+
+    Construction is collective.  With `check`, every collective first verifies, by one tiny all-reduce, that all ranks
+    make the same call and have made equally many, runs of plans included; else it raises InputError on all of them.  A
+    plan is verified once, when it is bound.  A rank that has waited `timeout_s` seconds for others, if not 0, aborts
+    the job, after every rank has reported where it is.  These arguments default to the environment variables
+    COLLECTIVES_CHECK and COLLECTIVES_TIMEOUT_S.
+
+    Arrays may have any shape.  A host array that is not C-contiguous, as x[:, ::2], is copied, and results are written
+    back to it; plans refuse such arrays, and on a device all calls do.
+
+    `segment_bytes` is the length of the segments in which long messages travel.  Communicators made from one by `split`
+    advance each other's started plans.
+    """
+
+    def __init__(
+        self,
+        mpi_comm: MPI.Comm,
+        *,
+        check: bool | None = None,
+        timeout_s: float | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+    ):
+        if not isinstance(mpi_comm, MPI.Comm) or mpi_comm == MPI.COMM_NULL or mpi_comm.Is_inter():
+            raise TypeError(f"mpi_comm {mpi_comm!r} is not an intracommunicator of mpi4py: pass one, or use world()")
+        self._use(set_up(mpi_comm, segment_bytes, check, timeout_s))
+
+    def _use(self, context: Context) -> None:
+        self.context, self.dispatcher = context, Dispatcher(context)
+        self.starter = Starter(self.dispatcher)
+        self._mpi, self._rank, self._size, self._topology = context.mpi, context.rank, context.size, context.topology
+        self.segment_bytes, self.check, self.timeout_s = context.segment_bytes, context.check, context.timeout_s
+        self._run, self._start = self.dispatcher.run, self.starter.start
+        self._requests: list[Any] | None = None  # of the open group
+
+    def __repr__(self) -> str:
+        num_nodes = len(self.topology.nodes)
+        nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
+        state = "freed" if isinstance(self.context, Freed) else nodes
+        return f"Communicator(rank {self.rank} of {self.size}, {state})"
+
+    @property
+    def rank(self) -> int:
+        """This process's number among the ranks, from 0 on."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return self._size
+
+    @property
+    def topology(self) -> Topology:
+        """The ranks of each node, and each rank's node."""
+        return self._topology
+
+    @property
+    def mpi(self) -> MPI.Comm:
+        """The underlying mpi4py communicator, a duplicate of the caller's."""
+        return self._mpi
+
+    @property
+    def network(self) -> Network:
+        """The speeds that algorithm="auto" predicts with."""
+        return self.context.tuning.network
+
+    def host_names(self) -> list[str]:
+        """Return the name of each rank's host.  Collective."""
+        self.dispatcher.order.drain()
+        return self.context.host_names()
+
+    def split(self, color: int | None, key: int = 0) -> "Communicator | None":
+        """Return a communicator of the ranks of one `color`, ordered by `key`, then rank; None for color=None.
+
+        Raises: InputError on every rank where one's `color` is not an integer of 0 or more, or its `key` no integer.
+        """
+        with self.agreed("split"):
+            if color is not None:
+                check_integer("color", color, 0, LARGEST_INT, ", or None for no part")
+            check_integer("key", key, -LARGEST_INT - 1, LARGEST_INT)
+        mpi_part = self.mpi.Split(MPI.UNDEFINED if color is None else color, key)
+        if mpi_part == MPI.COMM_NULL:
+            return None
+        part = Communicator.__new__(Communicator)
+        part._use(set_up_part(self.context, mpi_part, color or 0))
+        mpi_part.Free()
+        return part
+
+    def __enter__(self) -> "Communicator":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        """Free the communicator, unless this rank may fail alone."""
+        if error is None or (isinstance(error, InputError) and not isinstance(error, LoneInputError)):
+            self.free()
+
+    def free(self) -> None:
+        """Give the communicator back to MPI, and refuse any use of it and of its plans.  Collective.
+
+        Started calls and plans are waited for.  An array from `empty` stays valid until it is dropped, and is an
+        ordinary one for other communicators' calls; their plans on it can still be run.  Other ranks lose access to
+        device memory, also in plans of communicators that `split` made from this one; the watchdog no longer watches
+        those.
+        """
+        with LogEntry(self.context.calls, "free"):
+            self.dispatcher.free()
+            self.context.memory.free()
+        self.context.free()
+        freed: Any = Freed()
+        self.context = self.dispatcher = self.starter = self._run = self._start = freed
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any = "float32", device: str = "cpu") -> Any:
+        """Return a new, uninitialised array in memory that every rank of the node can access.  Collective.
+
+        Ranks may ask for different lengths; each node's shared memory must hold the longest for every rank.
+        device="cuda" gives a CuPy array: an ordinary one, as rank 0 says, if ranks cannot share device memory.
+
+        Raises: InputError on every rank where there is no such device, or not so much memory.
+        """
+        with self.agreed("empty"):
+            view_device, lengths, dtype = views.device(device), views.shape_of(shape), views.dtype_of(dtype)
+            if (count := math.prod(lengths)) * dtype.itemsize > LARGEST_ARRAY_BYTES:
+                raise ValueError(f"shape {shape!r} of {dtype} exceeds the memory that a process can address")
+        return self.context.memory.empty(view_device, count, dtype).reshape(lengths)
+
+    def peers(self, x: Any) -> list[Any]:
+        """Return the flat arrays that `empty` gave the ranks of this node together with `x`, which must be kept.
+
+        They are as long as `x`; what lies beyond an array for which a rank asked for less is undefined.
+
+        Raises: ValueError for an `x` that is not from this communicator's `empty`.
+        """
+        return self.context.memory.peers(*views.flat(x))
+
+    def fuse(self, arrays: Sequence[Any]) -> Fused:
+        """Present several arrays of one dtype, of any shapes, as the one `x` of a collective.
+
+        `all_reduce`, `broadcast`, `reduce` and scans take it, once or in a plan: they copy the arrays to a buffer, run
+        on that, copy the results back into the arrays, and return the list of them.  They refuse incompatible arrays,
+        and lengths that differ between ranks.
+
+        >>> import numpy as np, collectives
+        >>> comm = collectives.world()
+        >>> comm.all_reduce(comm.fuse([np.ones(2), np.ones((1, 1))]))
+        [array([1., 1.]), array([[1.]])]
+        """
+        return Fused(arrays)
+
     @contextmanager
     def group(self) -> Iterator[None]:
         """Start the calls of a block together, and wait for all of them at its end.
@@ -449,31 +484,6 @@ class Communicator:
     def _refuse_in_group(self, name: str) -> None:
         if self._requests is not None:
             raise RuntimeError(f"{name} waits for the other ranks: call it outside of the group")
-
-    def plan(self, collective: str, x: Any = None, **arguments: Any) -> Plan:
-        """Bind a collective to its arrays once, to be run often: `plan()`, or `plan.start()` and `plan.wait()`.
-
-        Binding is collective; the further arguments are those of the method of that name.
-
-        Raises: InputError on every rank where one rank's arguments are wrong or the ranks' calls differ.
-        """
-        if "op" in arguments:
-            arguments["op"] = op_name(arguments["op"])
-        if collective in ("all_gather", "gather"):
-            out, counts = arguments.get("out"), arguments.get("counts")
-            x = self._stacked(collective, x, out, counts, arguments.pop("axis", None))
-        return self.dispatcher.plan(collective, x, arguments)
-
-    def explain(self, collective: str, nbytes: int = 0) -> str:
-        """Report which algorithm `auto` takes for a plan, why, and the model's predictions for all algorithms.
-
-        `nbytes` is the size of the whole vector, from `empty`, as in an algorithm's cost line: an all-gather's `out`.
-
-        Raises: ValueError for an unknown collective, or a size that is no integer of 0 or more.
-        """
-        spec_of(collective)
-        check_integer("nbytes", nbytes, 0, LARGEST_ARRAY_BYTES)
-        return self.dispatcher.chooser.explain(collective, nbytes)
 
     # --- point to point ---
 

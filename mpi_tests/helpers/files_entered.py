@@ -3,7 +3,8 @@
     mpirun -n 2 python -m mpi_tests.helpers.files_entered
 
 A file is entered where one of its functions is called by a function of another file.  Prints the files in the order in
-which they are entered, and how often, by the call that enters least; those of algorithms and of schedules, whose prices `auto` compares, are apart.
+which they are entered, and how often, by the call that enters least.  Those of algorithms and of schedules, whose
+prices `auto` compares, are apart.
 """
 
 from __future__ import annotations
