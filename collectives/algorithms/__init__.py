@@ -43,7 +43,7 @@ def find(collective: str, name: str) -> Algorithm:
         if (row.collective, row.name) == (collective, name):
             return row
     choices = ", ".join(["auto", *names(collective), "mpi"])
-    raise ValueError(f"{collective} has no algorithm {name!r}; it has {choices}")
+    raise ValueError(f"algorithm {name!r} is unknown: use one of {choices}")
 
 
 def check(row: Algorithm, size: int, equal: bool = True) -> None:

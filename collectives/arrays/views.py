@@ -90,7 +90,7 @@ def check_op(op: str | Op, dtype: np.dtype) -> None:
     if isinstance(op, Op):
         op.check(sum_dtype(dtype, op))
         return
-    if op not in OPS:
+    if not isinstance(op, str) or op not in OPS:
         if callable(op):
             name = getattr(op, "__name__", type(op).__name__)
             raise ValueError(f"op {name} is a function: wrap it, as collectives.Op({name})")

@@ -119,7 +119,7 @@ def spec_of(collective: str) -> Collective:
 
     Raises: ValueError for an unknown name, with the valid ones.
     """
-    if collective not in COLLECTIVES:
+    if not isinstance(collective, str) or collective not in COLLECTIVES:
         raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(COLLECTIVES)}")
     return COLLECTIVES[collective]
 

@@ -208,8 +208,13 @@ WRONG = {
     ),
     "algorithm": (
         lambda comm: comm.all_reduce(np.zeros(4), algorithm="rign"),
-        "all_reduce has no algorithm 'rign'; it has auto, ring, recursive_doubling, rabenseifner, ",
+        "algorithm 'rign' is unknown: use one of auto, ring, recursive_doubling, rabenseifner, ",
     ),
+    "op in a list": (
+        lambda comm: comm.all_reduce(np.zeros(4), op=["sum"]),
+        "op ['sum'] is unknown: use one of sum, prod, min, max",
+    ),
+    "collective in a list": (lambda comm: comm.plan(["scan"], np.zeros(4)), "collective ['scan'] is unknown: use one "),
     "root": (lambda comm: comm.broadcast(np.zeros(4), root=8), "root 8 is out of range: use a rank from 0 to "),
     "root below 0": (lambda comm: comm.reduce(np.zeros(4), root=-1), "root -1 is out of range: use a rank from 0"),
     "root of another type": (lambda comm: comm.broadcast(np.zeros(4), root=None), "root None is out of range: use "),

@@ -275,7 +275,10 @@ def test_by_round_beyond_a_hundred_ranks(capsys):
     ("words", "message"),
     [
         (["sum"], "argument collective: invalid choice: 'sum' (choose from "),
-        (["--algorithms", "rings"], "all_reduce has no algorithm 'rings'; it has auto, ring, recursive_doubling"),
+        (
+            ["--algorithms", "rings"],
+            "algorithm 'rings' is unknown: use one of auto, ring, recursive_doubling",
+        ),
         (["all_gather", "--algorithms", "neighbor", "--topology", "3x1"], "algorithm 'neighbor' needs an even number"),
         (
             ["--algorithms", "two_shot", "--topology", "2x2"],
