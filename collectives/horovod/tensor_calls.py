@@ -10,27 +10,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from collectives.arrays.packing import Packing, pack_tensors
+
 if TYPE_CHECKING:
     from collectives.communicator import Communicator
 
 
 Tensors = Sequence[Tensor]
-DENSE = torch.contiguous_format
 
 
-def results_of(tensors: Tensors, in_place: bool) -> list[Tensor]:
+def pack(tensors: Tensors, in_place: bool) -> list[Packing]:
     """Return tensors to work on: copies; in place the tensors themselves, and copies only of those that have gaps."""
-    return [x.detach().contiguous() if in_place else torch.clone(x.detach(), memory_format=DENSE) for x in tensors]
-
-
-def write_back(results: Tensors, tensors: Tensors, in_place: bool) -> Tensors:
-    """Return results; in place these are the tensors, into which results are copied if they have gaps."""
     if not in_place:
-        return results
-    for result, tensor in zip(results, tensors, strict=True):
-        if result.data_ptr() != tensor.data_ptr():
-            tensor.copy_(result)
-    return tensors
+        return [Packing(torch.clone(x.detach(), memory_format=torch.contiguous_format)) for x in tensors]
+    packings = [pack_tensors([x.detach()]) for x in tensors]
+    for each in packings:
+        each.load()
+    return packings
+
+
+def store(packings: Sequence[Packing], tensors: Tensors, in_place: bool) -> Tensors:
+    """Return the results, written back to the tensors if they work in place."""
+    for each in packings:
+        each.store()
+    return tensors if in_place else [each.array for each in packings]
 
 
 def scale_(x: Tensor, factor: float) -> None:
@@ -43,7 +46,8 @@ def allreduce(
     comm: Communicator, tensors: Tensors, op: str, prescale: float, postscale: float, in_place: bool
 ) -> Tensors:
     """Reduce tensors, those of one dtype together."""
-    results = results_of(tensors, in_place)
+    packings = pack(tensors, in_place)
+    results = [each.array for each in packings]
     for x in results:
         scale_(x, prescale)
     ordered = sorted((x for x in results if x.numel()), key=lambda x: str(x.dtype))
@@ -52,15 +56,15 @@ def allreduce(
         comm.all_reduce(several[0] if len(several) == 1 else comm.fuse(several), op=op)
     for x in results:
         scale_(x, postscale)
-    return write_back(results, tensors, in_place)
+    return store(packings, tensors, in_place)
 
 
 @torch.no_grad()
 def broadcast(comm: Communicator, tensors: Tensors, root: int, in_place: bool) -> Tensors:
-    results = results_of(tensors, in_place)
-    for x in results:
-        comm.broadcast(x, root)
-    return write_back(results, tensors, in_place)
+    packings = pack(tensors, in_place)
+    for each in packings:
+        comm.broadcast(each.array, root)
+    return store(packings, tensors, in_place)
 
 
 def counts_of(x: Tensor, rows: Sequence[int]) -> tuple[int, ...]:
@@ -92,7 +96,8 @@ def alltoall(comm: Communicator, tensors: Tensors, rows: Sequence[int], splits: 
 def reducescatter(comm: Communicator, tensors: Tensors, op: str, prescale: float, postscale: float) -> list[Tensor]:
     """Reduce tensors, and return this rank's rows of each: equally many, or one more on the first ranks."""
     results = []
-    for x in results_of(tensors, in_place=prescale == 1):
+    for packing in pack(tensors, in_place=prescale == 1):
+        x = packing.array
         scale_(x, prescale)
         each, more = divmod(len(x), comm.size)
         rows = [each + (rank < more) for rank in range(comm.size)]

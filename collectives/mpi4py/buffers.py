@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from collectives.arrays.device import Device
 from collectives.arrays.ops import DTYPES
+from collectives.arrays.packing import Packing
 from collectives.arrays.views import is_a
 from collectives.arrays.views import writable as is_writable
 
@@ -151,23 +153,14 @@ def reducible() -> frozenset[np.dtype]:
     return frozenset(numbers().values())
 
 
-class Area:
-    """The memory of a call on one rank, as contiguous bytes, for any layout.
+class DatatypeMemory(Device):
+    """Memory that MPI itself copies, between elements of any datatype and bytes, in messages of this rank to itself.
 
-    Data that are not contiguous go through a copy, which MPI itself makes, in messages of this rank to itself: a
-    message of any datatype may be received as MPI.PACKED.
+    A message of any datatype may be received as MPI.PACKED, and sent as that.
     """
 
-    def __init__(self, memory: Any, pieces: Sequence[tuple[list[Any], list[Any]]] = ()):
-        self.bytes, self.pieces = memory, pieces
-
-    def load(self) -> None:
-        for piece, packed in self.pieces:
-            to_itself().Sendrecv(piece, 0, 0, packed, 0, 0)
-
-    def store(self) -> None:
-        for piece, packed in self.pieces:
-            to_itself().Sendrecv(packed, 0, 0, piece, 0, 0)
+    def copy(self, target: Any, source: Any) -> None:
+        to_itself().Sendrecv(source, 0, 0, target, 0, 0)
 
 
 @cache
@@ -176,19 +169,19 @@ def to_itself() -> MPI.Comm:
     return MPI.Comm(MPI.COMM_SELF).Dup()
 
 
-def area_of(spec: BufferSpec, counts: Sequence[int], displs: Sequence[int], writable: bool) -> Area:
-    """Return the memory of blocks: plain data in piece, if the blocks are contiguous."""
+def pack(spec: BufferSpec, counts: Sequence[int], displs: Sequence[int], writable: bool) -> Packing:
+    """Return blocks as contiguous bytes: those of the data themselves, if they are plain and the blocks contiguous."""
     if writable and spec.view is not None and not is_writable(spec.view):
         raise NotOurs
     ends = list(accumulate(counts, initial=0))
     if spec.is_plain and list(displs) == [displs[0] + end for end in ends[:-1]]:
-        return Area(spec.window(displs[0], ends[-1]))
+        return Packing(spec.window(displs[0], ends[-1]))
     memory = np.empty(ends[-1] * spec.size, BYTES)
-    pieces = []
+    pairs = []
     for count, displ, end in zip(counts, displs, ends[:-1], strict=True):
-        packed = memory[end * spec.size : (end + count) * spec.size]
-        pieces.append(([spec.data, count, displ, spec.datatype], [packed, MPI.PACKED]))
-    return Area(memory, pieces)
+        part = memory[end * spec.size : (end + count) * spec.size]
+        pairs.append(([spec.data, count, displ, spec.datatype], [part, MPI.PACKED]))
+    return Packing(memory, pairs, DatatypeMemory())
 
 
 def is_simple(array: Any, writable: bool) -> bool:
@@ -205,16 +198,16 @@ def numbers_in(data: Any, writable: bool) -> Any:
     return BufferSpec(data).elements(writable)
 
 
-def blocks_of(data: Any, num_blocks: int, writable: bool = False) -> Area:
-    """Return the memory of so many equal blocks."""
+def blocks_of(data: Any, num_blocks: int, writable: bool = False) -> Packing:
+    """Return so many equal blocks as contiguous bytes."""
     if is_simple(data, writable) and data.size % num_blocks == 0:
-        return Area(data.reshape(-1).view(BYTES))
+        return Packing(data.reshape(-1).view(BYTES))
     spec = BufferSpec(data)
-    return area_of(spec, [num_blocks * spec.num_elements(num_blocks)], [spec.displ or 0], writable)
+    return pack(spec, [num_blocks * spec.num_elements(num_blocks)], [spec.displ or 0], writable)
 
 
-def vector_of(data: Any, num_blocks: int) -> tuple[Area, tuple[int, ...]]:
-    """Return the memory of blocks that have counts and displacements of their own, and the blocks' bytes."""
+def vector_of(data: Any, num_blocks: int) -> tuple[Packing, tuple[int, ...]]:
+    """Return blocks of own counts and displacements as contiguous bytes, and the number of bytes of each."""
     spec = BufferSpec(data, vector=True)
     counts, displs = spec.count, spec.displ
     if counts is None:
@@ -224,7 +217,7 @@ def vector_of(data: Any, num_blocks: int) -> tuple[Area, tuple[int, ...]]:
     if displs is None:
         displs = list(accumulate(counts, initial=0))[:-1]
     displs = integers(displs, num_blocks, range(num_blocks))
-    return area_of(spec, counts, displs, writable=True), tuple(count * spec.size for count in counts)
+    return pack(spec, counts, displs, writable=True), tuple(count * spec.size for count in counts)
 
 
 def integers(values: Any, length: int, times: Sequence[int]) -> list[int]:

@@ -6,14 +6,15 @@ Numbers are reduced as they are; other data are moved as bytes, since ranks may 
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import index, setitem
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from collectives.arrays.addresses import pointer
-from collectives.mpi4py.buffers import Area, BufferSpec, NotOurs, blocks_of, numbers_in, vector_of
+from collectives.arrays.packing import Packing
+from collectives.mpi4py.buffers import BufferSpec, NotOurs, blocks_of, numbers_in, vector_of
 from collectives.schedule.spec import COLLECTIVES, OPS, options_of
 
 OP_NAMES = {getattr(MPI, op.mpi).handle: op.name for op in reversed(OPS.values())}  # a sum is "sum", not "avg"
@@ -27,8 +28,16 @@ class CollectiveCall(NamedTuple):
     out: Any
     options: tuple
     nbytes: int  # of its vector: the same on all ranks
-    before: Sequence[Callable[[], None]] = ()  # what is done before and after
-    after: Sequence[Callable[[], None]] = ()
+    inputs: Sequence[Packing] = ()  # to be loaded before it
+    results: Sequence[Packing] = ()  # to be stored after it
+
+    def load(self) -> None:
+        for each in self.inputs:
+            each.load()
+
+    def store(self) -> None:
+        for each in self.results:
+            each.store()
 
 
 class Ranks(NamedTuple):
@@ -59,9 +68,9 @@ def checked_root(root: int, ranks: Ranks) -> int:
 
 def bcast(ranks: Ranks, buf: Any, root: int = 0) -> CollectiveCall:
     root = checked_root(root, ranks)
-    area = blocks_of(buf, 1, writable=ranks.rank != root)
-    around = ((), [area.store]) if ranks.rank != root else ([area.load], ())
-    return CollectiveCall("broadcast", area.bytes, None, options_of("broadcast", root=root), len(area.bytes), *around)
+    data = blocks_of(buf, 1, writable=ranks.rank != root)
+    copied = ((), [data]) if ranks.rank != root else ([data], ())
+    return CollectiveCall("broadcast", data.array, None, options_of("broadcast", root=root), len(data.array), *copied)
 
 
 def reduction(collective: str, ranks: Ranks, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> CollectiveCall:
@@ -106,31 +115,31 @@ def scattered(sendbuf: Any, recv: Any, counts: tuple[int, ...], own: int, op: MP
     out = recv[:own].copy() if in_place else recv
     if len(x) != sum(counts) or len(out) != own or x.dtype != out.dtype:
         raise NotOurs
-    after = [partial(setitem, recv, slice(own), out)] if in_place else ()
+    results = [Packing(out, [(recv[:own], out)])] if in_place else ()
     uneven = None if len(set(counts)) == 1 else counts
     options = options_of("reduce_scatter", op=op_name(op, x.dtype), counts=uneven)
-    return CollectiveCall("reduce_scatter", x, out, options, x.nbytes, after=after)
+    return CollectiveCall("reduce_scatter", x, out, options, x.nbytes, results=results)
 
 
 def allgather(ranks: Ranks, sendbuf: Any, recvbuf: Any) -> CollectiveCall:
     recv = blocks_of(recvbuf, ranks.size, writable=True)
-    return gathered(ranks, sendbuf, recv, (len(recv.bytes) // ranks.size,) * ranks.size)
+    return gathered(ranks, sendbuf, recv, (len(recv.array) // ranks.size,) * ranks.size)
 
 
 def allgatherv(ranks: Ranks, sendbuf: Any, recvbuf: Any) -> CollectiveCall:
     return gathered(ranks, sendbuf, *vector_of(recvbuf, ranks.size))
 
 
-def gathered(ranks: Ranks, sendbuf: Any, recv: Area, lengths: tuple[int, ...]) -> CollectiveCall:
+def gathered(ranks: Ranks, sendbuf: Any, recv: Packing, lengths: tuple[int, ...]) -> CollectiveCall:
     """Describe an all-gather; in place this rank's block is in its place already."""
     begin, length = sum(lengths[: ranks.rank]), lengths[ranks.rank]
-    own = recv.bytes[begin : begin + length]
+    own = recv.array[begin : begin + length]
     send = recv if is_in_place(sendbuf) else blocks_of(sendbuf, 1)
-    x = own if is_in_place(sendbuf) else send.bytes
+    x = own if is_in_place(sendbuf) else send.array
     if len(x) != length:
         raise NotOurs
     options = options_of("all_gather", counts=None if len(set(lengths)) == 1 else lengths)
-    return CollectiveCall("all_gather", x, recv.bytes, options, len(recv.bytes), [send.load], [recv.store])
+    return CollectiveCall("all_gather", x, recv.array, options, len(recv.array), [send], [recv])
 
 
 def scatter(ranks: Ranks, sendbuf: Any, recvbuf: Any, root: int = 0) -> CollectiveCall:
@@ -138,29 +147,27 @@ def scatter(ranks: Ranks, sendbuf: Any, recvbuf: Any, root: int = 0) -> Collecti
     options = options_of("scatter", root=root)
     if ranks.rank != root:
         recv = blocks_of(recvbuf, 1, writable=True)
-        return CollectiveCall("scatter", None, recv.bytes, options, len(recv.bytes) * ranks.size, (), [recv.store])
+        return CollectiveCall("scatter", None, recv.array, options, len(recv.array) * ranks.size, (), [recv])
     send = blocks_of(sendbuf, ranks.size)
-    length = len(send.bytes) // ranks.size
-    own = send.bytes[root * length : (root + 1) * length]
+    length = len(send.array) // ranks.size
+    own = send.array[root * length : (root + 1) * length]
     if is_in_place(recvbuf):
-        return CollectiveCall("scatter", send.bytes, own, options, len(send.bytes), [send.load])
+        return CollectiveCall("scatter", send.array, own, options, len(send.array), [send])
     recv = blocks_of(recvbuf, 1, writable=True)
-    if len(recv.bytes) != length:
+    if len(recv.array) != length:
         raise NotOurs
-    return CollectiveCall("scatter", send.bytes, recv.bytes, options, len(send.bytes), [send.load], [recv.store])
+    return CollectiveCall("scatter", send.array, recv.array, options, len(send.array), [send], [recv])
 
 
 def alltoall(ranks: Ranks, sendbuf: Any, recvbuf: Any) -> CollectiveCall:
     recv = blocks_of(recvbuf, ranks.size, writable=True)
     in_place = is_in_place(sendbuf)
     send = recv if in_place else blocks_of(sendbuf, ranks.size)
-    x = recv.bytes.copy() if in_place else send.bytes
-    if len(x) != len(recv.bytes):
+    x = recv.array.copy() if in_place else send.array
+    if len(x) != len(recv.array):
         raise NotOurs
-    before: list[Callable[[], None]] = [send.load]
-    if in_place:
-        before.append(partial(setitem, x, slice(None), recv.bytes))
-    return CollectiveCall("all_to_all", x, recv.bytes, options_of("all_to_all"), len(x), before, [recv.store])
+    inputs = [send, Packing(x, [(recv.array, x)])] if in_place else [send]
+    return CollectiveCall("all_to_all", x, recv.array, options_of("all_to_all"), len(x), inputs, [recv])
 
 
 CALLS = bcast, reduce_scatter_block, reduce_scatter, allgather, allgatherv, scatter, alltoall

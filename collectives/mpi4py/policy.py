@@ -123,11 +123,9 @@ class Ours:
 
     def run(self, call: CollectiveCall) -> None:
         assert self.comm is not None
-        for act in call.before:
-            act()
+        call.load()
         self.comm.dispatcher.run(*call[:4])
-        for act in call.after:
-            act()
+        call.store()
 
     def start(self, call: CollectiveCall) -> MPI.Request:
         assert self.comm is not None

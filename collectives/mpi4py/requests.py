@@ -25,16 +25,14 @@ class Run:
         self.call: CollectiveCall | None = call
         self.plan = plan
         self.request = MPI.Grequest.Start(self.query)
-        for act in call.before:
-            act()
+        call.load()
         plan.at_end = self.end
         plan.start()
 
     def end(self) -> None:
         """Complete the request, once no thread of ours refers to the arrays any more, which are the caller's again."""
         assert self.call is not None
-        for act in self.call.after:
-            act()
+        self.call.store()
         self.call = None
         if isinstance(self.plan, StartedCall):
             self.plan.release()

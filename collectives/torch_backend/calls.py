@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from collectives.arrays import ops
+from collectives.arrays.packing import Packing, pack_tensors
 from collectives.communicator import Communicator
 from collectives.runtime.call.call import Call
 from collectives.runtime.plan import Plan, Runs, run_now
@@ -62,11 +63,10 @@ class TorchCall:
         """Run it, once all ranks have agreed on it; `run` and `at_once` are as in `Dispatcher.run`."""
         if refusal := self.refusal():
             comm.dispatcher.refuse(self.collective, refusal, run, self.call_site)
-        x, out = self.arrays()
-        result = x if self.spec.in_place else out
+        x, out, result = self.gather()
         comm.dispatcher.run(self.collective, x, out, self.options, run, self.note, self.call_site, at_once)
-        if self.outputs and result is not self.outputs[0]:
-            unpack(result, self.outputs)
+        if self.outputs:
+            result.store()
 
     def begin(self, comm: Communicator) -> Plan | None:
         """Begin it, if that needs no wait for other ranks, and no work after it."""
@@ -74,41 +74,31 @@ class TorchCall:
             return None
         if len(self.outputs) > 1 or not all(t.is_contiguous() and t.dtype in OUR_DTYPES for t in self.outputs):
             return None
-        x, out = self.arrays()
+        x, out, _ = self.gather()
         request = Call.of(self.collective, x, out, self.options, note=self.note, call_site=self.call_site)
         return comm.starter.begin_bound(request)
 
-    def arrays(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the arrays of the communicator's call; the second is None where the first gets the result."""
-        is_moved = not self.spec.reduces
+    def gather(self) -> tuple[Any, Any, Packing]:
+        """Gather its input; return the arrays of the communicator's call, and that of its result."""
         if self.spec.in_place:
-            return pack(self.inputs or self.outputs, is_moved), None
-        return pack(self.inputs, is_moved), pack(self.outputs, is_moved, is_empty=True)
+            both = pack(self.inputs or self.outputs, self.spec)
+            both.load()
+            return both.array, None, both
+        sent, result = pack(self.inputs, self.spec), pack(self.outputs, self.spec)
+        sent.load()
+        return sent.array, result.array, result
 
 
 def total(tensors: Tensors) -> int:
     return sum(t.numel() for t in tensors)
 
 
-def pack(tensors: Tensors, is_moved: bool, is_empty: bool = False) -> torch.Tensor | None:
-    """Return tensors as a contiguous one: the only one itself, or a new one, with their contents unless `is_empty`."""
-    if not tensors:
-        return None
-    first = tensors[0]
-    if len(tensors) > 1 or not first.is_contiguous():
-        first = first.new_empty(total(tensors)) if is_empty else torch.cat([t.detach().reshape(-1) for t in tensors])
-    if is_moved and first.dtype not in OUR_DTYPES:  # torch's own dtypes: as integers of their size
-        return first.detach().view(-1).view(INTEGERS[first.itemsize])
-    return first
-
-
-def unpack(packed: torch.Tensor | None, tensors: Tensors) -> None:
-    """Copy the pieces of a packed tensor back into the tensors, unless they share memory."""
-    if packed is None or packed.data_ptr() == tensors[0].data_ptr():
-        return
-    pieces = packed.detach().view(-1).view(tensors[0].dtype).split([t.numel() for t in tensors])
-    for tensor, piece in zip(tensors, pieces, strict=True):
-        tensor.detach().copy_(piece.view(tensor.shape))
+def pack(tensors: Tensors, spec: Collective) -> Packing:
+    """Return tensors as a contiguous one; if they are only moved, those of torch's own dtypes as integers."""
+    packing = pack_tensors(tensors) if tensors else Packing(None)
+    if not tensors or spec.reduces or tensors[0].dtype in OUR_DTYPES:
+        return packing
+    return packing._replace(array=packing.array.detach().view(-1).view(INTEGERS[tensors[0].itemsize]))
 
 
 def caller(frame: FrameType) -> tuple[str, int]:

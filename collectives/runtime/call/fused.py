@@ -10,6 +10,7 @@ import numpy as np
 
 from collectives.arrays.addresses import overlap, pointer
 from collectives.arrays.device import Device
+from collectives.arrays.packing import Packing
 from collectives.arrays.views import flat, split
 from collectives.runtime.call.checks import REFUSALS, check_writable
 from collectives.runtime.plan import CopyPair
@@ -63,10 +64,9 @@ class Fused:
     def copies(self, collective: str, is_root: bool) -> tuple[list[CopyPair], list[CopyPair]]:
         """Return the copies to the buffer ahead of a collective, and those from it after."""
         spec, rank = COLLECTIVES[collective], 0 if is_root else 1
-        parts = split(self.buffer, self.lengths)
-        before = zip(parts, self.views, strict=True) if spec.reads(rank, root=0) else ()
-        after = zip(self.views, parts, strict=True) if spec.writes(rank, root=0) else ()
-        return list(before), list(after)
+        packing = Packing(self.buffer, list(zip(self.views, split(self.buffer, self.lengths), strict=True)))
+        before = packing.loads if spec.reads(rank, root=0) else []
+        return before, [*packing.pairs] if spec.writes(rank, root=0) else []
 
 
 def flat_views(arrays: Sequence[Any]) -> tuple[Device, np.dtype, Sequence[Any]]:
