@@ -39,7 +39,7 @@ def rank_variables(rank: int, topology: Topology) -> dict[str, str]:
     """
     node, size = topology.node_of[rank], len(topology.node_of)
     local_ranks = topology.nodes[node]
-    numbers = {
+    variables = {
         "RANK": rank,
         "WORLD_SIZE": size,
         "LOCAL_RANK": local_ranks.index(rank),
@@ -50,9 +50,10 @@ def rank_variables(rank: int, topology: Topology) -> dict[str, str]:
         "ROLE_WORLD_SIZE": size,
         "TORCHELASTIC_RESTART_COUNT": 0,
         "TORCHELASTIC_MAX_RESTARTS": 0,
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": "mpi",
     }
-    words = {"ROLE_NAME": "default", "TORCHELASTIC_RUN_ID": "mpi"}
-    return words | {name: str(number) for name, number in numbers.items()}
+    return {name: str(value) for name, value in variables.items()}
 
 
 def free_port() -> int:

@@ -538,7 +538,7 @@ TOOLS = [
     ),
     mutant(
         "collectives/torch_backend/work.py",
-        "            follow(self.after, self.compact.device)\n            return\n",
+        "            follow(self.after, self.device)\n            return\n",
         "            return\n",
         ("test_torch_order.py",),
     ),

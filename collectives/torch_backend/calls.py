@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from types import FrameType
 from typing import Any
 
@@ -14,7 +14,6 @@ from collectives.arrays.packing import Packing, pack_tensors
 from collectives.communicator import Communicator
 from collectives.runtime.call.call import Call
 from collectives.runtime.plan import Plan, Runs, run_now
-from collectives.runtime.reports.call_log import CallSite
 from collectives.schedule.spec import COLLECTIVES, DEFAULTS, Collective, options_of
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by itemsize
@@ -31,9 +30,9 @@ class TorchCall:
     inputs: Tensors
     outputs: Tensors
     options: tuple  # as `options_of` returns them
+    call_site: tuple[str, int]  # source line of the call
     note: str = ""  # ", " and further facts in which ranks must agree
     failure: str = ""  # why it is refused
-    call_site: CallSite | None = None  # source line of the call
 
     def __str__(self) -> str:
         tensors = self.inputs or self.outputs
@@ -59,7 +58,7 @@ class TorchCall:
             return f"{self.collective}: tensors of {' and '.join(kinds)}: pass tensors of one dtype on one device"
         return ""
 
-    def run(self, comm: Communicator, run: Runs = run_now, at_once: bool = True) -> None:
+    def run(self, comm: Communicator, run: Runs, at_once: bool) -> None:
         """Run it, once all ranks have agreed on it; `run` and `at_once` are as in `Dispatcher.run`."""
         if refusal := self.refusal():
             comm.dispatcher.refuse(self.collective, refusal, run, self.call_site)
@@ -70,9 +69,9 @@ class TorchCall:
 
     def begin(self, comm: Communicator) -> Plan | None:
         """Begin it, if that needs no wait for other ranks, and no work after it."""
-        if self.refusal():  # also of sparse rows, whose contiguity torch 2.6 does not check
+        if self.refusal() or len(self.outputs) > 1:  # also of sparse rows, whose contiguity torch 2.6 does not check
             return None
-        if len(self.outputs) > 1 or not all(t.is_contiguous() and t.dtype in OUR_DTYPES for t in self.outputs):
+        if not all(t.is_contiguous() and t.dtype in OUR_DTYPES for t in self.outputs):
             return None
         x, out, _ = self.gather()
         request = Call.of(self.collective, x, out, self.options, note=self.note, call_site=self.call_site)
@@ -128,21 +127,21 @@ def sum_products(call: TorchCall, factor: Any, execute: Execute) -> None:
             target.detach().copy_(source)
 
 
-def sum_sparse(tensor: torch.Tensor, op: Any, size: int, call_site: CallSite, execute: Execute) -> None:
+def sum_sparse(tensor: torch.Tensor, op: Any, size: int, call_site: tuple[str, int], execute: Execute) -> None:
     """Sum sparse tensors of coordinates: every rank gets all indices and values, and adds them in rank order."""
-    gather = partial(TorchCall, "all_gather", call_site=call_site)
     failure = "" if op == op.SUM else f"op {op.name} of a sparse tensor: use SUM, or pass tensor.to_dense()"
     own = tensor.detach().coalesce()
     num_rows = torch.empty(size, dtype=torch.int64)
     note = f", sparse {tuple(tensor.shape)} of {tensor.dtype} in {tensor.sparse_dim()} dimensions"
-    execute(gather([torch.tensor([own._nnz()])], [num_rows], options_of("all_gather"), note, failure))
+    own_rows, options = [torch.tensor([own._nnz()])], options_of("all_gather")
+    execute(TorchCall("all_gather", own_rows, [num_rows], options, call_site, note, failure))
 
     def of_all(rows: torch.Tensor) -> torch.Tensor:
         """Gather every rank's rows, of which there is one for each non-zero."""
-        outputs = [rows.new_empty(count, *rows.shape[1:]) for count in num_rows.tolist()]
-        counts = tuple(x.numel() for x in outputs)
-        execute(gather([rows.contiguous()], outputs, options_of("all_gather", counts=counts)))
-        return torch.cat(outputs)
+        result = rows.new_empty(int(num_rows.sum()), *rows.shape[1:])
+        counts = tuple(count * rows.shape[1:].numel() for count in num_rows.tolist())
+        execute(TorchCall("all_gather", [rows], [result], options_of("all_gather", counts=counts), call_site))
+        return result
 
     indices, values = of_all(own.indices().t()).t(), of_all(own.values())
     result = torch.sparse_coo_tensor(indices, values, tensor.shape, check_invariants=False)

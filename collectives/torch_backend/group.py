@@ -120,23 +120,29 @@ class Runner(Base):
         with suppress(dist.DistError):  # rank 0, which serves the store, may have ended
             self.store.set("failed", words)
 
-    def run(self, collective: str, inputs: Tensors, outputs: Tensors, opts: Any, **values: Any) -> Work:
-        """Run a call, begin it, or have it run; `values` are of options."""
-        call = TorchCall(collective, inputs, outputs, options_of(collective, **values))
-        call.call_site = caller(sys._getframe(1))
+    def run(
+        self, collective: str, inputs: Tensors, outputs: Tensors, opts: Any, factor: Any = None, **values: Any
+    ) -> Work:
+        """Run a call, begin it, or have it run; `values` are of options, and a `factor` multiplies the input."""
+        call = TorchCall(collective, inputs, outputs, options_of(collective, **values), caller(sys._getframe(1)))
+        if factor is not None:
+            call.note = ", PREMUL_SUM"
+            return self.submit(partial(sum_products, call, factor), outputs or inputs, opts)
         if getattr(opts, "asyncOp", True) and (work := self.begin(call, opts)):
             return work
-        return self.submit(lambda execute: execute(call), call.outputs or call.inputs, opts, call.inputs)
+        return self.submit(lambda execute: execute(call), outputs or inputs, opts, inputs)
 
     def begin(self, call: TorchCall, opts: Any) -> Work | None:
         """Begin an asynchronous call in this thread, if it has been bound and takes less time than handing it over."""
-        results = call.outputs or call.inputs
-        if self.failure or not self.queue.is_empty or sum(t.nbytes for t in call.inputs + call.outputs) > SHORT_BYTES:
+        nbytes = sum(t.nbytes for t in call.inputs + call.outputs)
+        if self.failure or not CPP_HOLDS_WORKS or not self.queue.is_empty or nbytes > SHORT_BYTES:
             return None
         with self.queue.running:
-            if not CPP_HOLDS_WORKS or (plan := call.begin(self.comm)) is None:
-                return None
-        return self.keep(PlanWork(plan, results, self.limit_of(opts), partial(self.error_of, call), self.queue))
+            plan = call.begin(self.comm)
+        if plan is None:
+            return None
+        results, error_of = call.outputs or call.inputs, partial(self.error_of, call)
+        return self.keep(PlanWork(plan, results, self.limit_of(opts), error_of, self.queue))
 
     def keep(self, work: Work) -> Work:
         """Add asynchronous work to coalesced calls, if any; hold a reference where torch does not."""
@@ -149,12 +155,8 @@ class Runner(Base):
     def reduction(self, collective: str, inputs: Tensors, outputs: Tensors, opts: Any, **values: Any) -> Work:
         op, dtype = int(opts.reduceOp.op), inputs[0].dtype
         name = (OP_NAMES_OF_BOOL if dtype is torch.bool else OP_NAMES)[op]
-        if op != PREMUL_SUM:
-            return self.run(collective, inputs, outputs, opts, op=name, **values)
-        call = TorchCall(collective, inputs, outputs, options_of(collective, op=name, **values), ", PREMUL_SUM")
-        call.call_site = caller(sys._getframe(1))
-        factor = opts.reduceOp.__getstate__()[1]  # older torch has no attribute for it
-        return self.submit(partial(sum_products, call, factor), outputs or inputs, opts)
+        factor = opts.reduceOp.__getstate__()[1] if op == PREMUL_SUM else None  # older torch has no attribute for it
+        return self.run(collective, inputs, outputs, opts, factor, op=name, **values)
 
     def last(self, works: list[Work]) -> Work:
         """Return the last of calls that end in their order; nothing to wait for if there are none."""

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-import numpy as np
 import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
@@ -49,9 +48,7 @@ def numbered(url: str) -> bool:
     if environment.launched_size() == 1:
         return any(set_here)
     numbers = [int(os.environ[name]) for name in SET_BY_HAND[:2]] if all(set_here) else NOTHING
-    comm = communicator_of(started_world())
-    every = comm.all_gather(np.array(numbers)).reshape(-1, len(numbers)).tolist()
-    comm.free()
+    every = started_world().allgather(numbers)
     if all(numbers == NOTHING for numbers in every):
         return False
     if (odd := misfit(every)) is not None:
@@ -103,12 +100,6 @@ def started_world() -> "MPI.Intracomm":
     return start_mpi().COMM_WORLD
 
 
-def communicator_of(mpi_comm: "MPI.Intracomm", **options: Any) -> "Communicator":
-    from collectives.communicator import Communicator
-
-    return Communicator(mpi_comm, **options)
-
-
 def communicator(world: "MPI.Intracomm", store: dist.Store, rank: int, size: int, name: str) -> "Communicator":
     """Make a communicator of those ranks of MPI's world that use a store, in any order."""
     store.set(f"world rank of {rank}", str(world.rank))
@@ -127,8 +118,10 @@ def part(of: Any, ranks: Sequence[int], name: str) -> "Communicator":
     """Make a communicator of some ranks of an MPI communicator, which all know them.  Collective among these."""
     from mpi4py import MPI
 
+    from collectives.communicator import Communicator
+
     largest: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
     mpi_comm = of.Create_group(of.group.Incl(ranks), crc32(name.encode()) % largest)
-    comm = communicator_of(mpi_comm, check=True, timeout_s=0)
+    comm = Communicator(mpi_comm, check=True, timeout_s=0)
     mpi_comm.Free()
     return comm

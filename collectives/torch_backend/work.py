@@ -14,6 +14,7 @@ from mpi4py import MPI
 from torch.distributed import DistBackendError, Work
 from torch.futures import Future
 
+from collectives.arrays.packing import pack_tensors
 from collectives.job.backoff import Backoff
 from collectives.job.errors import CommunicationError, InputError
 from collectives.runtime.backends.point_to_point import RecvMessage
@@ -123,11 +124,11 @@ class MessageWork(PlanWork):
     """The work of a message in flight: of a tensor's own memory, or of a copy if that has gaps."""
 
     def __init__(self, begin: Callable, tensor: torch.Tensor, peer: int | None, tag: int, limit_s: float):
-        self.compact = tensor.detach().contiguous()
-        plan = begin(self.compact.view(-1).view(torch.uint8), peer, tag, blocking=False)
+        self.packing = pack_tensors([tensor.detach()])
+        self.packing.load()
+        plan = begin(self.packing.array.view(-1).view(torch.uint8), peer, tag, blocking=False)
         super().__init__(plan, [tensor], limit_s, self.as_torch)
-        self.message = plan.rounds[0]
-        self.receives_copy = isinstance(self.message, RecvMessage) and self.compact.data_ptr() != tensor.data_ptr()
+        self.message, self.device = plan.rounds[0], tensor.device
         self.is_finished, self.after = False, None
 
     def as_torch(self, error: Exception, limit_s: float) -> DistBackendError:
@@ -148,11 +149,11 @@ class MessageWork(PlanWork):
     def finish(self) -> None:
         """Finish a message that has arrived, perhaps in another thread; order later work on its stream after it."""
         if self.is_finished:
-            follow(self.after, self.compact.device)
+            follow(self.after, self.device)
             return
-        if self.receives_copy:
-            self.tensors[0].detach().copy_(self.compact)
-        self.is_finished, self.after = True, event_on(self.compact.device)
+        if isinstance(self.message, RecvMessage):
+            self.packing.store()
+        self.is_finished, self.after = True, event_on(self.device)
 
     def get_future(self) -> Future:
         raise NotImplementedError("a message has no future, as over gloo: call wait() of its work")

@@ -110,7 +110,7 @@ def test_a_message_ends_on_the_stream_of_who_sees_it_first_and_others_follow(str
     plan = SimpleNamespace(rounds=[SimpleNamespace(peer=0)], wait=lambda limit_s: None, done=lambda: True)
     target = torch.zeros(4)[:: 1 + has_gaps]
     received = work.MessageWork(lambda *args, **named: plan, target, 0, 0, 60.0)
-    received.compact.fill_(7)
+    received.packing.array.fill_(7)
     monkeypatch.setattr(work, "event_on", lambda device: streams.current.stream.record_event())
     with streams.use(streams.stream("first")):
         assert not received.is_completed()
