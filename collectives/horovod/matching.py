@@ -3,6 +3,9 @@
 A submitted call is pending.  A rank that waits for one exchanges its pending calls with the other ranks, and all run
 those that every rank has, in the order of the lowest rank.  So an asynchronous call begins when every rank waits for a
 call or polls one, this one or another; `optimizer.py` reduces gradients during the backward pass.
+
+The communicator's own `compare` does not serve here: it waits for all ranks and refuses calls that differ, while ranks
+that make calls in different orders must learn each other's, and one that polls must not wait.
 """
 
 from __future__ import annotations

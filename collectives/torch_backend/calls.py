@@ -36,7 +36,7 @@ class TorchCall:
 
     def __str__(self) -> str:
         tensors = self.inputs or self.outputs
-        words = [f"{total(tensors)} elements", str(tensors[0].dtype)] if tensors else []
+        words = [f"{sum(t.numel() for t in tensors)} elements", str(tensors[0].dtype)] if tensors else []
         options = zip(self.spec.options, self.options, strict=True)
         words += [f"{name}={value}" for name, value in options if value != DEFAULTS.get(name)]
         return f"{self.collective}({', '.join(words)})"
@@ -86,10 +86,6 @@ class TorchCall:
         sent, result = pack(self.inputs, self.spec), pack(self.outputs, self.spec)
         sent.load()
         return sent.array, result.array, result
-
-
-def total(tensors: Tensors) -> int:
-    return sum(t.numel() for t in tensors)
 
 
 def pack(tensors: Tensors, spec: Collective) -> Packing:

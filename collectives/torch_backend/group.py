@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from types import FunctionType
 from typing import Any
 
@@ -40,7 +40,7 @@ class Runner(Base):
 
     def __init__(self, comm: Communicator, store: dist.Store, timeout: timedelta, name: str):
         super().__init__(comm.rank, comm.size)
-        self.comm, self.store, self.limit_s, self._name = comm, store, seconds(timeout), name
+        self.comm, self.store, self.limit_s, self.group_name = comm, store, seconds(timeout), name
         self.queue = CallQueue()
         comm.barrier()  # all ranks are here for it
         self.coalesced: list[Work] | None = None
@@ -53,22 +53,16 @@ class Runner(Base):
 
     getBackendName = _get_backend_name = name  # noqa: N815  as C++ calls it
 
-    @property
-    def group_name(self) -> str:
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        return self._description
+    group_name = group_desc = ""  # in place of C++'s properties
 
     def _set_group_name(self, name: str) -> None:
-        self._name = name
+        self.group_name = name
 
     def _set_group_desc(self, description: str) -> None:
-        self._description = description
+        self.group_desc = description
 
     def getGroupName(self) -> str:  # noqa: N802  as C++ calls it
-        return self._name
+        return self.group_name
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -219,15 +213,11 @@ def untraced(group: type) -> type:
 
 def not_compiled(method: Callable) -> Callable:
     """Disable the compiler, without the seconds for importing it where it is not used."""
-    disabled: list[Callable] = []
+    disabled = cache(lambda: torch.compiler.disable(method))
 
     @wraps(method)
     def run(*arguments: Any, **named: Any) -> Any:
-        if "torch._dynamo" not in sys.modules:
-            return method(*arguments, **named)
-        if not disabled:
-            disabled.append(torch.compiler.disable(method))
-        return disabled[0](*arguments, **named)
+        return (disabled() if "torch._dynamo" in sys.modules else method)(*arguments, **named)
 
     return run
 
