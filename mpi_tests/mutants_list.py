@@ -507,6 +507,30 @@ TOOLS = [
         ("test_torch_backend.py", "ranks_that_disagree and 2-ranks", 2),
     ),
     mutant(
+        "collectives/arrays/packing.py",
+        "return [(part, region) for region, part in self.pairs]",
+        "return []",
+        ("test_arrays.py", "pieces_of_memory"),
+    ),
+    mutant(
+        "collectives/mpi4py/buffers.py",
+        "to_itself().Sendrecv(source, 0, 0, target, 0, 0)",
+        "to_itself().Sendrecv(target, 0, 0, source, 0, 0)",
+        ("test_mpi4py_face.py", "results_are_the_librarys and allgatherv and 2-ranks", 2),
+    ),
+    mutant(
+        "collectives/mpi4py/calls.py",
+        "results = [Packing(out, [(recv[:own], out)])] if in_place else ()",
+        "results = ()",
+        ("test_mpi4py_face.py", "results_are_the_librarys and reduce_scatter and 2-ranks", 2),
+    ),
+    mutant(
+        "collectives/horovod/tensor_calls.py",
+        "        each.store()\n",
+        "        each.load()\n",
+        ("test_horovod.py", "tensors_with_gaps and 2-ranks", 2),
+    ),
+    mutant(
         "collectives/torch_backend/work.py",
         "self.stream.wait_event(self.before)",
         "assert self.before",

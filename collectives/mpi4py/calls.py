@@ -31,6 +31,12 @@ class CollectiveCall(NamedTuple):
     inputs: Sequence[Packing] = ()  # to be loaded before it
     results: Sequence[Packing] = ()  # to be stored after it
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of a plan beside the input."""
+        options = dict(zip(COLLECTIVES[self.collective].options, self.options, strict=True))
+        return options if self.out is None else options | {"out": self.out}
+
     def load(self) -> None:
         for each in self.inputs:
             each.load()

@@ -130,7 +130,7 @@ class Ours:
         return StartedRequest(Run(call, self.comm.starter.plan_later(Call.of(*call[:4]))))
 
     def bind(self, call: CollectiveCall) -> MPI.Prequest:
-        return PersistentRequest(call, self.comm.dispatcher.plan(call.collective, call.x, Call.of(*call[:4]).arguments))
+        return PersistentRequest(call, self.comm.plan(call.collective, call.x, **call.arguments))
 
     def free(self) -> None:
         if self.comm is not None:

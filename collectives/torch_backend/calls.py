@@ -13,8 +13,9 @@ from collectives.arrays import ops
 from collectives.arrays.packing import Packing, pack_tensors
 from collectives.communicator import Communicator
 from collectives.runtime.call.call import Call
-from collectives.runtime.plan import Plan, Runs, run_now
+from collectives.runtime.plan import Plan
 from collectives.schedule.spec import COLLECTIVES, DEFAULTS, Collective, options_of
+from collectives.torch_backend.work import Runs
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by itemsize
 OUR_DTYPES = {getattr(torch, str(dtype)) for dtype in ops.DTYPES if hasattr(torch, str(dtype))}  # of the communicator

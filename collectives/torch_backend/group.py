@@ -18,11 +18,21 @@ from collectives.communicator import Communicator
 from collectives.job.backoff import Backoff
 from collectives.job.errors import InputError
 from collectives.job.launch import refuse_after_fork
-from collectives.runtime.plan import Plan, Runs
+from collectives.runtime.plan import Plan
 from collectives.schedule.spec import OPS, options_of
 from collectives.torch_backend.calls import Execute, Tensors, TorchCall, caller, sum_products, sum_sparse
 from collectives.torch_backend.rendezvous import part
-from collectives.torch_backend.work import FAILURES, HELD, CallQueue, Finished, MessageWork, Pending, PlanWork, seconds
+from collectives.torch_backend.work import (
+    FAILURES,
+    HELD,
+    CallQueue,
+    Finished,
+    MessageWork,
+    Pending,
+    PlanWork,
+    Runs,
+    seconds,
+)
 
 LONGEST_SLEEP_S = 0.05  # while the other ranks end the group, too
 LONGEST_WAIT_S = 1e6  # that a store accepts

@@ -18,7 +18,7 @@ from collectives.arrays.packing import pack_tensors
 from collectives.job.backoff import Backoff
 from collectives.job.errors import CommunicationError, InputError
 from collectives.runtime.backends.point_to_point import RecvMessage
-from collectives.runtime.plan import Plan, Predecessor, Runs
+from collectives.runtime.plan import Plan, Predecessor
 
 Base: Any = Work  # declared with a C++ result and future
 BUSY = 0.25  # share of time for which other threads compute, above which they need the core
@@ -26,6 +26,7 @@ FAILURES = (TimeoutError, InputError, CommunicationError, MPI.Exception)
 IDLE_S = 1e-3  # a period without computation after which others are taken to be idle
 HELD: set[Work] = set()  # referenced until they are waited for or asked for their future
 Tensors = Sequence[torch.Tensor]
+Runs = Callable[[Any], Any]  # of a plan
 ErrorOf = Callable[[Exception, float], DistBackendError]  # takes the exception, and the time limit
 
 

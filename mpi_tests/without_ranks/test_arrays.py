@@ -6,10 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from collectives.arrays import addresses, views
 from collectives.arrays.memory import Window, Windows
 from collectives.arrays.ops import Op
+from collectives.arrays.packing import Packing, pack_tensors
 from collectives.runtime.backends import kernels
 from collectives.schedule.spec import OPS
 from mpi_tests.helpers.reference import COMPLEX, DTYPES, HALVES, INTEGERS, UFUNCS, draw, ops_of
@@ -193,3 +195,25 @@ def test_windows_that_threads_add_and_remove():
             assert [*errors, looking.exception()] == [None] * 3
     finally:
         sys.setswitchinterval(interval_s)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "bool"])
+def test_pieces_of_memory_are_gathered_and_written_back(dtype):
+    whole = torch.arange(24).view(4, 6).to(getattr(torch, dtype))
+    pieces = [whole[:, ::2].t(), whole[1, 1::2], whole[3, 5]]
+    packing = pack_tensors(pieces)
+    packing.load()
+    assert packing.array.is_contiguous()
+    assert torch.equal(packing.array.float(), torch.cat([piece.float().reshape(-1) for piece in pieces]))
+    before = whole.float()
+    packing.array.zero_()
+    assert torch.equal(whole.float(), before)
+    packing.store()
+    assert all(not piece.float().any() for piece in pieces)
+    assert torch.equal(whole.float()[0, 1::2], before[0, 1::2])
+
+
+def test_one_contiguous_tensor_is_its_own_packing():
+    x = torch.zeros(2, 3)
+    assert pack_tensors([x]) == Packing(x)
+    assert pack_tensors([x.t()]).array.shape == (3, 2)
