@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from types import FunctionType
 from typing import Any
 
@@ -223,11 +223,15 @@ def untraced(group: type) -> type:
 
 def not_compiled(method: Callable) -> Callable:
     """Disable the compiler, without the seconds for importing it where it is not used."""
-    disabled = cache(lambda: torch.compiler.disable(method))
+    disabled: list[Callable] = []
 
     @wraps(method)
     def run(*arguments: Any, **named: Any) -> Any:
-        return (disabled() if "torch._dynamo" in sys.modules else method)(*arguments, **named)
+        if "torch._dynamo" not in sys.modules:
+            return method(*arguments, **named)
+        if not disabled:
+            disabled.append(torch.compiler.disable(method))
+        return disabled[0](*arguments, **named)
 
     return run
 
