@@ -1,5 +1,6 @@
 """The buffers of mpi4py's calls, as `[data, count, type]`, as flat arrays, for any datatype."""
 
+import ctypes
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
@@ -16,6 +17,8 @@ from collectives.arrays.views import is_a
 from collectives.arrays.views import writable as is_writable
 
 BYTES = np.dtype(np.uint8)
+DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
+DLPACK_DTYPE_OFFSET = 20  # in DLTensor: after data, device and ndim
 LISTS = list | tuple
 typedict: dict[str, MPI.Datatype] = MPI._typedict  # by the formats of Python's buffers
 
@@ -115,11 +118,17 @@ def as_array(data: Any) -> Any:
         import cupy
 
         return cupy.asarray(data)
-    memory: Any = MPI.buffer.frombuffer(data)  # writable, which NumPy's array of it may not be
-    try:
-        return np.frombuffer(memory, np.from_dlpack(data).dtype)
-    except (BufferError, RuntimeError):  # of a dtype that NumPy lacks
-        raise NotOurs from None
+    memory: Any = MPI.buffer.frombuffer(data)
+    return np.frombuffer(memory, dlpack_dtype(data))
+
+
+def dlpack_dtype(data: Any) -> np.dtype:
+    """Return the dtype of an array that only has DLPack, from its header."""
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    capsule = data.__dlpack__()
+    code, bits = (ctypes.c_uint8 * 2).from_address(pointer(capsule, b"dltensor") + DLPACK_DTYPE_OFFSET)
+    return np.dtype(f"{DLPACK_KINDS[code]}{bits // 8}")
 
 
 @cache
