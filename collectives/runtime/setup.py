@@ -106,15 +106,25 @@ def settings(agreement: Agreement, check: bool | None, timeout_s: float | None) 
 def node_number(context: Context, shared: MPI.Comm) -> int:
     """Return the number of this rank's node: its first rank.  Collective."""
     with context.agreed("Communicator"):
-        fake = environment.fake_nodes()
-        if fake and fake[0] != -(-context.size // fake[1]):
-            raise ValueError(
-                f"COLLECTIVES_FAKE_NODES={fake[0]}x{fake[1]} does not make the {context.size} ranks of this job: "
-                "change it, or unset it"
-            )
-    if fake:
-        return context.rank // fake[1]
-    return ranks_in(context.mpi, shared)[0]
+        fake = fake_node(context)
+    return ranks_in(context.mpi, shared)[0] if fake is None else fake
+
+
+def fake_node(context: Context) -> int | None:
+    """Return the number of this rank's node by COLLECTIVES_FAKE_NODES, of these ranks or of the job's; None if not set.
+
+    Raises: ValueError if it makes neither.
+    """
+    fake = environment.fake_nodes()
+    if fake is None:
+        return None
+    for comm in (context.mpi, MPI.COMM_WORLD):
+        if fake[0] == -(-comm.size // fake[1]):
+            return comm.rank // fake[1]
+    raise ValueError(
+        f"COLLECTIVES_FAKE_NODES={fake[0]}x{fake[1]} does not make the {context.size} ranks of this job: "
+        "change it, or unset it"
+    )
 
 
 def has_kernels(context: Context, shared: MPI.Comm) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from collectives.arrays.views import dtype_of
 from collectives.runtime.backends.kernels import ALIASING_BYTES, PAGE_BYTES
@@ -467,12 +468,25 @@ def test_nodes(comm, monkeypatch):
     each = Communicator(comm.mpi)
     assert each.topology.nodes == tuple((rank,) for rank in range(comm.size))
     each.free()
-    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "3x3")
-    with pytest.raises(InputError, match=f"=3x3 does not make the {comm.size} ranks"):
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "9x9")
+    with pytest.raises(InputError, match=f"=9x9 does not make the {comm.size} ranks"):
         Communicator(comm.mpi)
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "two")
     with pytest.raises(InputError, match="write <nodes>x<ranks per node>, as in 2x4"):
         Communicator(comm.mpi)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_a_communicator_of_some_ranks_has_the_nodes_of_the_job(mpi_comm, monkeypatch):
+    from collectives import Communicator
+
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", f"{-(-MPI.COMM_WORLD.size // 2)}x2")
+    comm = Communicator(mpi_comm)
+    node_of = [rank // 2 for rank in mpi_comm.allgather(MPI.COMM_WORLD.rank)]
+    assert [set(ranks) for ranks in comm.topology.nodes] == [
+        {rank for rank, node in enumerate(node_of) if node == number} for number in dict.fromkeys(node_of)
+    ]
+    comm.free()
 
 
 @pytest.mark.sizes(4, 8)

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from mpi4py import MPI
 
 from collectives.torch_backend.work import HELD
 from mpi_tests.helpers.torch_programs import PROGRAMS, ddp, lacking
@@ -36,6 +37,18 @@ def test_groups_within(size):
     dist.all_reduce(x, group=mesh["b"].get_group())
     assert x == (1 if rank < 2 else 5)
     dist.destroy_process_group(odds if rank % 2 else evens)
+
+
+@pytest.mark.sizes(4)
+def test_groups_of_fewer_ranks_on_nodes_that_are_played(mpi_comm, monkeypatch):
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", f"{-(-MPI.COMM_WORLD.size // 2)}x2")
+    with world(mpi_comm):
+        rank, x = dist.get_rank(), of(dist.get_rank())
+        group = dist.new_group([0, 1])
+        if rank < 2:
+            dist.all_reduce(x, group=group)
+            assert torch.equal(x, of(0) + of(1))
+        dist.barrier()
 
 
 @pytest.fixture
