@@ -178,7 +178,7 @@ class Dispatcher:
             self.order.drain(call.run)
         if call.fused is not None and call.x is call.fused:
             self.allocate(call, call.fused)
-        description, failure, facts = self.describe(call)
+        description, failure, facts = self.check_call(call)
         if failure and not self.check:
             raise LoneInputError(failure)
         late = self.comparator.gate(None if compared else call.run)
@@ -203,7 +203,7 @@ class Dispatcher:
             fused.buffer = self.context.memory.empty(fused.device, len(fused), fused.dtype)
         call.x = fused.buffer
 
-    def describe(self, call: Call) -> tuple[str, str, list[int]]:
+    def check_call(self, call: Call) -> tuple[str, str, list[int]]:
         """Check a call as far as one rank can; return its description, why it is refused, and its facts."""
         try:
             call.check(self.context.rank, self.context.size)
