@@ -13,9 +13,10 @@ from wire import Wire
 
 from collectives import Communicator
 from models.gpt import GPT
-from models.optimizer import AdamW, Optimizer
+from models.optimizer import AdamW
 from parallelism.buffers.arena import Arena
 from parallelism.data.loop import DataParallel, Sharded
+from parallelism.step.optimizer import Optimizer
 from parallelism.zero.units import ShardGroups
 
 EVERYTHING_MB = 1e6  # size of a bucket that holds any model

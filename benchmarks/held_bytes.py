@@ -18,7 +18,7 @@ from parallelism.zero.units import ShardGroups
 
 if TYPE_CHECKING:
     from collectives import Communicator, Plan
-    from models.optimizer import Optimizer
+    from parallelism.step.optimizer import Optimizer
 
 
 class HeldBytes(NamedTuple):
