@@ -1006,8 +1006,8 @@ MODELS = [
     ),
     mutant(
         "training/config.py",
-        "presets.fill(self, shape)",
-        "presets.fill(self)",
+        "None if shape is None else presets.Preset(family_of(shape), vars(shape))",
+        "None",
         ("test_init_from.py", "the_shape"),
     ),
     mutant(

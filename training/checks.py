@@ -12,7 +12,6 @@ from collectives.schedule.draw import refuse, refuse_picture
 from models.data import Tokens, TokenWindows, split
 from models.hf import initialize
 from models.model import Model
-from models.presets import samples_of_depth, shape_of
 from models.token_files import TokenSequence
 from parallelism.data.sampler import DistributedSampler
 from parallelism.experts.expert_parallel import check_experts
@@ -23,6 +22,7 @@ from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.schedule.search import limits_of
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes, rank_params
+from parallelism.planner.presets import samples_of_depth, shape_of
 from parallelism.sequence.token_shards import check_between_layers, shard_tokens
 from parallelism.tensor.sharding_plan import strategies
 from parallelism.zero.units import groups_of

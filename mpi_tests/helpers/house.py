@@ -74,15 +74,9 @@ FLOORS = {
         ("collectives.bench", "collectives.doctor"),
         imports=(*ALL, "simulation", "torch", "programs", "charts", "surroundings"),
     ),
-    "models": Floor(("models",), imports=("settings", "gpt"), without=("mpi4py",)),
-    "gpt": Floor(
-        ("models.gpt", "models.llama", "models.model"), imports=("models",), without=("mpi4py",)
-    ),  # parallelism/ must not import these, except to time a block
-    "block times": Floor(("parallelism.planner.ranks",), imports=(*ALL, "models", "gpt", "parallelism")),
-    "training": Floor(
-        ("training",), imports=(*ALL, "torch", "parallelism", "block times", "models", "gpt", "charts", "surroundings")
-    ),
-    "parallelism": Floor(("parallelism",), imports=(*ALL, "simulation", "models")),
+    "models": Floor(("models",), imports=("settings",), without=("mpi4py",)),
+    "training": Floor(("training",), imports=(*ALL, "torch", "parallelism", "models", "charts", "surroundings")),
+    "parallelism": Floor(("parallelism",), imports=(*ALL, "simulation")),
     "exercises": Floor(("teaching.exercise",), imports=("pure", "settings", "parallelism"), without=MPI_AND_ARRAYS),
     "page": Floor(
         ("teaching.page", "teaching"),
