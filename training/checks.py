@@ -14,6 +14,7 @@ from models.hf import initialize
 from models.model import Model
 from models.token_files import TokenSequence
 from parallelism.data.sampler import DistributedSampler
+from parallelism.data.units import groups_of
 from parallelism.experts.expert_parallel import check_experts
 from parallelism.mesh import MeshShape, axes_of, mesh_shape, replica_axes
 from parallelism.numerics.precision import Precision
@@ -25,7 +26,6 @@ from parallelism.planner.memory import in_bytes, rank_params
 from parallelism.planner.presets import samples_of_depth, shape_of
 from parallelism.sequence.token_shards import check_between_layers, shard_tokens
 from parallelism.tensor.sharding_plan import strategies
-from parallelism.zero.units import groups_of
 from training.compiling import check_compiler
 from training.config import AUTO, SEARCH, Config, make_model, picture_of, tokens_of, zero_group
 from training.family import plan_of

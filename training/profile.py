@@ -7,8 +7,8 @@ from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from parallelism.pipeline.events import Listener
 from parallelism.pipeline.layer_times import now
+from parallelism.step.events import Listener
 from training.config import TRACED
 from training.device import memory_mib
 

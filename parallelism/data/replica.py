@@ -13,11 +13,11 @@ from torch import Tensor, nn
 import collectives
 from parallelism.buffers.arena import Arena, line_length, one_dtype
 from parallelism.data.buckets import cut_buckets, num_bytes
+from parallelism.data.units import FlatParam, ShardGroups, masters_of
 from parallelism.numerics.master_weights import MasterWeights
-from parallelism.pipeline.events import Listener
-from parallelism.pipeline.local_parameters import LocalParameters
+from parallelism.step.events import Listener
+from parallelism.step.local_parameters import LocalParameters
 from parallelism.step.optimizer import Optimizer
-from parallelism.zero.units import FlatParam, ShardGroups, masters_of
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 

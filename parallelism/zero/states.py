@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import collectives
 from parallelism.data.averaging import Averaging
+from parallelism.data.units import FlatParam
 from parallelism.pipeline.schedule.actions import FORWARD, Action
-from parallelism.zero.units import FlatParam
 
 
 class ShardedStates(Averaging):
