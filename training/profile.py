@@ -13,9 +13,9 @@ from training.config import TRACED
 from training.device import memory_mib
 
 if TYPE_CHECKING:
-    from parallelism.pipeline.schedule.actions import Action
     from parallelism.pipeline.schedule.price import Span, Timeline
     from parallelism.pipeline.stage import Batch
+    from parallelism.step.actions import Action
     from training.run import TrainingRun
 
 NUMBER = 5  # of profiled steps, after the traced one

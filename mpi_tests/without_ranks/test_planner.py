@@ -28,7 +28,7 @@ from parallelism.mesh import AXES
 from parallelism.numerics.dropout import BatchPosition, Dropout
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import FORWARD, count_peaks
+from parallelism.pipeline.schedule.actions import count_peaks
 from parallelism.pipeline.schedule.picture import action_of
 from parallelism.pipeline.schedule.price import Costs, price
 from parallelism.pipeline.stage import cut
@@ -48,6 +48,7 @@ from parallelism.planner.search import PlannedLayout, SearchResult, search
 from parallelism.planner.settings import parse
 from parallelism.planner.step import StepModel, Time, played
 from parallelism.sequence.sequence_parallel import SequenceAttention
+from parallelism.step.actions import FORWARD
 from parallelism.tensor.sharding_plan import matching
 from training.checks import check
 from training.config import Config

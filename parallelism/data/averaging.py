@@ -11,7 +11,7 @@ from parallelism.data.buckets import Bucket, BucketQueue
 from parallelism.data.replica import Replica
 from parallelism.data.units import FlatParam
 from parallelism.numerics.master_weights import MasterWeights
-from parallelism.pipeline.schedule.actions import FORWARD, Action
+from parallelism.step.actions import FORWARD, Action
 
 
 class Averaging(Replica):

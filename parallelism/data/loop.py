@@ -14,7 +14,7 @@ import collectives
 from parallelism.data.averaging import Replicated
 from parallelism.data.replica import MakeOptimizer, Replica
 from parallelism.data.units import ShardGroups
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, Action
+from parallelism.step.actions import BACKWARD, FORWARD, Action
 from parallelism.step.events import SHARED
 from parallelism.step.local_parameters import LocalParameters
 from parallelism.zero.gradients import ShardedGradients

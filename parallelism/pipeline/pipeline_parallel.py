@@ -14,8 +14,9 @@ from parallelism.data.units import ShardGroups
 from parallelism.mesh import Mesh, replica_axes
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.driver import Pipeline
-from parallelism.pipeline.schedule.actions import WEIGHTS, Schedule
+from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.stage import Batch, Layer, cut
+from parallelism.step.actions import WEIGHTS
 from parallelism.step.events import StepTimes
 from parallelism.step.local_parameters import LocalParameters, TiedGradients, tied_names
 

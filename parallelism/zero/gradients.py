@@ -20,7 +20,7 @@ from parallelism.buffers.arena import Arena, ReleasableBuffer
 from parallelism.data.buckets import Bucket, BucketQueue
 from parallelism.data.replica import Replica
 from parallelism.data.units import FlatParam, WorkingBuffer, offsets
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action
+from parallelism.step.actions import BACKWARD, FORWARD, WEIGHTS, Action
 from parallelism.step.events import SHARED
 
 

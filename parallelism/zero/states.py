@@ -12,7 +12,7 @@ from __future__ import annotations
 import collectives
 from parallelism.data.averaging import Averaging
 from parallelism.data.units import FlatParam
-from parallelism.pipeline.schedule.actions import FORWARD, Action
+from parallelism.step.actions import FORWARD, Action
 
 
 class ShardedStates(Averaging):
