@@ -2,8 +2,8 @@ import torch
 from torch import nn
 
 import collectives
-from parallelism.data.loop import Sharded
 from parallelism.data.units import ShardGroups
+from parallelism.zero.sharded import Sharded
 
 
 def new_model():

@@ -56,6 +56,10 @@ PURE = tuple(f"collectives.schedule.{name}" for name in PURE_SCHEDULES)
 
 BELOW = ("pure", "settings", "job")
 ALL = (*BELOW, "choice", "arrays", "runtime", "face")
+PARALLEL = ("mesh", "buffers", "placement", "step", "numerics", "data", "zero")  # each may import those before it
+SCHEDULES = ("step", "pipeline schedules")
+DIVIDED = ("sequence", "experts", "tensor")
+PARALLELISM = (*PARALLEL, *DIVIDED, "pipeline schedules", "pipeline", "checkpoint", "planner", "parallelism")
 FLOORS = {
     "pure": Floor(("collectives.algorithms", *PURE), without=MPI_AND_ARRAYS),
     "choice": Floor(("collectives.runtime.choose",), imports=BELOW, without=MPI_AND_ARRAYS),
@@ -75,17 +79,31 @@ FLOORS = {
         imports=(*ALL, "simulation", "torch", "programs", "charts", "surroundings"),
     ),
     "models": Floor(("models",), imports=("settings",), without=("mpi4py",)),
-    "training": Floor(("training",), imports=(*ALL, "torch", "parallelism", "models", "charts", "surroundings")),
-    "parallelism": Floor(("parallelism",), imports=(*ALL, "simulation")),
-    "exercises": Floor(("teaching.exercise",), imports=("pure", "settings", "parallelism"), without=MPI_AND_ARRAYS),
+    "training": Floor(("training",), imports=(*ALL, "torch", *PARALLELISM, "models", "charts", "surroundings")),
+    **{
+        name: Floor((f"parallelism.{name}",), imports=(*ALL, *PARALLEL[:number]))
+        for number, name in enumerate(PARALLEL)
+    },
+    "sequence": Floor(("parallelism.sequence",), imports=(*ALL, *PARALLEL[:5])),
+    "experts": Floor(("parallelism.experts",), imports=(*ALL, *PARALLEL[:5])),
+    "tensor": Floor(("parallelism.tensor",), imports=(*ALL, *PARALLEL[:5], "sequence", "experts")),
+    "pipeline schedules": Floor(("parallelism.pipeline.schedule",), imports=(*ALL, "step"), without=MPI_AND_ARRAYS),
+    "pipeline": Floor(("parallelism.pipeline",), imports=(*ALL, *PARALLEL, "pipeline schedules")),
+    "checkpoint": Floor(("parallelism.checkpoint",), imports=(*ALL, *PARALLEL[:5])),
+    "planner": Floor(
+        ("parallelism.planner",),
+        imports=(*ALL, "simulation", *PARALLEL[:5], "sequence", "pipeline schedules", "pipeline"),
+    ),
+    "parallelism": Floor(("parallelism",), imports=PARALLELISM),
+    "exercises": Floor(("teaching.exercise",), imports=("pure", "settings", *SCHEDULES), without=MPI_AND_ARRAYS),
     "page": Floor(
         ("teaching.page", "teaching"),
-        imports=(*BELOW, "choice", "simulation", "parallelism", "scenes by torch"),
+        imports=(*BELOW, "choice", "simulation", *PARALLELISM, "scenes by torch"),
         without=MPI_AND_ARRAYS,
     ),
     "scenes by torch": Floor(
         ("teaching.page.scenes.attention", "teaching.page.scenes.zero"),
-        imports=("page", "parallelism"),
+        imports=("page", *PARALLELISM),
         without=("mpi4py", "cupy"),
     ),
 }

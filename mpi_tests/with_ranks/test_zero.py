@@ -12,7 +12,7 @@ from collectives import Communicator, InputError
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.models import share
 from mpi_tests.helpers.ranks import IS_PROOF
-from parallelism.data.loop import DataParallel, Sharded
+from parallelism.data.loop import DataParallel
 from parallelism.data.units import ShardGroups
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
@@ -24,6 +24,7 @@ from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.stage import Batch
 from parallelism.tensor.sharding_plan import parallelize
+from parallelism.zero.sharded import Sharded
 from training.gpt import gpt2_layers, gpt2_plan
 
 NUM_STEPS = 50 if IS_PROOF else 8

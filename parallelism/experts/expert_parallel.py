@@ -11,8 +11,7 @@ from torch import Tensor
 from parallelism.buffers import autograd
 from parallelism.experts.exchange import ExpertExchange
 from parallelism.mesh import listed_divisors
-from parallelism.placement import Shard
-from parallelism.tensor.layers import SEQ, Axis
+from parallelism.placement import SEQ, Axis, Shard
 
 
 class MixtureLayer(Protocol):

@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from parallelism.buffers.gradients import remove_hooks
-from parallelism.data.loop import REPLICAS
 from parallelism.data.units import ShardGroups
 from parallelism.mesh import Mesh, replica_axes
 from parallelism.pipeline.balance import balance
@@ -19,6 +18,7 @@ from parallelism.pipeline.stage import Batch, Layer, cut
 from parallelism.step.actions import WEIGHTS
 from parallelism.step.events import StepTimes
 from parallelism.step.local_parameters import LocalParameters, TiedGradients, tied_names
+from parallelism.zero.sharded import REPLICAS
 
 
 class PipelineParallel(Pipeline):

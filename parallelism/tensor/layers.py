@@ -8,7 +8,7 @@ section 3; Korthikanti et al., "Reducing Activation Recomputation in Large Trans
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,22 +16,8 @@ from torch.nn import functional as F
 
 from parallelism.buffers import autograd
 from parallelism.buffers.tensor_collectives import TensorCollectives
-from parallelism.placement import Shard, like
+from parallelism.placement import SEQ, Axis, Shard
 from parallelism.step.deferred import autocast, current
-
-SEQ = 1  # the dim of activations (batch, seq, n_embd) that sequence-parallel mode splits
-
-
-class Axis(NamedTuple):
-    """Ranks over which layers are sharded, and whether the sequence between layers is, too."""
-
-    ranks: TensorCollectives
-    sequence: bool = False
-
-    def local(self, parameter: Tensor, shard: Shard, name: str = "tp") -> nn.Parameter:
-        """Return this rank's shard of a parameter along this axis, of some name."""
-        value = shard.local(parameter.detach(), self.ranks.rank, self.ranks.size).clone()
-        return like(parameter, value, **{name: shard})
 
 
 class ColumnFunction(torch.autograd.Function):

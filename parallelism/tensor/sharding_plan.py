@@ -15,7 +15,7 @@ from parallelism.experts.exchange import ExpertExchange
 from parallelism.experts.expert_parallel import shard_mixture
 from parallelism.mesh import listed_divisors
 from parallelism.numerics.dropout import BatchPosition, Dropout
-from parallelism.placement import Shard
+from parallelism.placement import Axis, Shard
 from parallelism.sequence.sequence_parallel import SequenceAttention, SequenceLoss, SequenceParallel
 from parallelism.sequence.token_shards import check_heads
 from parallelism.tensor import layers
@@ -24,7 +24,7 @@ from parallelism.tensor import layers
 class Axes(NamedTuple):
     """Axes over which a model is divided: tensor, sequence and expert parallelism; and dropout's batch position."""
 
-    tp: layers.Axis
+    tp: Axis
     sp: SequenceParallel | None
     ep: ExpertExchange | None
     position: BatchPosition
@@ -191,7 +191,7 @@ def parallelize(
     with tp.agreed("parallelize"):
         strategy_of = strategies(model, plan, {"tp": tp.size, "heads": sp.heads.size if sp else 1})
     ranks = TensorCollectives(tp)
-    axes = Axes(layers.Axis(ranks, sequence), sp, ep, place or BatchPosition(), parts={})
+    axes = Axes(Axis(ranks, sequence), sp, ep, place or BatchPosition(), parts={})
     modules, names = dict(model.named_modules()), tuple(f"{name}." for name in strategy_of)
     with_parameters = [name for name, module in modules.items() if list(module.parameters(recurse=False))]
     replicated = [name for name in with_parameters if not f"{name}.".startswith(names)]
