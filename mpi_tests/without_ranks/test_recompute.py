@@ -157,11 +157,11 @@ def test_pipelines_with_dropout(name, mode):
 def test_bfloat16_and_putting_off(mode):
     results = []
     for make in (GPT, lambda config: recomputing(GPT(config), mode=mode)):
-        model, later = make(CONFIG), WeightGradients()
-        with torch.autocast("cpu", torch.bfloat16), deferring(later):
+        model, deferred = make(CONFIG), WeightGradients()
+        with torch.autocast("cpu", torch.bfloat16), deferring(deferred):
             _, loss = model(TOKENS, TARGETS)
         loss.backward()
-        later.add()
+        deferred.flush()
         results.append([p.grad for p in model.parameters()])
     for expected, actual in zip(*results, strict=True):
         assert torch.equal(actual, expected)

@@ -43,7 +43,7 @@ class TrainedModule(nn.Module):
         self.sync, self._in_backward, self._micro_batch = True, False, 0
         for param in module.parameters():
             if param.requires_grad:
-                param.register_post_accumulate_grad_hook(self._gradient_appeared)
+                param.register_post_accumulate_grad_hook(self._gradient_accumulated)
         for number, name in enumerate(["", *names] if layers is not None else [], SHARED):
             module.get_submodule(name).register_forward_pre_hook(partial(self._before_forward, number))
             module.get_submodule(name).register_forward_hook(partial(self._after_forward, number))
@@ -64,7 +64,7 @@ class TrainedModule(nn.Module):
         """Clear the gradients in place."""
         self.replica.zero_grad()
 
-    def _gradient_appeared(self, param: Tensor) -> None:
+    def _gradient_accumulated(self, param: Tensor) -> None:
         if self.sync or self.replica.zero_stage >= 2:  # which reduces gradients in each backward pass
             self._begin_backward()
             self.replica.gradient_ready(param, self._micro_batch)

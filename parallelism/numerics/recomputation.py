@@ -36,14 +36,14 @@ def recompute(module: nn.Module, position: BatchPosition | None = None, method: 
 
 def contexts(position: BatchPosition) -> tuple[AbstractContextManager, AbstractContextManager]:
     """Return the contexts of the forward pass and of its recomputation, to which this batch and deferral return."""
-    samples, positions, later = position.samples, position.positions, CURRENT.get()
+    samples, positions, deferred = position.samples, position.positions, CURRENT.get()
 
     @contextmanager
     def as_before() -> Iterator[None]:
         now = position.samples, position.positions
         position.samples, position.positions = samples, positions
         try:
-            with deferring(later):
+            with deferring(deferred):
                 yield
         finally:
             position.samples, position.positions = now

@@ -50,7 +50,7 @@ class PipelineParallel(Pipeline):
         names, order = tied_names(model), schedule.orders[mesh.pp.rank]
         splits = any(action.kind == WEIGHTS for action in order)
         watched = [self._watched(*each) for each in enumerate(layers)]
-        stages = cut(model, watched, self.parts, splits=splits, appeared=self.gradient_ready)
+        stages = cut(model, watched, self.parts, splits=splits, on_ready=self.gradient_ready)
         first = mesh.dp.rank * schedule.num_micro_batches
         own = LocalParameters(
             model,
@@ -68,7 +68,7 @@ class PipelineParallel(Pipeline):
         self.times = StepTimes()
         super().__init__(stages, schedule, mesh.pp, device, [self.times, self.replica], first)
         for tensor in own.leaves:
-            tensor.register_post_accumulate_grad_hook(self.gradient_appeared)
+            tensor.register_post_accumulate_grad_hook(self.gradient_accumulated)
 
     def _watched(self, number: int, layer: Layer) -> Layer:
         """Return a layer that emits events around its computation."""

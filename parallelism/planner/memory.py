@@ -161,8 +161,8 @@ class ModelShard(NamedTuple):
 def model_shards(job: TrainingJob, layout: ParallelLayout) -> list[ModelShard]:
     """Return the model's shard of each pp rank."""
     cut, precision, params = stages(job, layout), job.precision, ParamCounts(job.model, layout.tp, layout.ep)
-    block = counts.block_kept(job, layout).nbytes(precision)
-    head = counts.head_kept(job, layout).nbytes(precision)
+    block = counts.block_saved(job, layout).nbytes(precision)
+    head = counts.head_saved(job, layout).nbytes(precision)
     stage_bytes = [len(layers) * block + (layers.stop == job.model.n_layer) * head for layers in cut.layers]
     moments = alive(layout.schedule, layout.pp, layout.num_micro_batches, layout.virtual_stages)
     in_block, in_head = working(job, layout)
@@ -192,7 +192,7 @@ def working(job: TrainingJob, layout: ParallelLayout) -> tuple[float, float]:
     if model.num_experts:
         around += ParamCounts(model, layout.tp, layout.ep).experts() * precision.gradient
     if layout.recompute != "none":
-        around += counts.block_kept(job, layout._replace(recompute="none")).nbytes(precision)
+        around += counts.block_saved(job, layout._replace(recompute="none")).nbytes(precision)
     return around, 2 * 4 * counts.logits(job, layout)
 
 

@@ -29,7 +29,7 @@ class ColumnFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, axis: Axis) -> Tensor:  # type: ignore[override]
-        ctx.axis, ctx.weight, ctx.later = axis, weight, current(weight)
+        ctx.axis, ctx.weight, ctx.deferred = axis, weight, current(weight)
         ctx.save_for_backward(x)
         whole = axis.ranks.all_gather(x.movedim(SEQ, 0)).movedim(0, SEQ) if axis.sequence else x
         return F.linear(whole, autocast(weight))
@@ -42,8 +42,8 @@ class ColumnFunction(torch.autograd.Function):
         summing = ranks.start(*(("reduce_scatter", dx.movedim(SEQ, 0)) if sequence else ("all_reduce", dx)))
         if gathering:
             x = gathering.wait().movedim(0, SEQ)
-        if ctx.later:
-            dw = ctx.later.put_off(ctx.weight, None, x, gradient)
+        if ctx.deferred:
+            dw = ctx.deferred.defer(ctx.weight, None, x, gradient)
         else:
             dw = (gradient.flatten(0, -2).t() @ x.flatten(0, -2)).to(ctx.weight.dtype)
         dx = summing.wait()
@@ -87,7 +87,7 @@ class RowLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = summed(F.linear(x, self.weight), self.axis)
-        return y if self.bias is None else y + of_all(self.bias, self.axis)
+        return y if self.bias is None else y + replicated(self.bias, self.axis)
 
 
 def summed(y: Tensor, axis: Axis) -> Tensor:
@@ -95,7 +95,7 @@ def summed(y: Tensor, axis: Axis) -> Tensor:
     return autograd.reduce_scatter(y, axis.ranks, SEQ) if axis.sequence else autograd.reduce(y, axis.ranks)
 
 
-def of_all(parameter: Tensor, axis: Axis) -> Tensor:
+def replicated(parameter: Tensor, axis: Axis) -> Tensor:
     """Return a replicated parameter; its gradients are summed over the ranks if the sequence is split."""
     return autograd.copy(parameter, axis.ranks) if axis.sequence else parameter
 
@@ -110,10 +110,10 @@ class SequenceNorm(nn.Module):
         self.is_rms, self.weight, self.bias = isinstance(norm, nn.RMSNorm), norm.weight, getattr(norm, "bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = of_all(self.weight, self.axis)
+        weight = replicated(self.weight, self.axis)
         if self.is_rms:
             return F.rms_norm(x, self.shape, weight, self.eps)
-        bias = None if self.bias is None else of_all(self.bias, self.axis)
+        bias = None if self.bias is None else replicated(self.bias, self.axis)
         return F.layer_norm(x, self.shape, weight, bias, self.eps)
 
 
