@@ -2,8 +2,7 @@ import torch
 from torch import nn
 
 import collectives
-from parallelism.data.units import ShardGroups
-from parallelism.zero.sharded import Sharded
+from parallelism import Sharded, ShardGroups
 
 
 def new_model():

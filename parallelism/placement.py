@@ -65,7 +65,7 @@ Placement = Mapping[str, Shard | Replicate]  # by axis name; replicated along ax
 
 
 def place(parameter: Tensor, **placement: Shard | Replicate) -> None:
-    """Set a parameter's placement along some axes; its placements along other axes are unchanged."""
+    """Set a parameter's placement along some axes, as in `place(p, tp=Shard(0, 64))`; along others it is unchanged."""
     parameter.placement = {**placement_of(parameter), **placement}  # type: ignore[attr-defined]
 
 

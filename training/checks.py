@@ -197,7 +197,7 @@ def make_schedule(config: Config, num_micro_batches: int) -> Schedule:
         name = "1f1b" if config.virtual_stages in (None, 1) else "interleaved"
         limits_of(config.max_alive, config.pp, num_micro_batches, config.virtual_stages or 1)
     if name in registry.names():
-        schedule = registry.make(name, config.pp, num_micro_batches, config.virtual_stages)
+        schedule = registry.make_schedule(name, config.pp, num_micro_batches, config.virtual_stages)
     elif os.path.exists(name):
         schedule = read_schedule(config, num_micro_batches)
     else:

@@ -56,8 +56,17 @@ PURE = tuple(f"collectives.schedule.{name}" for name in PURE_SCHEDULES)
 
 BELOW = ("pure", "settings", "job")
 ALL = (*BELOW, "choice", "arrays", "runtime", "face")
-PARALLEL = ("mesh", "buffers", "placement", "step", "numerics", "data", "zero")  # each may import those before it
-SCHEDULES = ("step", "pipeline schedules")
+PARALLEL = (
+    "lazy",
+    "mesh",
+    "buffers",
+    "placement",
+    "step",
+    "numerics",
+    "data",
+    "zero",
+)  # each may import those before it
+SCHEDULES = ("lazy", "step", "pipeline schedules")
 DIVIDED = ("sequence", "experts", "tensor")
 PARALLELISM = (*PARALLEL, *DIVIDED, "pipeline schedules", "pipeline", "checkpoint", "planner", "parallelism")
 FLOORS = {
@@ -84,15 +93,15 @@ FLOORS = {
         name: Floor((f"parallelism.{name}",), imports=(*ALL, *PARALLEL[:number]))
         for number, name in enumerate(PARALLEL)
     },
-    "sequence": Floor(("parallelism.sequence",), imports=(*ALL, *PARALLEL[:5])),
-    "experts": Floor(("parallelism.experts",), imports=(*ALL, *PARALLEL[:5])),
-    "tensor": Floor(("parallelism.tensor",), imports=(*ALL, *PARALLEL[:5], "sequence", "experts")),
+    "sequence": Floor(("parallelism.sequence",), imports=(*ALL, *PARALLEL[:6])),
+    "experts": Floor(("parallelism.experts",), imports=(*ALL, *PARALLEL[:6])),
+    "tensor": Floor(("parallelism.tensor",), imports=(*ALL, *PARALLEL[:6], "sequence", "experts")),
     "pipeline schedules": Floor(("parallelism.pipeline.schedule",), imports=(*ALL, "step"), without=MPI_AND_ARRAYS),
     "pipeline": Floor(("parallelism.pipeline",), imports=(*ALL, *PARALLEL, "pipeline schedules")),
-    "checkpoint": Floor(("parallelism.checkpoint",), imports=(*ALL, *PARALLEL[:5])),
+    "checkpoint": Floor(("parallelism.checkpoint",), imports=(*ALL, *PARALLEL[:6])),
     "planner": Floor(
         ("parallelism.planner",),
-        imports=(*ALL, "simulation", *PARALLEL[:5], "sequence", "pipeline schedules", "pipeline"),
+        imports=(*ALL, "simulation", *PARALLEL[:6], "sequence", "pipeline schedules", "pipeline"),
     ),
     "parallelism": Floor(("parallelism",), imports=PARALLELISM),
     "exercises": Floor(("teaching.exercise",), imports=("pure", "settings", *SCHEDULES), without=MPI_AND_ARRAYS),

@@ -107,7 +107,7 @@ SHAPES = [SMALL, replace(SMALL, bias=False), replace(SMALL, n_hidden=80), LLAMA,
 def test_bytes_of_each_layout_are_those_of_real_models_and_optimizers(name, config):
     job = TrainingJob(config, 4)
     for pp, tp in product((1, 2), (1, 2)):
-        schedule = registry.make(name, pp, 1)
+        schedule = registry.make_schedule(name, pp, 1)
         stages = [schedule.stages(rank) for rank in range(pp)]
         layout = ParallelLayout(pp=pp, tp=tp, schedule=name, virtual_stages=len(stages[0]))
         for rank in range(pp):
@@ -229,7 +229,7 @@ def test_activations_alive_are_the_schedules(name):
     row = registry.REGISTRY[name]
     for pp, m, more in product((1, 2, 3, 4), (1, 2, 5, 16, 27), (0, 1)):
         v = row.virtual_stages + more * row.more
-        schedule = registry.make(name, pp, m, v)
+        schedule = registry.make_schedule(name, pp, m, v)
         counts = alive(name, pp, m, v)
         assert tuple(max(map(sum, moments)) for moments in counts) == count_peaks(schedule.orders)
         weights = [random.Random(pp * m).random() for _ in range(pp * v)]
@@ -259,7 +259,7 @@ def test_a_pipeline_takes_what_its_schedule_takes(name):
         layout = ParallelLayout(pp=pp, schedule=name, virtual_stages=v, num_micro_batches=m)
         step = step_of(TrainingJob(config, m), layout, on(pp, network=FREE, flops_per_s=1e9))
         forward, inputs, weights = (step.costs[:, kind].sum(1).tolist() for kind in range(3))
-        timeline = price(registry.make(name, pp, m, v), Costs(forward, inputs, weights))
+        timeline = price(registry.make_schedule(name, pp, m, v), Costs(forward, inputs, weights))
         played_out = name != "zb_v" or m < 4 * pp
         assert step.time().total == (same if played_out else partial(pytest.approx, rel=0.01))(timeline.span_s)
         assert step.least_s() <= timeline.span_s * (1 + 1e-9)
@@ -457,9 +457,8 @@ def test_messages_between_stages_pass_between_nodes_or_within():
     for per_node, message_s in ((4, 1e-6), (2, 1e-3)):
         layout = ParallelLayout(dp=1, pp=2, tp=2, num_micro_batches=1, micro_batch_size=1)
         step = step_of(TrainingJob(config, 1), layout, on(4, per_node, network._replace(meet_s=0), 1e9))
-        plain = price(
-            registry.make("1f1b", 2, 1), Costs(*(step.costs[:, kind].sum(1).tolist() for kind in range(3)), message_s)
-        )
+        costs = Costs(*(step.costs[:, kind].sum(1).tolist() for kind in range(3)), message_s)
+        plain = price(registry.make_schedule("1f1b", 2, 1), costs)
         assert step.pipeline()[0] == same(plain.span_s)
 
 
@@ -467,7 +466,7 @@ def test_messages_between_stages_pass_between_nodes_or_within():
 def test_stages_of_which_a_rank_has_the_last_passes(name):
     for pp, m in ((2, 5), (4, 9)):
         v = registry.REGISTRY[name].virtual_stages
-        schedule = registry.make(name, pp, m, v)
+        schedule = registry.make_schedule(name, pp, m, v)
         costs = Costs(tuple(range(1, pp * v + 1)), 2.0, 1.0, 0.5)
         timeline = price(schedule, costs)
         span_s, ends = schedule_times(name, pp, m, v, costs)

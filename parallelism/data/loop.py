@@ -107,7 +107,8 @@ class TrainedModule(nn.Module):
 class DataParallel(TrainedModule):
     """A module whose gradients are averaged over the ranks of `comm` in each backward pass.
 
-    Parameters are broadcast from rank 0; `replica.arena` holds them and their gradients.  `options` are a `Replica`'s.
+    Parameters are broadcast from rank 0, and each rank holds all of them; `replica.arena` has them and their gradients
+    in flat arrays, so that these are to be cleared in place, by `zero_grad()`.  `options` are a `Replica`'s.
     """
 
     def __init__(self, module: nn.Module, comm: collectives.Communicator, **options: Any):

@@ -22,7 +22,8 @@ from parallelism.step.deferred import CURRENT, deferring
 def recompute(module: nn.Module, position: BatchPosition | None = None, method: str = "forward") -> None:
     """Make a module recompute the activations of one of its methods; parameter names do not change.
 
-    The recomputation repeats the dropout masks, by `position` or of torch's own dropout.
+    In the backward pass, the method runs again with the saved inputs; the recomputation repeats the dropout masks, by
+    `position` or of torch's own dropout.
     """
     forward, position = getattr(module, method), position or BatchPosition()
 

@@ -32,7 +32,10 @@ class Batch(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Indivisible unit of a pipeline: the names of its modules, and their function of the previous layer's output."""
+    """Indivisible unit of a pipeline: the names of its modules, and their function of the previous layer's output.
+
+    `run` gets None on the first layer, and returns the scalar loss on the last; `cost` is relative to other layers'.
+    """
 
     name: str
     modules: tuple[str, ...]

@@ -81,7 +81,7 @@ def stages(job: TrainingJob, layout: ParallelLayout) -> Stages:
 
 @lru_cache(maxsize=4096)
 def stages_of(model: ModelShape, schedule: str, pp: int, virtual_stages: int) -> Stages:
-    instance = registry.make(schedule, pp, 1, virtual_stages)
+    instance = registry.make_schedule(schedule, pp, 1, virtual_stages)
     splits = any(action.kind == WEIGHTS for order in instance.orders for action in order)
     *costs, last, head = layer_flops(model)  # the last block's stage has the head, too
     layers = balance([*costs, last + head], pp * virtual_stages)
@@ -114,7 +114,7 @@ def alive(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -
 
 @lru_cache(maxsize=1 << 16)
 def most_alive(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> tuple[Alive, ...]:
-    return tuple(map(peaks, registry.make(schedule, pp, num_micro_batches, virtual_stages).orders))
+    return tuple(map(peaks, registry.make_schedule(schedule, pp, num_micro_batches, virtual_stages).orders))
 
 
 def peaks(order: Order) -> Alive:

@@ -150,7 +150,7 @@ NumberedOrders = tuple[
 
 @lru_cache(maxsize=256)
 def numbered_orders(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> NumberedOrders:
-    instance = registry.make(schedule, pp, num_micro_batches, virtual_stages)
+    instance = registry.make_schedule(schedule, pp, num_micro_batches, virtual_stages)
     number = rules(instance.home, num_micro_batches, EQUAL).number
     last = {action.stage: number(action) for order in instance.orders for action in order}
     orders = [list(map(number, order)) for order in instance.orders]

@@ -26,6 +26,9 @@ REPLICAS: tuple[Callable[..., Replica], ...] = (  # by zero_stage
 class Sharded(TrainedModule):
     """A module that is trained with ZeRO; `replica` holds this rank's pieces of its parameters, and updates them.
 
+    Each rank of `ranks.shard` holds a part of the optimizer states with stage 1, of gradients too with stage 2, and of
+    parameters too with stage 3.  `options` are a `Replica`'s.
+
     With stage 3, `layers` names modules, in execution order; a layer's parameters are gathered before its forward pass,
     and again before its backward pass, while the previous layer computes; otherwise each is a NaN of the same shape.
     Parameters outside of `layers` stay gathered from the beginning of the forward pass to the end of the backward pass.
