@@ -31,10 +31,10 @@ from models.gpt import flops_per_token
 from models.learning_rate import learning_rate
 from models.optimizer import BETAS, decay_groups
 from parallelism.numerics.precision import DTYPES, HALVES
-from training.config import Config, make_model
-from training.device import set_matrix_precision
-from training.pending import LateReport
-from training.run import TrainingRun
+from training.parallel.device import set_matrix_precision
+from training.parallel.run import TrainingRun
+from training.reports.pending import LateReport
+from training.settings.config import Config, make_model
 
 SHARE_GOAL = 0.45  # fraction of the matrix product's rate
 VOCABULARY = 50304  # GPT-2's, padded to a multiple of 64

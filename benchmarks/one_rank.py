@@ -25,9 +25,9 @@ from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.model import Model
 from models.optimizer import adamw, decay_groups
-from training.config import Config, make_model
-from training.fused import fuse
-from training.run import TrainingRun
+from training.parallel.fused import fuse
+from training.parallel.run import TrainingRun
+from training.settings.config import Config, make_model
 
 BETAS = (0.9, 0.95)
 WARM_UP, STEPS = 2, 8  # steps per turn

@@ -31,8 +31,8 @@ from models.presets import shape_of
 from parallelism.pipeline.stage import Batch
 from parallelism.planner import Machine, ParallelLayout, PlannedLayout, TrainingJob, best
 from parallelism.planner.ranks import machine
-from training.config import Config
-from training.run import TrainingRun
+from training.parallel.run import TrainingRun
+from training.settings.config import Config
 
 RANKS = 4
 LAYOUTS = {

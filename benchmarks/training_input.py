@@ -22,8 +22,8 @@ from document import output, table, write
 import collectives
 from collectives.job.launch import start_mpi
 from collectives.job.settings import Parser, positive
-from training.config import Config
-from training.run import TrainingRun
+from training.parallel.run import TrainingRun
+from training.settings.config import Config
 
 
 def write_shards(folder: Path, number: int, mebibytes: float) -> None:

@@ -40,8 +40,8 @@ from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.launch import environment as surroundings
 from parallelism.planner import __main__ as planner
 from parallelism.planner import flags as planning
-from training.checks import check
-from training.config import Config
+from training.settings.checks import check
+from training.settings.config import Config
 
 LIMIT_S = 10.0
 PROCESSES = 100  # one case in so many runs as a program

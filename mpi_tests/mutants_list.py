@@ -630,7 +630,7 @@ DIVIDED = [
         ("test_pointwise.py", "rotated_heads"),
     ),
     mutant(
-        "training/staged.py",
+        "training/parallel/staged.py",
         "        fuse(gpt)\n",
         "        pass\n",
         ("test_train.py", "in_one_pass and 2-ranks", 2),
@@ -1005,13 +1005,13 @@ MODELS = [
         ("test_text_files.py", "what_they_are"),
     ),
     mutant(
-        "training/config.py",
+        "training/settings/config.py",
         "presets.fill(self, shape)",
         "presets.fill(self)",
         ("test_init_from.py", "the_shape"),
     ),
     mutant(
-        "training/samples.py",
+        "training/data/samples.py",
         "first_sample = step * len(self.windows)",
         "first_sample = 0",
         ("test_samples.py", "dropout"),
@@ -1050,25 +1050,25 @@ MODELS = [
 
 TRAINING = [
     mutant(
-        "training/pending.py",
+        "training/reports/pending.py",
         "        if not step.readback.is_late:\n",
         "        if True:\n",
         ("test_step_reads.py", "next_one and 1-ranks", 1),
     ),
     mutant(
-        "training/pending.py",
+        "training/reports/pending.py",
         "        if not step.readback.is_late:\n            self.flush()",
         "",
         ("test_step_reads.py", "next_one and 1-ranks", 1),
     ),
     mutant(
-        "training/saving.py",
+        "training/parallel/saving.py",
         "            before()\n",
         "",
         ("test_step_reads.py", "before_what_comes", 1),
     ),
     mutant(
-        "training/run.py",
+        "training/parallel/run.py",
         "self.optimizer.step(verdict.skipped)",
         "self.optimizer.step()",
         ("test_step_reads.py", "stops_for", 2),
@@ -1080,7 +1080,7 @@ TRAINING = [
         ("test_step_reads.py", "any_layout and pp", 4),
     ),
     mutant(
-        "training/device.py",
+        "training/parallel/device.py",
         "node.index(comm.rank) % torch.cuda.device_count()",
         "comm.rank % torch.cuda.device_count()",
         ("test_training_device.py", "in_turn"),
@@ -1110,31 +1110,31 @@ TRAINING = [
         ("test_optimizers.py", "muon_is_that and stage", 4),
     ),
     mutant(
-        "training/checks.py",
+        "training/settings/checks.py",
         ": use a multiple of {together}, such as {nearest}, or another micro_batch_size",
         "",
         ("test_refusals.py", "settings and global_batch_size"),
     ),
     mutant(
-        "training/run.py",
+        "training/parallel/run.py",
         "weight = self.scale.value / len(batches)",
         "weight = self.scale.value",
         ("test_train.py", "gradient_accumulation", 2),
     ),
     mutant(
-        "training/validation.py",
+        "training/parallel/validation.py",
         "mine, size = selection[dp.rank :: dp.size]",
         "mine, size = selection[:: dp.size]",
         ("test_train.py", "those_of_one_process and 2-ranks", 2),
     ),
     mutant(
-        "training/saving.py",
+        "training/parallel/saving.py",
         "self.checkpoints.load(self.state(), path, self.same)",
         "self.checkpoints.load(self.state(), path)",
         ("test_train.py", "cannot_go_on and 1-ranks", 1),
     ),
     mutant(
-        "training/main.py",
+        "training/loop.py",
         "if iteration == config.max_iters or iteration % config.eval_interval == 0:",
         "if iteration % config.eval_interval == 0:",
         ("test_train.py", "those_of_one_process and 2-ranks", 2),

@@ -6,7 +6,7 @@ from training.starting import hold_signals, tell_starting
 def main() -> None:
     hold_signals()
     tell_starting()
-    from training.main import main as train  # imports torch, which takes long on many ranks
+    from training.loop import main as train  # imports torch, which takes long on many ranks
 
     train()
 

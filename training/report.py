@@ -16,7 +16,7 @@ from collectives.job.settings import Parser
 from collectives.job.system import write
 from collectives.schedule import draw
 from models.report import from_json, smoothed
-from training.out_dir import METRICS, SETTINGS
+from training.reports.out_dir import METRICS, SETTINGS
 
 Record = dict[str, Any]
 MOST_ROWS = 1000  # of records listed

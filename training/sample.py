@@ -98,7 +98,7 @@ def encode(tokenizer: Tokenizer, prompt: str, gpt: Model) -> list[int]:
 def split(gpt: Model, comm: collectives.Communicator) -> None:
     """Split attention and MLPs over the ranks; embeddings and experts are replicated.  Collective."""
     from parallelism.tensor.sharding_plan import parallelize
-    from training.family import plan_of
+    from training.parallel.family import plan_of
 
     whole = ("transformer.wte", "lm_head", "loss", "transformer.h.*.mlp")
     with redirect_stdout(None):

@@ -9,7 +9,7 @@ from models.generate import generate
 from models.model import Model
 from models.token_files import TokenSequence
 from models.tokenizer import Tokenizer
-from training.config import Config
+from training.settings.config import Config
 
 
 def sample(gpt: Model, prompt: np.ndarray | TokenSequence, config: Config, tokenizer: Tokenizer) -> str:

@@ -18,8 +18,8 @@ from models.hf import to_hugging_face
 from models.learning_rate import learning_rate
 from models.mixture import balance, routers
 from parallelism.data.sampler import DistributedSampler
-from training.config import Config, make_model
-from training.main import train
+from training.loop import train
+from training.settings.config import Config, make_model
 
 GLOBAL_BATCH = 24
 TEXT = Path(__file__).parents[2] / "LICENSE"  # the default text would be another with each version of Python

@@ -14,7 +14,7 @@ from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.stage import Batch, within
 from parallelism.tensor.sharding_plan import parallelize
-from training.gpt import gpt2_layers, gpt2_plan
+from training.parallel.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=2, n_embd=32, bias=True)
 

@@ -23,7 +23,7 @@ from parallelism.pipeline.local_parameters import tied_names
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.tensor.sharding_plan import parallelize
-from training.gpt import gpt2_layers, gpt2_plan
+from training.parallel.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=3, n_head=8, n_embd=16, bias=True, n_kv_head=4)
 LAYOUTS = {1: [(1, 1)], 2: [(1, 1), (2, 1), (1, 2)], 4: [(1, 1), (4, 1), (1, 4), (2, 2)]}  # pp, tp

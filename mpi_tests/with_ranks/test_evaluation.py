@@ -13,8 +13,8 @@ from models.flags import parse
 from models.hf import save_hugging_face
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.trained import GLOBAL_BATCH, SMALL, config, loss_of, on
-from training.config import Config
-from training.main import train
+from training.loop import train
+from training.settings.config import Config
 
 
 @pytest.fixture

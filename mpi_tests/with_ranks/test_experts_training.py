@@ -12,8 +12,8 @@ from mpi_tests.helpers.ranks import IS_PROOF
 from mpi_tests.helpers.trained import by_torch, config, on, plain_steps
 from parallelism.pipeline.schedule import registry
 from parallelism.placement import shards_of
-from training.config import make_model
-from training.run import TrainingRun
+from training.parallel.run import TrainingRun
+from training.settings.config import make_model
 
 MIXTURE = {"num_experts": 8, "dtype": "float64", "balance_loss": 0.1, "grad_clip": 0.5}
 LAYOUTS = {

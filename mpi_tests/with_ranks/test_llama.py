@@ -20,10 +20,10 @@ from mpi_tests.helpers.models import close, random_tokens, randomized
 from mpi_tests.helpers.ranks import IS_PROOF
 from mpi_tests.helpers.trained import check_same, on, on_first
 from parallelism.data.sampler import DistributedSampler
-from training.config import Config, make_model
-from training.main import train
-from training.run import TrainingRun
+from training.loop import train
+from training.parallel.run import TrainingRun
 from training.sample import split as split_blocks
+from training.settings.config import Config, make_model
 
 RANKS, GLOBAL_BATCH = 8, 16
 AXES = "dp", "tp", "sp", "pp", "zero_stage"

@@ -12,7 +12,7 @@ from models.presets import PRESETS
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.plain_muon import PlainMuon
 from mpi_tests.helpers.trained import SMALL, by_torch, check_bits, on, on_first
-from training.optimizing import rows_of
+from training.optim.make import rows_of
 
 MUON = {"optimizer": "muon", "muon_lr": 0.05}
 SGD = {"optimizer": "sgd", "momentum": 0.8}

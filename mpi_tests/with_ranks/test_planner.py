@@ -13,8 +13,8 @@ from models.presets import shape_of
 from mpi_tests.helpers.trained import config
 from parallelism.planner import Machine, ParallelLayout, TrainingJob, best, counts
 from parallelism.planner.ranks import best_layout
-from training.layout import job_of
-from training.run import TrainingRun
+from training.parallel.run import TrainingRun
+from training.settings.layout import job_of
 
 SMALL = GPTConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
 

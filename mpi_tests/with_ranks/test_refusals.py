@@ -7,9 +7,9 @@ import pytest
 
 from collectives import InputError
 from mpi_tests.helpers.folders import shared_folder
-from training.config import Config
-from training.layout import laid_out
-from training.run import TrainingRun
+from training.parallel.run import TrainingRun
+from training.settings.config import Config
+from training.settings.layout import laid_out
 
 pytestmark = pytest.mark.sizes(2, 3)
 

@@ -9,7 +9,7 @@ from parallelism.mesh import Mesh
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.sequence.sequence_parallel import SequenceAttention, SequenceParallel
 from parallelism.tensor.sharding_plan import parallelize
-from training.gpt import gpt2_plan
+from training.parallel.gpt import gpt2_plan
 
 BATCH = 2
 LENGTHS = pytest.mark.sizes(1, 2, 4, proof=(3, 8))

@@ -11,9 +11,9 @@ from collectives import InputError
 from models.report import TrainingReport
 from mpi_tests.helpers.trained import config
 from parallelism.checkpoint import Checkpoints
-from training.main import train
-from training.pending import LateReport
-from training.run import TrainingRun
+from training.loop import train
+from training.parallel.run import TrainingRun
+from training.reports.pending import LateReport
 
 READING = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2", "item")
 
@@ -99,7 +99,7 @@ class LateReadback:
 def events(monkeypatch):
     """Record the actions of a run's readback on a device in order."""
     events = []
-    monkeypatch.setattr("training.run.Readback", lambda x: LateReadback(x, events))
+    monkeypatch.setattr("training.parallel.run.Readback", lambda x: LateReadback(x, events))
     return events
 
 

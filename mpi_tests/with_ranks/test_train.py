@@ -39,11 +39,11 @@ from mpi_tests.helpers.trained import (
 from parallelism.checkpoint.reading import sealed
 from parallelism.checkpoint.stop import SIGNALS
 from parallelism.pipeline.schedule.search import search
-from training import run as training_run
-from training.config import Config, learning_rate_of
-from training.fused import FusedGate, FusedGELU, FusedRotaryHeads
-from training.main import train
-from training.run import TrainingRun
+from training.loop import train
+from training.parallel import run as training_run
+from training.parallel.fused import FusedGate, FusedGELU, FusedRotaryHeads
+from training.parallel.run import TrainingRun
+from training.settings.config import Config, learning_rate_of
 
 LAST, HALF = SMALL.max_iters, SMALL.max_iters // 2
 
@@ -411,7 +411,7 @@ def test_a_checkpoint_of_master_weights_goes_on_in_any_precision(comm, folder):
 @pytest.mark.sizes(2)
 def test_a_loss_that_is_not_finite_stops_the_run(comm, monkeypatch):
     """The learning rate is higher than settings allow."""
-    monkeypatch.setattr("training.run.learning_rate_of", lambda *arguments: 1e30)
+    monkeypatch.setattr("training.parallel.run.learning_rate_of", lambda *arguments: 1e30)
     before = process_state(comm)
     words = r"^step \d: rank 0 has a (loss of nan|gradient of .* that is not finite): lower"
     with pytest.raises(InputError, match=words):
@@ -490,7 +490,7 @@ def test_a_run_may_begin_with_an_exported_models_weights(comm, folder):
 def test_schedules_are_searched_from_measured_times_and_steps_traced(comm, folder, monkeypatch, capsys):
     """Rank 0 searches for all ranks."""
     trace, searches = folder / "trace.json", []
-    monkeypatch.setattr("training.staged.search", lambda *args: searches.append(args) or search(*args))
+    monkeypatch.setattr("training.parallel.staged.search", lambda *args: searches.append(args) or search(*args))
     settings = {"schedule": "search", "virtual_stages": 2, "max_alive": 3, "balance": "measured", "trace": str(trace)}
     shape = {"n_layer": 4, "max_iters": 4, "num_micro_batches": 4}
     alone = on_first(comm, **shape)
@@ -535,5 +535,5 @@ FUSED = {"gpt2-tiny": {FusedGELU}, "llama-tiny": {FusedGate, FusedRotaryHeads}}
 @pytest.mark.sizes(2)
 def test_elements_are_computed_in_one_pass(comm, model):
     with TrainingRun(config(1, model=model, tp=2), comm) as run:
-        kinds = {type(module) for module in run.gpt.modules() if type(module).__module__ == "training.fused"}
+        kinds = {type(module) for module in run.gpt.modules() if type(module).__module__ == "training.parallel.fused"}
     assert kinds == FUSED[model]

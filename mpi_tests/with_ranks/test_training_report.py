@@ -14,9 +14,10 @@ from mpi_tests.helpers.trained import check_same, on
 from parallelism.buffers import tensor_collectives, transfer
 from parallelism.mesh import AXES
 from parallelism.pipeline import events, layer_times
-from training import profile, run
-from training.profile import KINDS
-from training.run import TrainingRun
+from training.parallel import run
+from training.parallel.run import TrainingRun
+from training.reports import profile
+from training.reports.profile import KINDS
 
 LAYOUTS = {
     "dp": {},

@@ -24,7 +24,7 @@ from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.stage import Batch
 from parallelism.tensor.sharding_plan import parallelize
 from parallelism.zero.units import ShardGroups
-from training.gpt import gpt2_layers, gpt2_plan
+from training.parallel.gpt import gpt2_layers, gpt2_plan
 
 NUM_STEPS = 50 if IS_PROOF else 8
 SAMPLES = 24  # divisible by 1, 2, 3, 4 and 8 ranks

@@ -28,7 +28,7 @@ from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import memory, model_shards
 from parallelism.tensor.sharding_plan import parallelize
 from parallelism.zero.units import ShardGroups
-from training.gpt import gpt2_layers, gpt2_plan
+from training.parallel.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=8, n_head=2, n_embd=8, bias=True)
 STEPS, COUNT, SAMPLES = 2, 4, 2  # steps, micro-batches per rank, samples per micro-batch

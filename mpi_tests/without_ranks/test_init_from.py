@@ -16,9 +16,9 @@ from models.model import make
 from models.presets import shape_of
 from models.tokenizer import save_tokenizer, token_ids
 from mpi_tests.helpers.launch import ROOT
-from training.checks import check
-from training.config import Config, tokens_of
 from training.sample import tokenizer_of
+from training.settings.checks import check
+from training.settings.config import Config, tokens_of
 
 SHAPE = {"block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 16}
 SHAPES = {

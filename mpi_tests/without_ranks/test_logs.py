@@ -15,10 +15,10 @@ from collectives.runtime.backends import kernels
 from models.report import Metrics, TrainingReport
 from mpi_tests.helpers.launch import ROOT, environment
 from mpi_tests.helpers.pages import Page
-from training import logs
-from training.config import Config
-from training.logs import check_files, check_logs, log_sinks
-from training.prometheus import TextFile
+from training.reports import logs
+from training.reports.logs import check_files, check_logs, log_sinks
+from training.reports.prometheus import TextFile
+from training.settings.config import Config
 
 RECORDS = [{"iter": 1, "max_iters": 2, "loss": 4.0, "mfu": None}, {"iter": 2, "val_loss": 3.5}]
 

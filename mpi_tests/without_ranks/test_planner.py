@@ -49,11 +49,11 @@ from parallelism.planner.search import PlannedLayout, SearchResult, search
 from parallelism.planner.step import StepModel, Time, played
 from parallelism.sequence.sequence_parallel import SequenceAttention
 from parallelism.tensor.sharding_plan import matching
-from training.checks import check
-from training.config import Config
-from training.family import layers_of, plan_of
-from training.fused import fuse
-from training.gpt import gpt2_layers, gpt2_plan, recompute_model
+from training.parallel.family import layers_of, plan_of
+from training.parallel.fused import fuse
+from training.parallel.gpt import gpt2_layers, gpt2_plan, recompute_model
+from training.settings.checks import check
+from training.settings.config import Config
 
 SMALL = GPTConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
 LLAMA = LlamaConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, n_hidden=160)

@@ -11,8 +11,8 @@ from mpi_tests.helpers.launch import ROOT
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.flags import parse_request
 from parallelism.planner.memory import rank_params
-from training.checks import num_micro_batches
-from training.config import Config
+from training.settings.checks import num_micro_batches
+from training.settings.config import Config
 
 # Numbers of parameters of OpenAI's and Meta's models, as published with the weights.
 PARAMETERS = {

@@ -17,11 +17,11 @@ from collectives.job.settings import value_type
 from models.config import GPTConfig
 from models.flags import parse
 from models.hf import hugging_face_config
-from training.checks import check
-from training.config import Config
-from training.device import own_device
-from training.layout import fixed_by, job_of
-from training.out_dir import own_out_dir, prepare_folders
+from training.parallel.device import own_device
+from training.reports.out_dir import own_out_dir, prepare_folders
+from training.settings.checks import check
+from training.settings.config import Config
+from training.settings.layout import fixed_by, job_of
 
 SMALL = ["--n_layer", 1, "--n_head", 1, "--n_embd", 8, "--block_size", 8, "--max_iters", 2]
 TWO_BLOCKS = ["--n_layer", 2]

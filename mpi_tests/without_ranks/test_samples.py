@@ -8,7 +8,7 @@ import torch
 
 from models.data import TokenWindows
 from parallelism.data.sampler import DistributedSampler
-from training.samples import Samples
+from training.data.samples import Samples
 
 BLOCK = 8
 

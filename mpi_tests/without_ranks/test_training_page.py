@@ -9,8 +9,8 @@ from mpi_tests.helpers.pages import Page, check_charts, check_fetches_nothing
 from parallelism.pipeline.schedule.basic import one_f_one_b
 from parallelism.pipeline.schedule.price import Costs, Span, price
 from training import report
-from training.measured_sections import conditions_section, pipeline_section, times_section
-from training.profile import KINDS, ProfiledStep
+from training.reports.measured_sections import conditions_section, pipeline_section, times_section
+from training.reports.profile import KINDS, ProfiledStep
 
 
 def records(number, val_every=4, loss=3.0):

@@ -7,8 +7,8 @@ from models.llama import Llama
 from models.model import Model
 from parallelism.pipeline.stage import Layer
 from parallelism.tensor.sharding_plan import ShardingPlan
-from training.gpt import gpt2_layers, gpt2_plan
-from training.llama import llama_layers, llama_plan
+from training.parallel.gpt import gpt2_layers, gpt2_plan
+from training.parallel.llama import llama_layers, llama_plan
 
 
 def plan_of(config: ModelConfig) -> ShardingPlan:

@@ -32,19 +32,19 @@ from parallelism.pipeline.local_parameters import tied_names
 from parallelism.pipeline.stage import Batch
 from parallelism.placement import fill, wholes
 from parallelism.sequence.sequence_parallel import SequenceParallel
-from training.checks import check
-from training.config import TRACED, Config, learning_rate_of, make_model
-from training.device import memory_mib, own_device, set_matrix_precision
-from training.logs import check_files
-from training.optimizing import make_optimizer
-from training.out_dir import prepare_folders, take_out_dir
-from training.pending import PendingStep
-from training.profile import INPUT, OPTIMIZER, StepProfiler
-from training.samples import Samples
-from training.saving import Saving, load_weights
-from training.staged import divide, staged
-from training.tracing import traced
-from training.validation import spread, validate
+from training.data.samples import Samples
+from training.optim.make import make_optimizer
+from training.parallel.device import memory_mib, own_device, set_matrix_precision
+from training.parallel.saving import Saving, load_weights
+from training.parallel.staged import divide, staged
+from training.parallel.validation import spread, validate
+from training.reports.logs import check_files
+from training.reports.out_dir import prepare_folders, take_out_dir
+from training.reports.pending import PendingStep
+from training.reports.profile import INPUT, OPTIMIZER, StepProfiler
+from training.reports.tracing import traced
+from training.settings.checks import check
+from training.settings.config import TRACED, Config, learning_rate_of, make_model
 
 
 class TrainingRun:

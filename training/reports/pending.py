@@ -10,7 +10,7 @@ from models.report import Metrics
 from parallelism.buffers.transfer import Readback
 
 if TYPE_CHECKING:
-    from training.run import TrainingRun
+    from training.parallel.run import TrainingRun
 
 
 class PendingStep(NamedTuple):

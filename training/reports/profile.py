@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parallelism.pipeline.events import Listener
 from parallelism.pipeline.layer_times import now
-from training.config import TRACED
-from training.device import memory_mib
+from training.parallel.device import memory_mib
+from training.settings.config import TRACED
 
 if TYPE_CHECKING:
     from parallelism.pipeline.schedule.actions import Action
     from parallelism.pipeline.schedule.price import Span, Timeline
     from parallelism.pipeline.stage import Batch
-    from training.run import TrainingRun
+    from training.parallel.run import TrainingRun
 
 NUMBER = 5  # of profiled steps, after the traced one
 AXES = ("tp", "sp", "ep", "dp", "pp")

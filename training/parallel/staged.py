@@ -23,11 +23,11 @@ from parallelism.pipeline.schedule.search import search
 from parallelism.pipeline.stage import Batch, Layer, within
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.tensor.sharding_plan import parallelize
-from training.compiling import compile_model, compiles_whole
-from training.config import SEARCH, Config, zero_group
-from training.family import layers_of, plan_of
-from training.fused import fuse
-from training.gpt import recompute_model, whole_layer
+from training.parallel.compiling import compile_model, compiles_whole
+from training.parallel.family import layers_of, plan_of
+from training.parallel.fused import fuse
+from training.parallel.gpt import recompute_model, whole_layer
+from training.settings.config import SEARCH, Config, zero_group
 
 if TYPE_CHECKING:
     from collectives import Communicator

@@ -13,7 +13,7 @@ from torch import Tensor
 from models.data import TokenWindows, documents
 from parallelism.data.sampler import DistributedSampler
 from parallelism.pipeline.stage import Batch
-from training.prefetch import ahead
+from training.data.prefetch import ahead
 
 
 class Samples:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from collectives.bench.surroundings import surroundings
 from collectives.job.system import write
 from collectives.schedule.draw import refuse
-from training.announcement import announcement
-from training.config import Config
-from training.measured_sections import conditions_section, measured_sections
-from training.prometheus import TextFile
 from training.report import report
+from training.reports.announcement import announcement
+from training.reports.measured_sections import conditions_section, measured_sections
+from training.reports.prometheus import TextFile
+from training.settings.config import Config
 
 if TYPE_CHECKING:
-    from training.run import TrainingRun
+    from training.parallel.run import TrainingRun
 
 Sink = Callable[[dict[str, Any]], None]  # takes a record of metrics.jsonl
 

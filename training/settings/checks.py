@@ -26,11 +26,11 @@ from parallelism.planner.memory import in_bytes, rank_params
 from parallelism.sequence.token_shards import check_between_layers, shard_tokens
 from parallelism.tensor.sharding_plan import strategies
 from parallelism.zero.units import groups_of
-from training.compiling import check_compiler
-from training.config import AUTO, SEARCH, Config, make_model, picture_of, tokens_of, zero_group
-from training.family import plan_of
-from training.logs import check_logs
-from training.optimizing import check_optimizer
+from training.optim.make import check_optimizer
+from training.parallel.compiling import check_compiler
+from training.parallel.family import plan_of
+from training.reports.logs import check_logs
+from training.settings.config import AUTO, SEARCH, Config, make_model, picture_of, tokens_of, zero_group
 
 
 class Inputs(NamedTuple):

@@ -26,13 +26,13 @@ from models.model import Model
 from models.report import TrainingReport
 from models.tokenizer import save_tokenizer
 from parallelism.numerics.non_finite import first_not_finite
-from training.announcement import announcement
-from training.config import Config
-from training.layout import laid_out
-from training.logs import log_sinks
-from training.pending import LateReport
-from training.run import TrainingRun
+from training.parallel.run import TrainingRun
+from training.reports.announcement import announcement
+from training.reports.logs import log_sinks
+from training.reports.pending import LateReport
 from training.sampling import sample
+from training.settings.config import Config
+from training.settings.layout import laid_out
 from training.starting import hold_signals, ignore_late_signals, take_signals
 
 

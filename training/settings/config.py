@@ -19,7 +19,7 @@ from parallelism.numerics.non_finite import POLICIES
 from parallelism.numerics.precision import DTYPES
 from parallelism.pipeline.schedule import registry
 from parallelism.sequence.token_shards import MODES, ORDERS
-from training.gpt import MODES as RECOMPUTATIONS
+from training.parallel.gpt import MODES as RECOMPUTATIONS
 
 SEARCH = "search"  # a schedule searched for the measured times
 AUTO = "auto"  # resume from the newest complete checkpoint, if there is one

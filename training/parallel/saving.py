@@ -24,10 +24,10 @@ from parallelism.checkpoint import (
     state_parts,
 )
 from parallelism.numerics.master_weights import MasterWeights
-from training.config import AUTO, Config
+from training.settings.config import AUTO, Config
 
 if TYPE_CHECKING:
-    from training.run import TrainingRun
+    from training.parallel.run import TrainingRun
 
 MODEL = (*presets.SHAPE, "block_size", "num_experts")  # settings that must agree with a checkpoint
 

@@ -11,9 +11,9 @@ from parallelism.pipeline.schedule import registry
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.layout import ZERO_GROUPS
 from parallelism.planner.ranks import best_layout
-from training.checks import check_batch, num_micro_batches
-from training.config import Config, tokens_of
-from training.device import own_device
+from training.parallel.device import own_device
+from training.settings.checks import check_batch, num_micro_batches
+from training.settings.config import Config, tokens_of
 
 if TYPE_CHECKING:
     from collectives import Communicator

@@ -7,7 +7,7 @@ import shutil
 import torch
 
 from models.model import Model
-from training.config import Config
+from training.settings.config import Config
 
 BACKEND = "inductor"
 WHOLE = {"pp": (1,), "tp": (1,), "sp": (1,), "zero_stage": (0, 1, 2), "recompute": ("none",), "num_experts": (0,)}

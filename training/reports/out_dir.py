@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from models.flags import to_toml
-from training.config import Config
+from training.settings.config import Config
 
 METRICS, SETTINGS = "metrics.jsonl", "config.toml"
 

@@ -13,7 +13,7 @@ from models.sgd import SGD
 from parallelism.data.replica import Replica
 from parallelism.mesh import Mesh, replica_axes
 from parallelism.zero.matrices import MatrixOwners
-from training.config import Config
+from training.settings.config import Config
 
 BLOCKS = "transformer.h."
 USERS = dict.fromkeys(("beta1", "beta2", "eps"), ("adamw", "muon")) | {"muon_lr": ("muon",)}  # optimizers by setting

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from collectives.bench.page import Column, Section, Table, pairs
 from parallelism.pipeline.schedule.picture import LABELS, WAIT, action_of
 from parallelism.pipeline.schedule.price import bubble
-from training.profile import ALL_RANKS, AXES, BUBBLE, COMPUTING, INPUT, KINDS, OPTIMIZER, OTHER, ProfiledStep
+from training.reports.profile import ALL_RANKS, AXES, BUBBLE, COMPUTING, INPUT, KINDS, OPTIMIZER, OTHER, ProfiledStep
 
 if TYPE_CHECKING:
     from parallelism.pipeline.schedule.price import Span
-    from training.profile import StepProfiler
+    from training.reports.profile import StepProfiler
 
 NAMES = {
     COMPUTING: "computing", **{axis: f"{axis}, exposed" for axis in AXES}, ALL_RANKS: "all ranks, exposed",

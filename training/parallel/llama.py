@@ -14,7 +14,7 @@ from parallelism.tensor.sharding_plan import (
     Strategy,
     Vocabulary,
 )
-from training.gpt import model_layers
+from training.parallel.gpt import model_layers
 
 
 def llama_plan(config: LlamaConfig) -> dict[str, Strategy]:

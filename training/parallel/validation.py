@@ -8,7 +8,7 @@ import numpy as np
 
 from models.data import TokenWindows
 from parallelism.pipeline.driver import Pipeline
-from training.samples import Samples
+from training.data.samples import Samples
 
 if TYPE_CHECKING:
     from collectives import Communicator

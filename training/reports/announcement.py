@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from training.config import AUTO
+from training.settings.config import AUTO
 
 if TYPE_CHECKING:
-    from training.run import TrainingRun
+    from training.parallel.run import TrainingRun
 
 
 def announcement(run: TrainingRun) -> str:
