@@ -31,6 +31,7 @@ from models.gpt import flops_per_token
 from models.learning_rate import learning_rate
 from models.optimizer import BETAS, decay_groups
 from parallelism.numerics.precision import DTYPES, HALVES
+from training.loop import step
 from training.parallel.device import set_matrix_precision
 from training.parallel.run import TrainingRun
 from training.reports.pending import LateReport
@@ -53,7 +54,7 @@ class Ours:
         """Run steps; return the last one's loss."""
         for _ in range(number):
             self.iteration += 1
-            self.report.add(self.run.step(self.iteration, next(self.inputs)))
+            self.report.add(step(self.run, self.iteration, next(self.inputs)))
         self.report.flush()
         return self.losses[-1]
 
@@ -193,7 +194,7 @@ def measured(run: TrainingRun, args: argparse.Namespace) -> dict[str, dict[str, 
         for name, one in contestants.items():
             times[name].append(timed(one.steps, args.steps, device))
     rate = matrix_flops_per_s(args.matrix, getattr(torch, args.dtype), device)
-    flops, num_tokens = flops_per_token(run.gpt.config, run.num_params), config.micro_batch_size * config.block_size
+    flops, num_tokens = flops_per_token(run.model.config, run.num_params), config.micro_batch_size * config.block_size
     return {name: figures(float(np.median(each)), num_tokens, flops, rate) for name, each in times.items()}
 
 

@@ -25,6 +25,7 @@ from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.model import Model
 from models.optimizer import adamw, decay_groups
+from training.loop import step
 from training.parallel.fused import fuse
 from training.parallel.run import TrainingRun
 from training.settings.config import Config, make_model
@@ -37,10 +38,7 @@ def trained(run: TrainingRun) -> Callable[[], float]:
     """Return a function that runs the next step of a run and returns its loss."""
     steps = enumerate(run.inputs(), run.first)
 
-    def step() -> float:
-        return run.step(*next(steps)).metrics().loss
-
-    return step
+    return lambda: step(run, *next(steps)).metrics().loss
 
 
 def plain(model: Model, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]) -> Callable:

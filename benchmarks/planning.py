@@ -31,6 +31,7 @@ from models.presets import shape_of
 from parallelism.pipeline.stage import Batch
 from parallelism.planner import Machine, ParallelLayout, PlannedLayout, TrainingJob, best
 from parallelism.planner.ranks import machine
+from training.loop import step
 from training.parallel.run import TrainingRun
 from training.settings.config import Config
 
@@ -102,7 +103,7 @@ def timed(run: TrainingRun, iteration: int, batches: list[Batch]) -> float:
     """Return the slowest rank's seconds."""
     MPI.COMM_WORLD.Barrier()
     begin = time.perf_counter()
-    run.step(iteration, batches)
+    step(run, iteration, batches)
     return MPI.COMM_WORLD.allreduce(time.perf_counter() - begin, MPI.MAX)
 
 

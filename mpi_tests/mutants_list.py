@@ -631,7 +631,7 @@ DIVIDED = [
     ),
     mutant(
         "training/parallel/staged.py",
-        "        fuse(gpt)\n",
+        "        fuse(model)\n",
         "        pass\n",
         ("test_train.py", "in_one_pass and 2-ranks", 2),
     ),
@@ -1017,8 +1017,8 @@ MODELS = [
         ("test_samples.py", "dropout"),
     ),
     mutant(
-        "models/report.py",
-        '"a" if self.goes_on else "w"',
+        "training/reports/jsonl.py",
+        '"a" if facts.first > 1 else "w"',
         '"w"',
         ("test_report.py",),
     ),
@@ -1068,9 +1068,9 @@ TRAINING = [
         ("test_step_reads.py", "before_what_comes", 1),
     ),
     mutant(
-        "training/parallel/run.py",
-        "self.optimizer.step(verdict.skipped)",
-        "self.optimizer.step()",
+        "training/loop.py",
+        "run.optimizer.step(verdict.skipped)",
+        "run.optimizer.step()",
         ("test_step_reads.py", "stops_for", 2),
     ),
     mutant(
@@ -1116,9 +1116,9 @@ TRAINING = [
         ("test_refusals.py", "settings and global_batch_size"),
     ),
     mutant(
-        "training/parallel/run.py",
-        "weight = self.scale.value / len(batches)",
-        "weight = self.scale.value",
+        "training/loop.py",
+        "weight = run.scale.value / len(batches)",
+        "weight = run.scale.value",
         ("test_train.py", "gradient_accumulation", 2),
     ),
     mutant(

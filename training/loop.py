@@ -1,4 +1,4 @@
-"""Train a GPT with hand-written collectives.
+"""Train a GPT or a Llama with hand-written collectives.
 
 mpirun -n 2 python -m training
 mpirun -n 2 python -m training --config small
@@ -9,8 +9,8 @@ mpirun -n 4 python -m training --pp 2 --num_micro_batches 4
 
 from __future__ import annotations
 
-import os
-import sys
+import signal
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,43 +18,43 @@ from typing import Any, NamedTuple
 import torch
 
 import collectives
-from collectives.job import environment
+from models.data import TokenWindows
 from models.flags import parse
 from models.hf import save_hugging_face
-from models.killed import drawn_if_killed
+from models.mixture import balance, scale_losses
 from models.model import Model
-from models.report import TrainingReport
 from models.tokenizer import save_tokenizer
+from parallelism.buffers.transfer import Readback
 from parallelism.numerics.non_finite import first_not_finite
+from parallelism.pipeline.stage import Batch
+from training.parallel.device import prepare_process
 from training.parallel.run import TrainingRun
-from training.reports.announcement import announcement
-from training.reports.logs import log_sinks
-from training.reports.pending import LateReport
-from training.sampling import sample
-from training.settings.config import Config
-from training.settings.layout import laid_out
-from training.starting import hold_signals, ignore_late_signals, take_signals
+from training.parallel.validation import spread, sum_losses
+from training.reports.log import open_log
+from training.reports.metrics import memory_mib
+from training.reports.pending import LateReport, PendingStep
+from training.reports.profile import INPUT, OPTIMIZER
+from training.sample import sample
+from training.settings.config import Config, learning_rate_of
+from training.settings.layout import planned
 
 
 class Trained(NamedTuple):
     """Result of a run: the model, unless it only validates, and the records of metrics.jsonl."""
 
-    gpt: Model | None
+    model: Model | None
     records: list[dict[str, Any]]
 
 
 def main() -> None:
     comm = collectives.world()
-    if comm.rank:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # other ranks are silent  # noqa: SIM115
-    torch.set_num_threads(environment.threads_per_rank())
+    prepare_process(comm)
     with comm.agreed():
         config = parse(Config, __doc__)
     if config.checkpoint_dir:
-        ignore_late_signals()
+        # After the last step, which is saved, a signal changes nothing.  SIG_IGN would discard one that is blocked.
+        signal.signal(signal.SIGUSR1, lambda *_: None)
     train(config, comm)
-    if config.checkpoint_dir:
-        hold_signals()  # on exit, Python restores the system's handlers, which end the process
 
 
 def train(config: Config, comm: collectives.Communicator) -> Trained:
@@ -62,70 +62,88 @@ def train(config: Config, comm: collectives.Communicator) -> Trained:
 
     Raises: InputError for settings incompatible with each other or with the data, before anything is computed.
     """
-    with TrainingRun(laid_out(config, comm) if config.layout == "auto" else config, comm) as run:
-        take_signals()
-        print(announcement(run), flush=True)
+    with TrainingRun(planned(config, comm) if config.layout == "auto" else config, comm) as run:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # which `training.__main__` has blocked
+        print(run.facts.announcement, flush=True)
         if config.eval_only:
-            return Trained(None, [validated(run)])
+            loss = validate(run)
+            print(f"val loss {loss:.4f}")
+            return Trained(None, [{"iter": run.first - 1, "val_loss": loss}])
         if run.first > config.max_iters:
             print(f"no steps remain: the checkpoint is of step {run.first - 1}, and max_iters is {config.max_iters}")
-        records = iterate(run)
-        gpt = run.whole()
-        leave(run, gpt)
-    return Trained(gpt, records)
+        with open_log(comm, run.facts) as log, closing(run.inputs()) as inputs:
+            steps = LateReport(log.step)
+            for iteration, batches in zip(range(run.first, config.max_iters + 1), inputs, strict=False):
+                steps.add(step(run, iteration, batches))
+                if iteration == config.max_iters or iteration % config.eval_interval == 0:
+                    steps.flush()
+                    log.validation(iteration, validate(run))
+                if run.saving and (received := run.saving.after(iteration, before=steps.flush)):
+                    log.show(f"{received}: the run ends with a checkpoint of step {iteration}")
+                    break
+            if run.saving:  # before drawing
+                run.saving.close()
+        model = run.whole()
+        save(run, model)
+    return Trained(model, log.records)
 
 
-def validated(run: TrainingRun) -> dict[str, Any]:
-    """Print and return the validation loss of the initial weights.  Collective."""
-    record = {"iter": run.first - 1, "val_loss": run.validate()}
-    print(f"val loss {record['val_loss']:.4f}")
-    return record
+def step(run: TrainingRun, iteration: int, batches: list[Batch]) -> PendingStep:
+    """Run one training step.  The host does not wait for its device.  Collective."""
+    with run.profiler.observing(iteration):
+        config, timing = run.config, run.profiler.timing
+        begin_s, waited_s = time.perf_counter(), run.profiler.waited_s
+
+        with timing(INPUT):
+            batches = [batch.to(config.device) for batch in batches]
+        weight = run.scale.value / len(batches)
+        scale_losses(run.routers, weight)
+        loss = run.pipeline.step(batches, [weight] * len(batches)) / run.scale.value
+
+        with timing(OPTIMIZER):
+            run.masters.take_gradients(run.scale.inverse)
+            norm = run.clip()
+            verdict = run.guard.judge(loss, norm)  # whether all ranks have finite numbers
+            lr = learning_rate_of(config, iteration)
+            for group in run.optimizer.param_groups:
+                group["lr"] = lr * group.get("lr_factor", 1)
+            run.optimizer.step(verdict.skipped)
+            balance(run.routers, run.sum_loads)
+            run.replica.gather()
+            run.pipeline.zero_grad()
+
+        mean_loss = run.add(loss / run.mesh.dp.size)[0]
+        numbers = torch.cat([torch.stack([mean_loss, loss, norm]), verdict.numbers])
+        with run.sum_time.waiting():
+            bubble = run.pipeline.times.bubble(run.mesh.pp)
+        metrics = {"iter": iteration, "lr": lr, "bubble": bubble, "memory_mib": memory_mib(config.device)}
+        comm_s = run.profiler.waited_s - waited_s
+        return PendingStep(run.meter, verdict.names, Readback(numbers), begin_s, comm_s, metrics)
 
 
-def iterate(run: TrainingRun) -> list[dict[str, Any]]:
-    """Run all steps, validations and checkpoints; return the records.  Collective."""
-    config = run.config
-    with (
-        log_sinks(run) as sinks,
-        TrainingReport(
-            run.out_dir,
-            config.max_iters,
-            run.tokens.vocab_size,
-            run.progress_bar,
-            goes_on=run.first > 1,
-            log_interval=config.log_interval,
-            sinks=sinks,
-        ) as report,
-        drawn_if_killed(run.out_dir, run.tokens.vocab_size),
-        closing(run.inputs()) as inputs,
-    ):
-        steps = LateReport(report.iteration)
-        for iteration, batches in zip(range(run.first, config.max_iters + 1), inputs, strict=False):
-            steps.add(run.step(iteration, batches))
-            if iteration == config.max_iters or iteration % config.eval_interval == 0:
-                steps.flush()
-                report.validation(iteration, run.validate())
-            if run.saving and (signal := run.saving.after(iteration, before=steps.flush)):
-                report.show(f"{signal}: the run ends with a checkpoint of step {iteration}")
-                break
-        if run.saving:  # before drawing
-            run.saving.close()
-    return report.records
+def validate(run: TrainingRun) -> float:
+    """Return the mean loss in nats per token over the validation data, or over some batches of it.  Collective."""
+    windows = TokenWindows(run.val_ids, run.config.block_size, seed=None)
+    selection = spread(len(windows), run.config.eval_iters * run.sampler.batch_size)
+    run.model.eval()
+    total, count = run.add(*sum_losses(run.pipeline, run.samples, windows, selection, run.mesh.dp)).tolist()
+    run.model.train()
+    return total / (count / run.mesh.pp.size)
 
 
-def leave(run: TrainingRun, gpt: Model) -> None:
+def save(run: TrainingRun, model: Model) -> None:
     """Print a sample, and save the weights and the tokenizer in the run's folder.  Collective.
 
     Raises: InputError for weights that are not finite.
     """
     comm = run.mesh.comm
     with comm.agreed("weights"):
-        if name := first_not_finite(dict(gpt.named_parameters())):
+        if name := first_not_finite(dict(model.named_parameters())):
             raise ValueError(f"{name} is not finite: no weights are written; lower the learning rate")
     if comm.rank == 0:
-        print(sample(gpt, run.val_ids[:16], run.config, run.tokens.tokenizer))
+        print(sample(model, run.val_ids[:16], run.config, run.tokens.tokenizer))
     with comm.agreed("weights"):
         if run.out_dir:
-            save_hugging_face(gpt, run.out_dir)
+            save_hugging_face(model, run.out_dir)
             save_tokenizer(run.tokens.tokenizer, Path(run.out_dir), run.tokens.vocab_size)
             print(f"for more: python -m training.sample --from {run.out_dir}")

@@ -20,7 +20,7 @@ from mpi_tests.helpers.models import close, random_tokens, randomized
 from mpi_tests.helpers.ranks import IS_PROOF
 from mpi_tests.helpers.trained import check_same, on, on_first
 from parallelism.data.sampler import DistributedSampler
-from training.loop import train
+from training.loop import step, train
 from training.parallel.run import TrainingRun
 from training.sample import split as split_blocks
 from training.settings.config import Config, make_model
@@ -87,7 +87,7 @@ def test_loss_and_every_gradient_are_the_plain_models(comm, layout):
                 weight -= weight.grad
 
         run.optimizer.step = descend
-        loss = run.step(1, next(inputs)).metrics().loss
+        loss = step(run, 1, next(inputs)).metrics().loss
         after = dict(run.whole().named_parameters())
         before = dict(make_model(config, run.tokens.vocab_size).named_parameters())
     expected, gradients = plain_results(config)

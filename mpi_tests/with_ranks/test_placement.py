@@ -40,9 +40,9 @@ def test_training(comm, monkeypatch, tmp_path):
     for changes in ALONE:
         config = replace(SMALL, **changes)
         monkeypatch.setattr("training.parallel.staged.fuse", lambda model: None)  # the host's kernels
-        want = weights(train(config, comm).gpt)
+        want = weights(train(config, comm).model)
         with pretending(monkeypatch) as placement:
-            gpt = train(replace(config, device="cuda"), comm).gpt
+            gpt = train(replace(config, device="cuda"), comm).model
             assert all(placement.has(p) for p in gpt.parameters())
             actual = [p.cpu() for p in gpt.parameters()]
         monkeypatch.undo()

@@ -54,11 +54,11 @@ def test_the_shape_and_the_weights_are_those_of_the_folder(tmp_path, name):
     folder, shape = folder_of(tmp_path, SHAPES[name]), SHAPES[name]
     flags = ["--tokenizer", "bytes"] if shape.vocab_size != 256 else []
     inputs, expected = begin(folder, *flags), load_hugging_face(folder)
-    assert inputs.gpt.config == shape == expected.config
+    assert inputs.model.config == shape == expected.config
     assert inputs.tokens.vocab_size == shape.vocab_size
     weights = dict(expected.named_parameters())
-    assert {*weights} == {name for name, _ in inputs.gpt.named_parameters()}
-    assert all(torch.equal(p, weights[name]) for name, p in inputs.gpt.named_parameters())
+    assert {*weights} == {name for name, _ in inputs.model.named_parameters()}
+    assert all(torch.equal(p, weights[name]) for name, p in inputs.model.named_parameters())
 
 
 @pytest.mark.parametrize("name", ["gpt2 of another width", "llama"])
@@ -72,7 +72,7 @@ def test_settings_that_agree_may_be_repeated(tmp_path, name):
 
 
 def test_a_context_may_be_shorter_and_the_rate_another(tmp_path):
-    config = begin(folder_of(tmp_path, SHAPES["gpt2"]), "--block_size", 4, "--dropout", 0.5).gpt.config
+    config = begin(folder_of(tmp_path, SHAPES["gpt2"]), "--block_size", 4, "--dropout", 0.5).model.config
     assert (config.block_size, config.dropout, config.n_embd) == (4, 0.5, 16)
 
 

@@ -18,10 +18,11 @@ from models.config import GPTConfig
 from models.flags import parse
 from models.hf import hugging_face_config
 from training.parallel.device import own_device
-from training.reports.out_dir import own_out_dir, prepare_folders
+from training.reports.out_dir import own_out_dir
 from training.settings.checks import check
 from training.settings.config import Config
 from training.settings.layout import fixed_by, job_of
+from training.settings.paths import prepare_folders
 
 SMALL = ["--n_layer", 1, "--n_head", 1, "--n_embd", 8, "--block_size", 8, "--max_iters", 2]
 TWO_BLOCKS = ["--n_layer", 2]
@@ -85,7 +86,7 @@ def test_what_fits_is_made_on_every_rank(folder):
     flags = ["--pp", 2, *TWO_BLOCKS, "--num_micro_batches", 3, "--micro_batch_size", 2, "--out_dir", folder / "new/out"]
     inputs = begin([*SMALL, *flags], nodes=(0, 0, 1, 1))
     assert (inputs.num_micro_batches, inputs.batch_size, inputs.tokens.vocab_size) == (3, 12, 256)
-    assert (inputs.schedule.name, inputs.schedule.num_stages, inputs.gpt.config.n_layer) == ("1f1b", 2, 2)
+    assert (inputs.schedule.name, inputs.schedule.num_stages, inputs.model.config.n_layer) == ("1f1b", 2, 2)
     assert len(inputs.windows.ids) + len(inputs.val_ids) == len(inputs.tokens.ids)
     assert list((folder / "new").rglob("*")) == [folder / "new/out"]
 

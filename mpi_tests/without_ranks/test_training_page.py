@@ -9,7 +9,8 @@ from mpi_tests.helpers.pages import Page, check_charts, check_fetches_nothing
 from parallelism.pipeline.schedule.basic import one_f_one_b
 from parallelism.pipeline.schedule.price import Costs, Span, price
 from training import report
-from training.reports.measured_sections import conditions_section, pipeline_section, times_section
+from training.reports.html import conditions_section
+from training.reports.measured_sections import pipeline_section, times_section
 from training.reports.profile import KINDS, ProfiledStep
 
 

@@ -29,15 +29,15 @@ def check_compiler(config: Config) -> None:
         raise ValueError(f"compile starts {' or '.join(names)}, which is not installed: install it, or omit compile")
 
 
-def compile_model(gpt: Model, config: Config) -> None:
+def compile_model(model: Model, config: Config) -> None:
     """Set up compilation at the first forward pass: of the whole model, or of blocks without parallel modules."""
-    for kind in {type(module) for module in gpt.modules()}:
+    for kind in {type(module) for module in model.modules()}:
         if kind.__module__.startswith("parallelism.") and not is_left_out(kind.forward):
             kind.forward = torch.compiler.disable(kind.forward)
     if compiles_whole(config):
-        gpt.compile(backend=BACKEND)
+        model.compile(backend=BACKEND)
         return
-    for block in gpt.transformer.h:
+    for block in model.transformer.h:
         block.forward = torch.compile(block.forward, backend=BACKEND)  # recomputation wraps this
 
 

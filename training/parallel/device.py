@@ -1,20 +1,26 @@
-"""Device of a rank, its peak memory, and the precision of float32 products."""
+"""Process and device of a rank, and the precision of float32 products."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import sys
 
 import torch
 
+import collectives
 from collectives.arrays import views
-from models.report import peak_memory_mib
+from collectives.job import environment
 from parallelism.numerics.precision import HALVES
 
-if TYPE_CHECKING:
-    from collectives import Communicator
+
+def prepare_process(comm: collectives.Communicator) -> None:
+    """Silence the ranks other than 0, and set the number of a rank's threads."""
+    if comm.rank:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    torch.set_num_threads(environment.threads_per_rank())
 
 
-def own_device(name: str, comm: Communicator) -> str:
+def own_device(name: str, comm: collectives.Communicator) -> str:
     """Return this rank's device, and make it current in torch and CuPy; "cuda" assigns a node's devices in turn.
 
     Raises: ValueError for a device that does not exist.
@@ -30,11 +36,6 @@ def own_device(name: str, comm: Communicator) -> str:
     torch.cuda.set_device(number)
     memory.xp.cuda.Device(number).use()
     return f"cuda:{number}"
-
-
-def memory_mib(device: str) -> float:
-    """Return the peak memory of this rank's process, or of its device, in MiB."""
-    return peak_memory_mib() if device == "cpu" else torch.cuda.max_memory_allocated(device) / 2**20
 
 
 def set_matrix_precision(dtype: str) -> None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def divide(
-    gpt: Model,
+    model: Model,
     config: Config,
     mesh: Mesh,
     sequences: SequenceParallel,
@@ -46,18 +46,18 @@ def divide(
     Return its collectives over tp.
     """
     sp = sequences if mesh.sp.size > 1 else None
-    ranks = parallelize(gpt, plan_of(gpt.config), mesh.tp, sp, config.sequence_parallel, position, ep)
+    ranks = parallelize(model, plan_of(model.config), mesh.tp, sp, config.sequence_parallel, position, ep)
     if config.compile:
-        compile_model(gpt, config)
+        compile_model(model, config)
     else:
-        fuse(gpt)
+        fuse(model)
     if config.recompute != "none":
-        recompute_model(gpt, config.recompute, position)
+        recompute_model(model, config.recompute, position)
     return ranks
 
 
 def staged(
-    gpt: Model,
+    model: Model,
     config: Config,
     mesh: Mesh,
     schedule: Schedule,
@@ -75,13 +75,13 @@ def staged(
         position.samples = batch.samples
         return precision.computing(config.device)
 
-    parts = [whole_layer(gpt)] if compiles_whole(config) else layers_of(gpt)
+    parts = [whole_layer(model)] if compiles_whole(config) else layers_of(model)
     layers = [within(computing, layer) for layer in parts]
     if mesh.pp.size > 1 and (config.balance == "measured" or config.schedule == SEARCH):
-        gpt.to(config.device)  # before the arena, which moves only this rank's parameters
-        layers, schedule = measured(gpt, layers, config, mesh, schedule, make_batch())
+        model.to(config.device)  # before the arena, which moves only this rank's parameters
+        layers, schedule = measured(model, layers, config, mesh, schedule, make_batch())
     return PipelineParallel(
-        gpt,
+        model,
         layers,
         schedule,
         mesh,
@@ -95,10 +95,10 @@ def staged(
 
 
 def measured(
-    gpt: Model, layers: list[Layer], config: Config, mesh: Mesh, schedule: Schedule, batch: Batch
+    model: Model, layers: list[Layer], config: Config, mesh: Mesh, schedule: Schedule, batch: Batch
 ) -> tuple[list[Layer], Schedule]:
     """Return the layers with their measured times as costs, and the schedule, searched for these if requested."""
-    times = agreed(measure(gpt, layers, batch), mesh.comm)
+    times = agreed(measure(model, layers, batch), mesh.comm)
     layers = [layer._replace(cost=each.sum()) for layer, each in zip(layers, times, strict=True)]
     if config.schedule == SEARCH:
         with torch.no_grad():

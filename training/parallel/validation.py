@@ -24,7 +24,7 @@ def spread(count: int, limit: int) -> np.ndarray:
     return np.arange(number) * count // number
 
 
-def validate(
+def sum_losses(
     pipeline: Pipeline, samples: Samples, windows: TokenWindows, selection: np.ndarray, dp: Communicator
 ) -> np.ndarray:
     """Return the sum of losses, in nats per token, and the number of samples, of this dp rank's part of a `selection`.

@@ -1,21 +1,25 @@
-"""Measured sections of a run's report: time breakdown of some steps, a pipeline timeline, and the machine."""
+"""Measured sections of a run's report: time breakdown of some steps, and a pipeline's timeline."""
 
 from __future__ import annotations
 
-import shlex
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
 
-from collectives.bench.page import Column, Section, Table, pairs
+from collectives.bench.page import Column, Section, Table
 from parallelism.pipeline.schedule.picture import LABELS, WAIT, action_of
-from parallelism.pipeline.schedule.price import bubble
-from training.reports.profile import ALL_RANKS, AXES, BUBBLE, COMPUTING, INPUT, KINDS, OPTIMIZER, OTHER, ProfiledStep
-
-if TYPE_CHECKING:
-    from parallelism.pipeline.schedule.price import Span
-    from training.reports.profile import StepProfiler
+from parallelism.pipeline.schedule.price import Span, bubble
+from training.reports.profile import (
+    ALL_RANKS,
+    AXES,
+    BUBBLE,
+    COMPUTING,
+    INPUT,
+    KINDS,
+    OPTIMIZER,
+    OTHER,
+    ProfiledStep,
+    StepProfiler,
+)
 
 NAMES = {
     COMPUTING: "computing", **{axis: f"{axis}, exposed" for axis in AXES}, ALL_RANKS: "all ranks, exposed",
@@ -114,10 +118,3 @@ def cells_of(span: Span) -> tuple[int, str, str, float, float]:
     kind = LABELS[action.kind] if action else span.what.split()[0]
     what = f"{action.kind}{action.micro_batch}" if action else span.what
     return span.rank, what, kind, 1e3 * span.begin_s, 1e3 * span.end_s
-
-
-def conditions_section(settings: Mapping[str, Any], around: Mapping[str, Any], announced: str) -> Section:
-    """List the command, the run's announcement, the machine, and the settings."""
-    entries = {"command": shlex.join(sys.orig_argv), "run": announced, **around}
-    tables = [pairs("machine", "Machine and command", entries), pairs("settings", "Settings", settings)]
-    return Section("Machine, command and settings", tables=tables)

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from models.gpt import flops_per_token
-from models.report import Metrics
 from parallelism.buffers.transfer import Readback
+from parallelism.numerics.non_finite import StepGuard
+from training.reports.metrics import Metrics
 
-if TYPE_CHECKING:
-    from training.parallel.run import TrainingRun
+
+class Meter:
+    """What turns the numbers of a step into its metrics; `peak_flops_per_s` is that of all devices, if known."""
+
+    def __init__(
+        self,
+        guard: StepGuard,
+        max_iters: int,
+        tokens_per_step: int,
+        flops_per_token: int,
+        peak_flops_per_s: float | None,
+    ):
+        self.guard, self.max_iters, self.tokens_per_step = guard, max_iters, tokens_per_step
+        self.flops_per_token, self.peak_flops_per_s = flops_per_token, peak_flops_per_s
+        self.ended_s = 0.0  # end of the last reported step
 
 
 class PendingStep(NamedTuple):
     """A step that has been launched, with the numbers that the host already knows."""
 
-    run: TrainingRun
+    meter: Meter
     names: list[str]  # of this rank's gradients
     readback: Readback  # mean loss, this rank's loss, the norm, and the verdict's numbers
     begin_s: float
@@ -28,20 +41,20 @@ class PendingStep(NamedTuple):
 
         Raises: InputError on every rank if the step is not finite and the run is to stop.
         """
-        run, config, metrics_so_far = self.run, self.run.config, self.metrics_so_far
+        meter, metrics_so_far = self.meter, self.metrics_so_far
         mean_loss, loss, norm, *verdict = self.readback.read().tolist()
-        run.guard.tell(metrics_so_far["iter"], self.names, verdict, loss, norm)
-        step_s = self.readback.ended_s - max(self.begin_s, run.ended_s)  # a device begins after the previous step
-        run.ended_s = self.readback.ended_s
-        tokens_per_s = run.sampler.batch_size * config.block_size / step_s
-        flops_per_s = tokens_per_s * flops_per_token(run.gpt.config, run.num_params)
+        meter.guard.tell(metrics_so_far["iter"], self.names, verdict, loss, norm)
+        step_s = self.readback.ended_s - max(self.begin_s, meter.ended_s)  # a device begins after the previous step
+        meter.ended_s = self.readback.ended_s
+        tokens_per_s = meter.tokens_per_step / step_s
+        flops_per_s = tokens_per_s * meter.flops_per_token
         return Metrics(
-            max_iters=config.max_iters,
+            max_iters=meter.max_iters,
             loss=mean_loss,
             grad_norm=norm,
             tokens_per_s=tokens_per_s,
             flops_per_s=flops_per_s,
-            mfu=config.peak_tflops and flops_per_s / (config.peak_tflops * 1e12 * run.mesh.comm.size),
+            mfu=meter.peak_flops_per_s and flops_per_s / meter.peak_flops_per_s,
             compute_ms=(step_s - self.comm_s) * 1e3,
             comm_ms=self.comm_s * 1e3,
             **metrics_so_far,

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from typing import Any, NamedTuple
 
+from parallelism.mesh import Mesh
 from parallelism.pipeline.events import Listener
 from parallelism.pipeline.layer_times import now
-from training.parallel.device import memory_mib
-from training.settings.config import TRACED
-
-if TYPE_CHECKING:
-    from parallelism.pipeline.schedule.actions import Action
-    from parallelism.pipeline.schedule.price import Span, Timeline
-    from parallelism.pipeline.stage import Batch
-    from training.parallel.run import TrainingRun
+from parallelism.pipeline.pipeline_parallel import PipelineParallel
+from parallelism.pipeline.schedule.actions import Action
+from parallelism.pipeline.schedule.price import Span, Timeline
+from parallelism.pipeline.stage import Batch
+from training.reports.metrics import memory_mib
+from training.reports.tracing import traced
+from training.settings.config import TRACED, Config
 
 NUMBER = 5  # of profiled steps, after the traced one
 AXES = ("tp", "sp", "ep", "dp", "pp")
@@ -43,12 +43,19 @@ class ProfiledStep(NamedTuple):
 class StepProfiler(Listener):
     """Profiles some steps of a run on this rank, by the host's clock; rank 0 gathers all ranks' in `steps`.
 
-    Waits for other ranks count for their axis only.  In profiled steps, the device is synchronized where a kind begins
-    and ends.
+    `waits` are the objects that add up waits for other ranks in `exposed_s`, by the kind for which alone these count.
+    In profiled steps, the device is synchronized where a kind begins and ends.
     """
 
-    def __init__(self, run: TrainingRun):
-        self.run, self.is_on = run, False
+    def __init__(
+        self, pipeline: PipelineParallel, mesh: Mesh, config: Config, first: int, waits: Mapping[str, Sequence[Any]]
+    ):
+        self.pipeline, self.mesh, self.config, self.waits, self.is_on = pipeline, mesh, config, waits, False
+        last = config.max_iters
+        is_traced = config.trace or (config.report and mesh.pp.size > 1)
+        self.traced_step = min(first + TRACED - 1, last) if is_traced else None
+        begin = min(first + TRACED, last)  # the last one of a short run
+        self.profiled_steps = range(begin, min(begin + NUMBER, last + 1) if config.report else begin)
         self.steps: list[ProfiledStep] = []
         self.planned: Timeline | None = None  # of the traced step
         self.happened: list[Span] = []
@@ -66,28 +73,29 @@ class StepProfiler(Listener):
                     return
                 yield batch
 
-    def wants(self, iteration: int) -> bool:
-        """Return whether to profile a step: some after the traced one, or else the last one of a short run."""
-        config, number = self.run.config, iteration - self.run.first + 1
-        is_early = number <= TRACED
-        return bool(config.report) and (iteration == config.max_iters if is_early else number <= TRACED + NUMBER)
+    @contextmanager
+    def observing(self, iteration: int) -> Iterator[None]:
+        """Trace or profile the step in this context, if it is selected.  Collective."""
+        tracing: AbstractContextManager[None] = nullcontext()
+        if iteration == self.traced_step:
+            tracing = traced(self.pipeline, self.mesh, self.config.trace, self.keep)
+        profiling = self.profiling(iteration) if iteration in self.profiled_steps else nullcontext()
+        with tracing, profiling:
+            yield
 
     @contextmanager
     def profiling(self, iteration: int) -> Iterator[None]:
-        """Profile the step in this context, if it is selected.  Collective."""
-        if not self.wants(iteration):
-            yield
-            return
+        """Profile the step in this context.  Collective."""
         before, self.seconds, self.is_on = self.exposed(), dict.fromkeys(KINDS, 0.0), True
-        begin_s = now(self.run.config.device)
-        model = self.run.model
-        with model.notifying(self, model.listeners.index(model.times) + 1):  # so that actions begin and end within its
+        device, pipeline = self.config.device, self.pipeline
+        begin_s = now(device)
+        with pipeline.notifying(self, pipeline.listeners.index(pipeline.times) + 1):  # actions begin and end within its
             yield
-        step_s, self.is_on = self.input_s + now(self.run.config.device) - begin_s, False
+        step_s, self.is_on = self.input_s + now(device) - begin_s, False
         self.seconds |= {axis: after - before[axis] for axis, after in self.exposed().items()}
         self.seconds[INPUT] += self.input_s
         self.seconds[OTHER] = step_s - sum(self.seconds.values())
-        comm, device = self.run.mesh.comm, self.run.config.device
+        comm = self.mesh.comm
         own = ProfiledStep(iteration, comm.rank, step_s, self.seconds, memory_mib(device))
         self.steps += comm.gather_object(own) or []
 
@@ -107,7 +115,7 @@ class StepProfiler(Listener):
 
     def mark(self) -> tuple[float, float]:
         """Return the current time, and the total time spent waiting for other ranks, in seconds."""
-        return now(self.run.config.device), self.waited_s
+        return now(self.config.device), self.waited_s
 
     def since(self, mark: tuple[float, float]) -> float:
         """Return the seconds since a mark, without waits for other ranks."""
@@ -121,19 +129,7 @@ class StepProfiler(Listener):
 
     def exposed(self) -> dict[str, float]:
         """Return the seconds that this rank has waited for other ranks since the run began, by kind."""
-        run = self.run
-        own = run.replica.own
-        axes: dict[str, Any] = {
-            "tp": run.tp_collectives,
-            "sp": run.sp,
-            "ep": run.exchange,
-            "dp": run.replica,
-            "pp": own.tied,
-        }
-        of_all = run.clip.exposed_s + run.guard.exposed_s + run.sum_time.exposed_s
-        bubble_s = run.model.times.exposed_s if run.mesh.pp.size > 1 else 0.0
-        by_axis = {axis: each.exposed_s if each else 0.0 for axis, each in axes.items()}
-        return {**by_axis, ALL_RANKS: of_all, BUBBLE: bubble_s}
+        return {kind: sum(each.exposed_s for each in waits) for kind, waits in self.waits.items()}
 
     def keep(self, planned: Timeline, happened: list[Span]) -> None:
         self.planned, self.happened = planned, happened

@@ -5,12 +5,13 @@ Source: Prometheus, "Exposition formats" and "Metric and label naming", and node
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from collectives.job.system import replacing
-
-Record = dict[str, Any]
+from training.reports.facts import RunFacts
+from training.reports.metrics import Record
+from training.reports.sink import Sink
 
 
 class Series(NamedTuple):
@@ -40,26 +41,20 @@ SERIES = {
 }
 
 
-class TextFile:
-    """Sink that writes the latest value of each number to a file, which is replaced atomically.
+class TextFile(Sink):
+    """Writes the latest value of each number to a file, which is replaced atomically.
 
-    `run` is a label, as several runs of a host may have files.  A failure to write is reported once.
+    The run's folder is a label, as several runs of a host may have files.
     """
 
-    def __init__(self, path: str, run: str, tokens_per_step: int):
-        self.path, self.labels, self.tokens_per_step = Path(path), f'{{run="{escaped(run)}"}}', tokens_per_step
-        self.latest: Record = {}
-        self.is_said = False
+    def open(self, facts: RunFacts, show: Callable[[str], None]) -> None:
+        super().open(facts, show)
+        self.labels, self.latest = f'{{run="{escaped(facts.out_dir)}"}}', Record()
 
-    def __call__(self, record: Record) -> None:
-        self.latest |= {**record, "tokens": record["iter"] * self.tokens_per_step}
-        try:
-            with replacing(self.path) as temporary:
-                temporary.write_text(self.text(), encoding="utf-8")
-        except OSError as error:
-            if not self.is_said:
-                print(f"{self.path} can't be written ({error.strerror}): the run continues without it", flush=True)
-            self.is_said = True
+    def write(self, record: Record) -> None:
+        self.latest |= {**record, "tokens": record["iter"] * self.facts.tokens_per_step}
+        with self.writing(self.target) as path, replacing(path) as temporary:
+            temporary.write_text(self.text(), encoding="utf-8")
 
     def text(self) -> str:
         """Format the available numbers in Prometheus's text format."""

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from collectives.algorithms.groups import Topology
 from collectives.job import system
-from collectives.schedule.draw import refuse, refuse_picture
 from models.data import Tokens, TokenWindows, split
 from models.hf import initialize
 from models.model import Model
@@ -29,8 +28,8 @@ from parallelism.zero.units import groups_of
 from training.optim.make import check_optimizer
 from training.parallel.compiling import check_compiler
 from training.parallel.family import plan_of
-from training.reports.logs import check_logs
-from training.settings.config import AUTO, SEARCH, Config, make_model, picture_of, tokens_of, zero_group
+from training.settings.config import AUTO, SEARCH, Config, make_model, tokens_of, zero_group
+from training.settings.paths import check_logs, check_trace
 
 
 class Inputs(NamedTuple):
@@ -43,7 +42,7 @@ class Inputs(NamedTuple):
     batch_size: int  # over all ranks
     schedule: Schedule
     precision: Precision
-    gpt: Model  # before it is divided
+    model: Model  # before it is divided
 
 
 def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
@@ -73,12 +72,12 @@ def check(config: Config, topology: Topology, rank: int = 0) -> Inputs:
     batch_size = shape["dp"] * config.micro_batch_size * number
     DistributedSampler(len(windows), batch_size, rank=0, size=shape["dp"])  # raises for an epoch without steps
     schedule = make_schedule(config, number)
-    gpt = make_model(config, tokens.vocab_size)
+    model = make_model(config, tokens.vocab_size)
     if config.init_from:
-        initialize(gpt, config.init_from)
-    strategies(gpt, plan_of(gpt.config), {**shape, "heads": head_ranks})  # raises for modules that cannot be divided
+        initialize(model, config.init_from)
+    strategies(model, plan_of(model.config), {**shape, "heads": head_ranks})  # raises if not divisible
     check_compiler(config)  # last, as its import takes long
-    return Inputs(tokens, windows, val_ids, number, batch_size, schedule, precision, gpt)
+    return Inputs(tokens, windows, val_ids, number, batch_size, schedule, precision, model)
 
 
 def check_vocabulary(config: Config, tokens: Tokens) -> None:
@@ -126,14 +125,6 @@ def check_skips(config: Config) -> None:
     if config.non_finite != "skip" and config.max_skips != Config.max_skips:
         applies = f"applies to non_finite=skip, not to {config.non_finite}"
         raise ValueError(f"max_skips={config.max_skips} {applies}: omit it, or set non_finite")
-
-
-def check_trace(config: Config, rank: int) -> None:
-    if config.trace and config.pp == 1:
-        raise ValueError(f"trace={config.trace} traces a pipeline: use pp of 2 or more, or omit it")
-    if config.trace and rank == 0:
-        refuse(config.trace, "trace=")
-        refuse_picture(picture_of(config.trace), "trace: its picture ")
 
 
 def check_sequences(config: Config, shape: dict[str, int]) -> int:

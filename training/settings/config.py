@@ -312,8 +312,8 @@ def zero_group(config: Config) -> str | int:
 
 
 def make_model(config: Config, vocab_size: int) -> Model:
-    gpt = make(presets.shape_of(config, vocab_size), config.seed)
-    return gpt.double() if config.dtype == "float64" else gpt
+    model = make(presets.shape_of(config, vocab_size), config.seed)
+    return model.double() if config.dtype == "float64" else model
 
 
 def picture_of(trace: str) -> str:

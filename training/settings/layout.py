@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import collectives
 from models.data import TokenWindows, split
 from parallelism.numerics.precision import Precision
 from parallelism.pipeline.schedule import registry
@@ -15,11 +16,8 @@ from training.parallel.device import own_device
 from training.settings.checks import check_batch, num_micro_batches
 from training.settings.config import Config, tokens_of
 
-if TYPE_CHECKING:
-    from collectives import Communicator
 
-
-def laid_out(config: Config, comm: Communicator) -> Config:
+def planned(config: Config, comm: collectives.Communicator) -> Config:
     """Return the settings with the planned layout and the same global batch, after measuring the ranks.  Collective.
 
     Axes and other parts of the layout that the settings change from their defaults stay.
@@ -31,10 +29,10 @@ def laid_out(config: Config, comm: Communicator) -> Config:
         job, fixed = job_of(config, comm.size), fixed_by(config)
     if comm.rank == 0:
         print(f"planning a layout for {comm.size} ranks", flush=True)
-    planned = best_layout(comm, job, fixed, config.device)
+    layout = best_layout(comm, job, fixed, config.device).layout
     if comm.rank == 0:
-        print(f"layout {planned.layout} is the best for {comm.size} ranks", flush=True)
-    return replace(config, layout="given", **planned.layout._asdict())
+        print(f"layout {layout} is the best for {comm.size} ranks", flush=True)
+    return replace(config, layout="given", **layout._asdict())
 
 
 def fixed_by(config: Config) -> dict[str, Any]:
