@@ -36,9 +36,10 @@ from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.gpt import GPTConfig
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import WEIGHTS, Schedule
+from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.schedule.price import Costs, price
 from parallelism.pipeline.stage import Batch
+from parallelism.step.actions import WEIGHTS
 
 RTOL = 1e-4  # float32 sums differ in order
 REHEARSALS = 3  # repetitions of each action, whose median is its time

@@ -3,7 +3,7 @@ from torch import nn
 
 import collectives
 from parallelism.data.loop import Sharded
-from parallelism.zero.units import ShardGroups
+from parallelism.data.units import ShardGroups
 
 
 def new_model():

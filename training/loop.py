@@ -19,7 +19,6 @@ import torch
 
 import collectives
 from models.data import TokenWindows
-from models.flags import parse
 from models.hf import save_hugging_face
 from models.mixture import balance, scale_losses
 from models.model import Model
@@ -27,6 +26,7 @@ from models.tokenizer import save_tokenizer
 from parallelism.buffers.transfer import Readback
 from parallelism.numerics.non_finite import first_not_finite
 from parallelism.pipeline.stage import Batch
+from parallelism.planner.settings import parse
 from training.parallel.device import prepare_process
 from training.parallel.run import TrainingRun
 from training.parallel.validation import spread, sum_losses

@@ -56,7 +56,7 @@ PURE = tuple(f"collectives.schedule.{name}" for name in PURE_SCHEDULES)
 
 BELOW = ("pure", "settings", "job")
 ALL = (*BELOW, "choice", "arrays", "runtime", "face")
-BELOW_TRAINING = (*ALL, "torch", "parallelism", "models", "gpt")
+BELOW_TRAINING = (*ALL, "torch", "parallelism", "models")
 ROOMS = ("layouts", "config", "data", "optim", "reports", "parallel", "checks")
 FLOORS = {
     "pure": Floor(("collectives.algorithms", *PURE), without=MPI_AND_ARRAYS),
@@ -76,27 +76,22 @@ FLOORS = {
         ("collectives.bench", "collectives.doctor"),
         imports=(*ALL, "simulation", "torch", "programs", "charts", "surroundings"),
     ),
-    "models": Floor(("models",), imports=("settings", "gpt"), without=("mpi4py",)),
-    "gpt": Floor(
-        ("models.gpt", "models.llama", "models.model"), imports=("models",), without=("mpi4py",)
-    ),  # parallelism/ must not import these, except to time a block
-    "block times": Floor(("parallelism.planner.ranks",), imports=(*ALL, "models", "gpt", "parallelism")),
+    "models": Floor(("models",), imports=("settings",), without=("mpi4py",)),
     "layouts": Floor(
         tuple(f"training.parallel.{name}" for name in ("gpt", "llama", "family", "fused")),
-        imports=(*ALL, "parallelism", "models", "gpt"),
+        imports=(*ALL, "parallelism", "models"),
     ),
-    "config": Floor(("training.settings.config",), imports=(*BELOW_TRAINING, "layouts")),
+    "config": Floor(("training.settings.config", "training.settings.ranges"), imports=(*BELOW_TRAINING, "layouts")),
     "data": Floor(("training.data",), imports=(*BELOW_TRAINING, "config")),
     "optim": Floor(("training.optim",), imports=(*BELOW_TRAINING, "config")),
     "reports": Floor(("training.reports",), imports=(*BELOW_TRAINING, "config", "charts", "surroundings")),
     "parallel": Floor(("training.parallel",), imports=(*BELOW_TRAINING, "layouts", "config", "data")),
     "checks": Floor(
-        ("training.settings",),
-        imports=(*BELOW_TRAINING, "block times", "layouts", "config", "data", "optim", "parallel"),
+        ("training.settings",), imports=(*BELOW_TRAINING, "layouts", "config", "data", "optim", "parallel")
     ),
     "run": Floor(("training.parallel.run",), imports=(*BELOW_TRAINING, *ROOMS, "surroundings")),
     "training": Floor(("training",), imports=(*BELOW_TRAINING, *ROOMS, "run", "charts")),
-    "parallelism": Floor(("parallelism",), imports=(*ALL, "simulation", "models")),
+    "parallelism": Floor(("parallelism",), imports=(*ALL, "simulation")),
     "exercises": Floor(("teaching.exercise",), imports=("pure", "settings", "parallelism"), without=MPI_AND_ARRAYS),
     "page": Floor(
         ("teaching.page", "teaching"),

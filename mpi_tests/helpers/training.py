@@ -9,10 +9,10 @@ from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.non_finite import GradientMonitor, StepGuard
 from parallelism.numerics.precision import Precision
-from parallelism.pipeline.local_parameters import tied_names
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.stage import Batch, within
+from parallelism.step.local_parameters import tied_names
 from parallelism.tensor.sharding_plan import parallelize
 from training.parallel.gpt import gpt2_layers, gpt2_plan
 

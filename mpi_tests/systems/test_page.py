@@ -17,8 +17,9 @@ from mpi_tests.helpers import page as reference
 from mpi_tests.helpers.browser import browser, console, needs_chromium, open_file, overflow
 from mpi_tests.helpers.documents import checkout, command_with, run
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import num_alive, parse
+from parallelism.pipeline.schedule.actions import num_alive
 from parallelism.pipeline.schedule.price import Costs, price
+from parallelism.step.actions import parse
 from teaching.page.scenes import attention, zero
 from teaching.page.scenes.collectives import LENGTHS
 

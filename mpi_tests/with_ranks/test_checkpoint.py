@@ -19,9 +19,9 @@ from models.optimizer import adamw
 from mpi_tests.helpers.models import randomized
 from parallelism.checkpoint import Checkpoints, Extent, Stop, TensorShard, make_states, model_parts, state_parts
 from parallelism.mesh import Mesh
-from parallelism.pipeline.local_parameters import tied_names
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
+from parallelism.step.local_parameters import tied_names
 from parallelism.tensor.sharding_plan import parallelize
 from training.parallel.gpt import gpt2_layers, gpt2_plan
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mpi_tests.helpers.models import CONFIG, TARGETS, TOKENS, close, each_mode, part, plain_gradients, randomized
-from parallelism.pipeline.deferred import WeightGradients, deferring
+from parallelism.step.deferred import WeightGradients, deferring
 from parallelism.tensor.sharding_plan import parallelize
 from training.parallel.gpt import gpt2_plan
 

@@ -12,7 +12,7 @@ from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.numerics.non_finite import LossScale, StepGuard
-from parallelism.pipeline.deferred import WeightGradients
+from parallelism.step.deferred import WeightGradients
 
 NAME = "transformer.h.1.attn.c_proj.weight"
 EARLIER = "transformer.h.0.mlp.c_fc.weight"  # early in the forward pass: its gradient appears late

@@ -17,12 +17,12 @@ from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.numerics.recomputation import recompute
-from parallelism.pipeline.events import Listener
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import WEIGHTS
 from parallelism.pipeline.stage import Batch, within
 from parallelism.pipeline.trace import SpanRecorder
+from parallelism.step.actions import WEIGHTS
+from parallelism.step.events import Listener
 from parallelism.tensor.sharding_plan import parallelize
 from training.parallel.gpt import gpt2_layers, gpt2_plan
 

@@ -8,7 +8,7 @@ import torch
 from models.gpt import GPTConfig
 from mpi_tests.helpers.models import close, each_mode, random_tokens, randomized
 from parallelism.numerics.dropout import BatchPosition
-from parallelism.pipeline.deferred import WeightGradients, deferring
+from parallelism.step.deferred import WeightGradients, deferring
 from parallelism.tensor.sharding_plan import parallelize
 from training.parallel.gpt import MODES, gpt2_plan, recompute_model
 

@@ -6,7 +6,7 @@ import pytest
 
 from mpi_tests.helpers.trained import check_bits, on, on_first
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import WEIGHTS
+from parallelism.step.actions import WEIGHTS
 
 STEPS = {"max_iters": 10, "eval_interval": 10, "grad_clip": 0.5, "n_layer": 4}
 MICRO_BATCHES = {"num_micro_batches": 6, "micro_batch_size": 4}

@@ -13,6 +13,7 @@ from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.models import share
 from mpi_tests.helpers.ranks import IS_PROOF
 from parallelism.data.loop import DataParallel, Sharded
+from parallelism.data.units import ShardGroups
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
@@ -23,7 +24,6 @@ from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.stage import Batch
 from parallelism.tensor.sharding_plan import parallelize
-from parallelism.zero.units import ShardGroups
 from training.parallel.gpt import gpt2_layers, gpt2_plan
 
 NUM_STEPS = 50 if IS_PROOF else 8

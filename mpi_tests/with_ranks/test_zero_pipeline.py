@@ -13,11 +13,11 @@ from benchmarks.held_bytes import counting
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.ranks import IS_PROOF
 from parallelism.checkpoint import Checkpoints, make_states, model_parts, state_parts
+from parallelism.data.units import ShardGroups
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.recomputation import recompute
-from parallelism.pipeline.events import SHARED
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.price import Costs
@@ -26,8 +26,8 @@ from parallelism.pipeline.stage import Batch
 from parallelism.placement import fill, wholes
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import memory, model_shards
+from parallelism.step.events import SHARED
 from parallelism.tensor.sharding_plan import parallelize
-from parallelism.zero.units import ShardGroups
 from training.parallel.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=8, n_head=2, n_embd=8, bias=True)

@@ -16,7 +16,7 @@ from mpi_tests.helpers.models import (
     randomized,
     tensors_alive,
 )
-from parallelism.pipeline.deferred import WeightGradients, deferring
+from parallelism.step.deferred import WeightGradients, deferring
 
 
 def linear_parameters(model):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from parallelism.numerics.non_finite import GradientMonitor
-from parallelism.pipeline.deferred import WeightGradients
+from parallelism.step.deferred import WeightGradients
 
 
 def first(monitor):

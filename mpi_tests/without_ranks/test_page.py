@@ -17,7 +17,7 @@ from mpi_tests.helpers import page as reference
 from mpi_tests.helpers.algorithm_costs import LARGEST, each_algorithm
 from mpi_tests.helpers.launch import environment
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import parse
+from parallelism.step.actions import parse
 from teaching.page import __main__ as command
 from teaching.page.assemble import packed, unpacked
 from teaching.page.scenes import attention, pipelines, zero

@@ -20,8 +20,6 @@ from collectives.algorithms.groups import Topology
 from collectives.schedule.cost import Link, Network, predict
 from collectives.schedule.fabrics import FABRICS, in_nodes
 from models.config import GPTConfig, LlamaConfig
-from models.flags import parse
-from models.flops import block_flops, orthogonal_flops
 from models.gpt import GPT
 from models.model import make
 from models.muon import orthogonal
@@ -30,7 +28,7 @@ from parallelism.mesh import AXES
 from parallelism.numerics.dropout import BatchPosition, Dropout
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import FORWARD, count_peaks
+from parallelism.pipeline.schedule.actions import count_peaks
 from parallelism.pipeline.schedule.picture import action_of
 from parallelism.pipeline.schedule.price import Costs, price
 from parallelism.pipeline.stage import cut
@@ -40,14 +38,17 @@ from parallelism.planner.__main__ import __doc__ as described
 from parallelism.planner.__main__ import command, main, missed, row, slower
 from parallelism.planner.counts import ParamCounts, block_kept, head_kept
 from parallelism.planner.flags import parse_request
+from parallelism.planner.flops import block_flops, orthogonal_flops
 from parallelism.planner.layout import check_mesh, divisors, families, meshes
 from parallelism.planner.memory import Memory, alive, memory, model_shards, rank_params, working
 from parallelism.planner.passes import PassContext
 from parallelism.planner.place import AxisGroup, RankPlacement, contended
 from parallelism.planner.replicas import shown_s
 from parallelism.planner.search import PlannedLayout, SearchResult, search
+from parallelism.planner.settings import parse
 from parallelism.planner.step import StepModel, Time, played
 from parallelism.sequence.sequence_parallel import SequenceAttention
+from parallelism.step.actions import FORWARD
 from parallelism.tensor.sharding_plan import matching
 from training.parallel.family import layers_of, plan_of
 from training.parallel.fused import fuse

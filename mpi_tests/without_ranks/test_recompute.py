@@ -22,8 +22,8 @@ from mpi_tests.helpers.played import (
     model_of,
 )
 from parallelism.numerics.dropout import BatchPosition
-from parallelism.pipeline.deferred import WeightGradients, deferring
 from parallelism.pipeline.schedule import registry
+from parallelism.step.deferred import WeightGradients, deferring
 from parallelism.tensor.sharding_plan import parallelize
 from training.parallel.gpt import MODES, gpt2_plan, recompute_model
 

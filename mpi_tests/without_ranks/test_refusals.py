@@ -15,8 +15,8 @@ import pytest
 from collectives.algorithms.groups import Topology
 from collectives.job.settings import value_type
 from models.config import GPTConfig
-from models.flags import parse
 from models.hf import hugging_face_config
+from parallelism.planner.settings import parse
 from training.parallel.device import own_device
 from training.reports.out_dir import own_out_dir
 from training.settings.checks import check

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 import collectives
 from parallelism.data.averaging import Replicated
 from parallelism.data.replica import MakeOptimizer, Replica
-from parallelism.pipeline.events import SHARED
-from parallelism.pipeline.local_parameters import LocalParameters
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, Action
+from parallelism.data.units import ShardGroups
+from parallelism.step.actions import BACKWARD, FORWARD, Action
+from parallelism.step.events import SHARED
+from parallelism.step.local_parameters import LocalParameters
 from parallelism.zero.gradients import ShardedGradients
 from parallelism.zero.parameters import ShardedParameters
 from parallelism.zero.states import ShardedStates
-from parallelism.zero.units import ShardGroups
 
 REPLICAS: tuple[Callable[..., Replica], ...] = (  # by zero_stage
     Replicated,

@@ -84,7 +84,11 @@ class ExpertExchange(ExposedTime):
 
 
 class ExchangeRouting:
-    """A `models.mixture.Routing` over the ranks of an exchange: dispatch and combine are each other's gradients."""
+    """Routes of rows to the experts of all ranks of an exchange, and back; `combine` is the gradient of `dispatch`.
+
+    `counts` has the number of rows of each of this rank's experts, and `choices` each row's index among its token's
+    choices, (rows).
+    """
 
     def __init__(self, exchange: ExpertExchange, route: Route, num_tokens: int, device: torch.device):
         self.exchange, self.num_tokens, self.counts = exchange, num_tokens, route.counts
@@ -98,9 +102,14 @@ class ExchangeRouting:
         self.gives = [(block.owner, index(block.rows), block.slots) for block in route.gives]
 
     def dispatch(self, x: Tensor) -> Tensor:
+        """Return the rows of all ranks' tokens for this rank's experts, grouped by expert.  Collective.
+
+        Shapes: x (tokens, width), result (rows, width).
+        """
         return Conjugate.apply(x, self.spread, self.gather)
 
     def combine(self, rows: Tensor) -> Tensor:
+        """Return the sum of each token's rows, computed in at least float32.  Collective."""
         return Conjugate.apply(rows, self.gather, self.spread)
 
     def spread(self, x: Tensor) -> Tensor:

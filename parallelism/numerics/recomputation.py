@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from parallelism.numerics.dropout import BatchPosition
-from parallelism.pipeline.deferred import CURRENT, deferring
+from parallelism.step.deferred import CURRENT, deferring
 
 
 def recompute(module: nn.Module, position: BatchPosition | None = None, method: str = "forward") -> None:

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 import collectives
-from parallelism.pipeline.events import Listener
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action, Schedule
-from parallelism.pipeline.schedule.messages import PostRecv, StageMessage, StartSend, WaitRecv, program
+from parallelism.pipeline.schedule.actions import Schedule
+from parallelism.pipeline.schedule.messages import PostRecv, StartSend, WaitRecv, program
 from parallelism.pipeline.stage import Stage
+from parallelism.step.actions import BACKWARD, FORWARD, WEIGHTS, Action, StageMessage
+from parallelism.step.events import Listener
 
 Form = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of the activations between two stages
 

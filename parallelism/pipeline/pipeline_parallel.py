@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 from parallelism.buffers.gradients import remove_hooks
 from parallelism.data.loop import REPLICAS
+from parallelism.data.units import ShardGroups
 from parallelism.mesh import Mesh, replica_axes
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.driver import Pipeline
-from parallelism.pipeline.events import StepTimes
-from parallelism.pipeline.local_parameters import LocalParameters, TiedGradients, tied_names
-from parallelism.pipeline.schedule.actions import WEIGHTS, Schedule
+from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.stage import Batch, Layer, cut
-from parallelism.zero.units import ShardGroups
+from parallelism.step.actions import WEIGHTS
+from parallelism.step.events import StepTimes
+from parallelism.step.local_parameters import LocalParameters, TiedGradients, tied_names
 
 
 class PipelineParallel(Pipeline):

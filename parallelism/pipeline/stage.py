@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from parallelism.buffers.transfer import to_device
-from parallelism.pipeline.deferred import WeightGradients, deferring
+from parallelism.step.deferred import WeightGradients, deferring
 
 
 class Batch(NamedTuple):

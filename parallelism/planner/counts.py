@@ -8,21 +8,21 @@ sections 4.1 to 4.3, for fused attention, which saves no scores.
 
 from typing import NamedTuple
 
-from models.config import ModelConfig
-from models.flops import mlp_params
 from parallelism.numerics.precision import ElementBytes
+from parallelism.planner.flops import mlp_params
 from parallelism.planner.layout import ParallelLayout, TrainingJob
+from parallelism.planner.shape import ModelShape
 
 STATES = {"adamw": (2, 2), "sgd": (1, 1), "muon": (1, 2)}  # states per element: in blocks' matrices, in others
 FULLEST = 1.25  # rows of the fullest ep rank relative to the mean; benchmarks/planning.py has had 1.2 to 1.6
 
 
-def widths(model: ModelConfig) -> tuple[int, int]:
+def widths(model: ModelShape) -> tuple[int, int]:
     """Return the widths of q, and of k and v each."""
     return model.n_embd, model.head_size * model.num_kv_heads
 
 
-def fullest_rows(model: ModelConfig, ep: int) -> float:
+def fullest_rows(model: ModelShape, ep: int) -> float:
     """Return the rows per token of the ep rank with the most; a capacity limits its experts' relative to the mean."""
     if not model.num_experts:
         return 1.0
@@ -33,7 +33,7 @@ def fullest_rows(model: ModelConfig, ep: int) -> float:
 class ParamCounts(NamedTuple):
     """Numbers of parameters of a tp and ep rank: of a block, of its experts and its matrices, and of other layers."""
 
-    model: ModelConfig
+    model: ModelShape
     tp: int = 1
     ep: int = 1
 
@@ -145,12 +145,12 @@ def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     return SavedElements(2 * norm_tensors * between * width, activation, in_float32, params)
 
 
-def norm_kept(model: ModelConfig) -> tuple[int, int]:
+def norm_kept(model: ModelShape) -> tuple[int, int]:
     """Count the tensors that a norm saves beside its result, and the numbers per token."""
     return (2, 1) if model.has_rms_norms else (1, 2)
 
 
-def mlp_kept(model: ModelConfig, layout: ParallelLayout) -> float:
+def mlp_kept(model: ModelShape, layout: ParallelLayout) -> float:
     """Count the saved elements of a token's MLP over tp shards: the inputs and results of GELU or of a gate.
 
     A mixture also saves its rows, before and after, and scores, all of which every tp rank holds.
@@ -162,7 +162,7 @@ def mlp_kept(model: ModelConfig, layout: ParallelLayout) -> float:
     return fullest_rows(model, layout.ep) * row + 3 * tp * model.num_experts
 
 
-def mlp_inputs(model: ModelConfig) -> int:
+def mlp_inputs(model: ModelShape) -> int:
     """Count the outputs of the MLP's first layer."""
     return (2 if model.is_gated else 1) * model.hidden_width
 

@@ -11,14 +11,14 @@ from collectives.job.settings import Parser, Range, check
 from collectives.schedule import fabrics
 from collectives.schedule.cost import Network, Nodes
 from collectives.schedule.fabrics import FABRICS, RANKS
-from models import presets, ranges
-from models.flags import add_flag, config_file, config_help, from_toml, overridden
 from parallelism.numerics.precision import DTYPES, Precision
 from parallelism.pipeline.schedule import registry
+from parallelism.planner import presets, ranges
 from parallelism.planner.counts import STATES
 from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes
 from parallelism.planner.place import SPARE, Machine
+from parallelism.planner.settings import add_flag, config_file, config_help, from_toml, overridden
 from parallelism.sequence.token_shards import MODES, ORDERS
 
 LAYOUT = ParallelLayout._fields
@@ -100,7 +100,7 @@ class Settings:
     def __post_init__(self):
         presets.fill(self)
         if self.vocab_size is None:
-            self.vocab_size = presets.PRESETS[self.model].vocab_size
+            self.vocab_size = presets.PRESETS[self.model].settings["vocab_size"]
         check(self)
         presets.refuse_other_family(self)
         Precision(self.dtype, self.master_weights, self.grad_dtype)  # raises for incompatible values
@@ -153,7 +153,7 @@ def passed_on(flags: argparse.Namespace, settings: Settings, file: Container[str
     if "device" not in file and flags.fabric in DEVICES and not flags.measure:
         rest.setdefault("device", "cuda")
     has_vocabulary = any(name in rest or name in file for name in ("data", "tokenizer", "vocab_size"))
-    if not has_vocabulary and settings.vocab_size != presets.PRESETS[presets.DEFAULT].vocab_size:
+    if not has_vocabulary and settings.vocab_size != presets.PRESETS[presets.DEFAULT].settings["vocab_size"]:
         rest["vocab_size"] = settings.vocab_size
     return rest
 

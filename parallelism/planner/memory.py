@@ -7,14 +7,14 @@ from functools import lru_cache
 from operator import ge
 from typing import NamedTuple
 
-from models.config import ModelConfig
-from models.flops import layer_flops
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Order
 from parallelism.planner import counts
 from parallelism.planner.counts import ParamCounts
+from parallelism.planner.flops import layer_flops
 from parallelism.planner.layout import ParallelLayout, TrainingJob
+from parallelism.planner.shape import ModelShape
+from parallelism.step.actions import BACKWARD, FORWARD, WEIGHTS, Order
 
 GROWTH = 1.25  # of the two row buffers of `parallelism.experts.exchange`
 
@@ -80,7 +80,7 @@ def stages(job: TrainingJob, layout: ParallelLayout) -> Stages:
 
 
 @lru_cache(maxsize=4096)
-def stages_of(model: ModelConfig, schedule: str, pp: int, virtual_stages: int) -> Stages:
+def stages_of(model: ModelShape, schedule: str, pp: int, virtual_stages: int) -> Stages:
     instance = registry.make(schedule, pp, 1, virtual_stages)
     splits = any(action.kind == WEIGHTS for order in instance.orders for action in order)
     *costs, last, head = layer_flops(model)  # the last block's stage has the head, too
@@ -120,7 +120,7 @@ def most_alive(schedule: str, pp: int, num_micro_batches: int, virtual_stages: i
 def peaks(order: Order) -> Alive:
     """Return the numbers of live activations by stage that no other moment exceeds in all stages.
 
-    >>> from parallelism.pipeline.schedule.actions import parse
+    >>> from parallelism.step.actions import parse
     >>> peaks(tuple(map(parse, "0F0 2F0 2B0 0F1 0B0 0B1".split())))
     ((2, 0), (1, 1))
     """

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.flops import muon_flops
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.price import EQUAL, Costs, play, rules
 from parallelism.planner.counts import between_tp, state_elements
+from parallelism.planner.flops import muon_flops
 from parallelism.planner.memory import rank_params, steady
 from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, PassContext
 from parallelism.planner.replicas import Replicas, shown_s

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from parallelism.buffers import autograd
 from parallelism.buffers.tensor_collectives import TensorCollectives
-from parallelism.pipeline.deferred import autocast, current
 from parallelism.placement import Shard, like
+from parallelism.step.deferred import autocast, current
 
 SEQ = 1  # the dim of activations (batch, seq, n_embd) that sequence-parallel mode splits
 

@@ -12,7 +12,7 @@ from torch import nn
 import collectives
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.experts.exchange import ExpertExchange
-from parallelism.experts.expert_parallel import ParallelMixture
+from parallelism.experts.expert_parallel import shard_mixture
 from parallelism.mesh import listed_divisors
 from parallelism.numerics.dropout import BatchPosition, Dropout
 from parallelism.placement import Shard
@@ -80,14 +80,25 @@ class RowParallel(Strategy):
         return module if axes.whole else layers.RowLinear(module, axes.tp)
 
 
+@dataclass(frozen=True)
 class ExpertParallel(Strategy):
-    """Split a mixture's experts over ep, and the hidden width of each over tp."""
+    """Split the experts of a `MixtureLayer` over ep, and the hidden width of each over tp.
+
+    `columns` and `rows` name the layers of experts whose outputs, and whose inputs, are hidden.
+    """
+
+    columns: tuple[str, ...] = ("c_fc",)
+    rows: tuple[str, ...] = ("c_proj",)
 
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
-        check_divisible(f"{name}: hidden_width={{}}", module.c_fc.weight.shape[-1], sizes["tp"])
+        for column in self.columns:
+            hidden = module.get_submodule(column).weight.shape[-1]
+            check_divisible(f"{name}: hidden_width={{}}", hidden, sizes["tp"])
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
-        return module if axes.whole and axes.ep is None else ParallelMixture(module, axes.ep, axes.tp)
+        columns, rows = (map(module.get_submodule, names) for names in (self.columns, self.rows))
+        shard_mixture(module, columns, rows, axes.ep, axes.tp)
+        return module
 
 
 @dataclass(frozen=True)

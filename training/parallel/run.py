@@ -26,10 +26,10 @@ from parallelism.mesh import Mesh, axes_of
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.non_finite import FiniteCheck, GradientMonitor, StepGuard
-from parallelism.pipeline.local_parameters import tied_names
 from parallelism.pipeline.stage import Batch
 from parallelism.placement import fill, wholes
 from parallelism.sequence.sequence_parallel import SequenceParallel
+from parallelism.step.local_parameters import tied_names
 from training.data.samples import Samples
 from training.optim.make import make_optimizer
 from training.parallel.device import own_device, set_matrix_precision

@@ -11,10 +11,8 @@ import torch
 
 import collectives
 from collectives import InputError
-from models import presets
 from models.mixture import routers
 from models.model import Model
-from models.optimizer import Optimizer
 from parallelism.checkpoint import (
     CheckpointLoader,
     Checkpoints,
@@ -26,6 +24,8 @@ from parallelism.checkpoint import (
 )
 from parallelism.data.replica import Replica
 from parallelism.numerics.non_finite import LossScale
+from parallelism.planner import presets
+from parallelism.step.optimizer import Optimizer
 from training.settings.config import AUTO, Config
 
 MODEL = (*presets.SHAPE, "block_size", "num_experts")  # settings that must agree with a checkpoint

@@ -8,12 +8,12 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from typing import Any, NamedTuple
 
 from parallelism.mesh import Mesh
-from parallelism.pipeline.events import Listener
 from parallelism.pipeline.layer_times import now
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
-from parallelism.pipeline.schedule.actions import Action
 from parallelism.pipeline.schedule.price import Span, Timeline
 from parallelism.pipeline.stage import Batch
+from parallelism.step.actions import Action
+from parallelism.step.events import Listener
 from training.reports.metrics import memory_mib
 from training.reports.tracing import traced
 from training.settings.config import TRACED, Config

@@ -11,9 +11,9 @@ from collectives.job import system
 from models.data import Tokens, TokenWindows, split
 from models.hf import initialize
 from models.model import Model
-from models.presets import samples_of_depth, shape_of
 from models.token_files import TokenSequence
 from parallelism.data.sampler import DistributedSampler
+from parallelism.data.units import groups_of
 from parallelism.experts.expert_parallel import check_experts
 from parallelism.mesh import MeshShape, axes_of, mesh_shape, replica_axes
 from parallelism.numerics.precision import Precision
@@ -22,9 +22,9 @@ from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.schedule.search import limits_of
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes, rank_params
+from parallelism.planner.presets import samples_of_depth, shape_of
 from parallelism.sequence.token_shards import check_between_layers, shard_tokens
 from parallelism.tensor.sharding_plan import strategies
-from parallelism.zero.units import groups_of
 from training.optim.make import check_optimizer
 from training.parallel.compiling import check_compiler
 from training.parallel.family import plan_of

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
 
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 from parallelism.pipeline.schedule.price import ActionGraph, Costs, rules
+from parallelism.step.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 
 SHARES = (0.5, 0.625, 0.75, 0.875, 1.0, 1.125, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 1e9)
 

@@ -10,7 +10,8 @@ from itertools import islice, product
 from typing import NamedTuple
 
 from parallelism.pipeline.schedule import actions
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action, Schedule
+from parallelism.pipeline.schedule.actions import Schedule
+from parallelism.step.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action
 
 Seconds = float | Sequence[float]
 Home = Mapping[int, int] | Sequence[int]  # the rank of each stage

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from parallelism.pipeline.schedule import actions
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action, Schedule
-from parallelism.pipeline.schedule.messages import AHEAD, Op, PostRecv, StageMessage, StartSend, program
+from parallelism.pipeline.schedule.actions import Schedule
+from parallelism.pipeline.schedule.messages import AHEAD, Op, PostRecv, StartSend, program
+from parallelism.step.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action, StageMessage
 
 Programs = Callable[[Schedule, int], Iterable[Op]]
 LEFT_OUT = {"F": BACKWARD, "FI": WEIGHTS, "FW": INPUTS}  # the missing kind, by the kinds that are present

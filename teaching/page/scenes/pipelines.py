@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import Order
 from parallelism.pipeline.schedule.proof import prove
+from parallelism.step.actions import Order
 from teaching.page.assemble import Scene
 
 RANKS = range(1, 9)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from parallelism.data.loop import Sharded
+from parallelism.data.units import ShardGroups
 from parallelism.numerics.clipping import BLOCK
-from parallelism.zero.units import ShardGroups
 from teaching.page.assemble import Scene
 
 LAYERS = 4

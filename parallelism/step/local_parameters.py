@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import collectives
 from parallelism.buffers.gradients import with_gradients_apart
 from parallelism.buffers.tensor_collectives import ExposedTime
-from parallelism.pipeline.events import SHARED
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, Action, Order
+from parallelism.step.actions import BACKWARD, FORWARD, Action, Order
+from parallelism.step.events import SHARED
 
 Tied = list[tuple[str, ...]]
 
