@@ -35,7 +35,8 @@ from training.loop import step
 from training.parallel.device import set_matrix_precision
 from training.parallel.run import TrainingRun
 from training.reports.pending import LateReport
-from training.settings.config import Config, make_model
+from training.settings.config import Config
+from training.settings.derived import make_model
 
 SHARE_GOAL = 0.45  # fraction of the matrix product's rate
 VOCABULARY = 50304  # GPT-2's, padded to a multiple of 64

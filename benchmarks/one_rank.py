@@ -28,7 +28,8 @@ from models.optimizer import adamw, decay_groups
 from training.loop import step
 from training.parallel.fused import fuse
 from training.parallel.run import TrainingRun
-from training.settings.config import Config, make_model
+from training.settings.config import Config
+from training.settings.derived import make_model
 
 BETAS = (0.9, 0.95)
 WARM_UP, STEPS = 2, 8  # steps per turn

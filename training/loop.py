@@ -35,7 +35,8 @@ from training.reports.metrics import memory_mib
 from training.reports.pending import LateReport, PendingStep
 from training.reports.profile import INPUT, OPTIMIZER
 from training.sample import sample
-from training.settings.config import Config, learning_rate_of
+from training.settings.config import Config
+from training.settings.derived import learning_rate_of
 from training.settings.layout import planned
 
 

@@ -84,8 +84,10 @@ def prepare(args: Namespace) -> str:
                 if files and not counts[kind]:
                     raise ValueError(f"{files[0]}: empty; pass a file with text in it")
         save_tokenizer(tokenizer, args.out, tokenizer.vocab_size, dtype.name)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(args.out)
+        if isinstance(error, OSError):
+            raise ValueError(f"out={args.out} can't be written ({error.strerror}): name another folder") from None
         raise
     end = "" if tokenizer.end is None else f" --document_end {tokenizer.end}"
     summary = f"{counts['train']:,} tokens, and {counts['val']:,} to validate on"

@@ -32,8 +32,12 @@ def main() -> int:
         draw.refuse(str(flags.html), "--html ")
         records = {str(run): read(run) for run in flags.runs}
         settings = [settings_of(i, run) for i, run in enumerate(flags.runs) if (run / SETTINGS).exists()]
-        write(flags.html, report(records, settings))
-    except (ValueError, OSError) as error:
+        page = report(records, settings)
+        try:
+            write(flags.html, page)
+        except OSError as error:
+            raise ValueError(f"--html {flags.html} can't be written ({error.strerror}): pass another path") from None
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -61,7 +65,7 @@ def read(run: Path) -> list[Record]:
 def settings_of(number: int, run: Path) -> Section:
     lines = (line.partition(" = ") for line in (run / SETTINGS).read_text(encoding="utf-8").splitlines())
     entries = {name: value for name, mark, value in lines if mark}
-    return Section(f"Settings of {run}", tables=[pairs(f"settings{number}", f"{SETTINGS} of {run}", entries)])
+    return Section(f"RunSettings of {run}", tables=[pairs(f"settings{number}", f"{SETTINGS} of {run}", entries)])
 
 
 if __name__ == "__main__":

@@ -25,13 +25,13 @@ from models.tokenizer import BYTE_VOCABULARY, BYTES, Tokenizer, load_tokenizer, 
 from parallelism.tensor.sharding_plan import parallelize
 from training.parallel.device import prepare_process
 from training.parallel.family import plan_of
-from training.settings.config import Config
+from training.settings.fields import RunSettings
 from training.settings.ranges import SEED, TEXT
 
 SAMPLES = Range(1, 1000)
 
 
-def sample(model: Model, prompt: np.ndarray | TokenSequence, config: Config, tokenizer: Tokenizer) -> str:
+def sample(model: Model, prompt: np.ndarray | TokenSequence, config: RunSettings, tokenizer: Tokenizer) -> str:
     """Return a continuation of some tokens, as text or token ids, or a line with the reason why there is none."""
     start = torch.from_numpy(np.asarray(prompt, np.int64))[None].to(config.device)  # (1, seq)
     generator = torch.Generator(config.device).manual_seed(config.seed)

@@ -21,7 +21,8 @@ from models.mixture import balance, routers
 from parallelism.data.sampler import DistributedSampler
 from training.loop import train
 from training.reports.facts import RunFacts
-from training.settings.config import Config, make_model
+from training.settings.config import Config
+from training.settings.derived import make_model
 
 GLOBAL_BATCH = 24
 TEXT = Path(__file__).parents[2] / "LICENSE"  # the default text would be another with each version of Python
@@ -48,7 +49,8 @@ class Outcome(NamedTuple):
 def config(dp_size: int, **changes) -> Config:
     """Return this file's config with changes, with the same global batch size for any `dp_size`."""
     micro_batch_size = GLOBAL_BATCH // dp_size // changes.get("num_micro_batches", 1)
-    return replace(SMALL, **{"micro_batch_size": micro_batch_size, **changes})
+    warmup_iters = min(SMALL.warmup_iters, changes.get("max_iters", SMALL.max_iters))
+    return replace(SMALL, **{"micro_batch_size": micro_batch_size, "warmup_iters": warmup_iters, **changes})
 
 
 def facts(first: int = 1, vocab_size: int = 64, **settings) -> RunFacts:

@@ -14,7 +14,7 @@ from parallelism.pipeline.schedule import registry
 from parallelism.placement import shards_of
 from training.loop import step
 from training.parallel.run import TrainingRun
-from training.settings.config import make_model
+from training.settings.derived import make_model
 
 MIXTURE = {"num_experts": 8, "dtype": "float64", "balance_loss": 0.1, "grad_clip": 0.5}
 LAYOUTS = {

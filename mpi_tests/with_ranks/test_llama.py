@@ -22,7 +22,8 @@ from parallelism.planner.settings import parse
 from training.loop import step, train
 from training.parallel.run import TrainingRun
 from training.sample import split as split_blocks
-from training.settings.config import Config, make_model, model_config
+from training.settings.config import Config
+from training.settings.derived import make_model, model_config
 
 RANKS, GLOBAL_BATCH = 8, 16
 AXES = "dp", "tp", "sp", "pp", "zero_stage"

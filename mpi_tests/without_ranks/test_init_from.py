@@ -16,8 +16,8 @@ from models.tokenizer import save_tokenizer, token_ids
 from mpi_tests.helpers.launch import ROOT
 from parallelism.planner.settings import parse
 from training.sample import tokenizer_of
-from training.settings.checks import check
-from training.settings.config import Config, model_config, tokens_of
+from training.settings.config import Config
+from training.settings.derived import model_config, tokens_of
 
 SHAPE = {"block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 16}
 SHAPES = {
@@ -45,7 +45,7 @@ def folder_of(tmp_path, shape, seed=5):
 
 def begin(folder, *flags):
     words = ["--init_from", folder, "--data", ROOT / "README.md", "--micro_batch_size", 2, *flags]
-    return check(parse(Config, "", [*map(str, words)]), Topology.from_ids((0,)))
+    return parse(Config, "", [*map(str, words)]).checked(Topology.from_ids((0,)))
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -175,8 +175,6 @@ def test_files_of_a_run_are_refused_ahead_of_it(tmp_path, name):
     ):
         check_files(Config(**{name: str(path)}), rank=0)
     check_files(Config(**{name: str(path)}), rank=1)
-    with pytest.raises(ValueError, match=re.escape(f"{name}=x applies to training: omit it with eval_only")):
-        check_files(Config(**{name: "x"}, eval_only=True, resume="y"), rank=1)
 
 
 def test_an_interrupt_leaves_the_report_of_what_there_is(tmp_path):

@@ -53,7 +53,6 @@ from parallelism.tensor.sharding_plan import matching
 from training.parallel.family import layers_of, plan_of
 from training.parallel.fused import fuse
 from training.parallel.gpt import gpt2_layers, gpt2_plan, recompute_model
-from training.settings.checks import check
 from training.settings.config import Config
 
 SMALL = GPTConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
@@ -779,7 +778,7 @@ def test_the_command_at_the_end_can_be_pasted(capsys, tmp_path):
         0.1,
         False,
     )
-    inputs = check(config, Topology.from_ids([0, 0]))
+    inputs = config.checked(Topology.from_ids([0, 0]))
     assert inputs.batch_size == 24
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 from models.config import LlamaConfig, ModelConfig
-from models.learning_rate import STABLE
 from models.muon import Muon, locally
 from models.optimizer import Together, adamw, decay_groups
 from models.sgd import SGD
@@ -14,43 +12,12 @@ from parallelism.data.replica import Replica
 from parallelism.mesh import Mesh, replica_axes
 from parallelism.step.optimizer import Optimizer
 from parallelism.zero.matrices import MatrixOwners
-from training.settings.config import Config
+from training.settings.fields import RunSettings
 
 BLOCKS = "transformer.h."
-USERS = dict.fromkeys(("beta1", "beta2", "eps"), ("adamw", "muon")) | {"muon_lr": ("muon",)}  # optimizers by setting
 
 
-def check_optimizer(config: Config) -> None:
-    """Refuse settings of other optimizers, and invalid decays of the learning rate."""
-    if config.momentum is not None and config.optimizer == "adamw":
-        raise ValueError(f"momentum={config.momentum} applies to sgd and muon, not to adamw: omit it, or set optimizer")
-    for field in fields(config):
-        value, users = getattr(config, field.name), USERS.get(field.name)
-        if users and config.optimizer not in users and value != field.default:
-            of = f"applies to {' and '.join(users)}, not to {config.optimizer}"
-            raise ValueError(f"{field.name}={value} {of}: omit it, or set optimizer")
-    if config.lr_schedule == "constant" and (config.min_lr is not None or config.lr_decay_iters is not None):
-        raise ValueError("min_lr and lr_decay_iters apply to decaying rates, not to lr_schedule=constant: omit them")
-    if config.min_lr is not None and config.min_lr > config.lr:
-        raise ValueError(f"min_lr={config.min_lr} must be at most lr={config.lr}, from which it falls")
-    check_course(config)
-
-
-def check_course(config: Config) -> None:
-    """Refuse learning rates that would decay before the end of the warm-up."""
-    decay, warmed = config.lr_decay_iters, f"warmup_iters={config.warmup_iters}"
-    if decay is None:
-        return
-    if config.lr_schedule == STABLE and config.warmup_iters + decay > config.max_iters:
-        raise ValueError(
-            f"{warmed} and lr_decay_iters={decay} are more than max_iters={config.max_iters} with lr_schedule=wsd: use "
-            "fewer of one"
-        )
-    if config.lr_schedule != STABLE and config.warmup_iters >= decay:
-        raise ValueError(f"{warmed} must be below lr_decay_iters={decay}, by which the learning rate has fallen")
-
-
-def make_optimizer(config: Config, replica: Replica, mesh: Mesh, shape: ModelConfig) -> Optimizer:
+def make_optimizer(config: RunSettings, replica: Replica, mesh: Mesh, shape: ModelConfig) -> Optimizer:
     """Make the optimizer of a rank's weights of a model of this shape.  Collective."""
     params = [*replica.masters.pieces.values()]
     if config.optimizer == "sgd":
@@ -63,11 +30,11 @@ def make_optimizer(config: Config, replica: Replica, mesh: Mesh, shape: ModelCon
     return adamw(params, *adamw_settings(config))
 
 
-def adamw_settings(config: Config) -> tuple[float, float, tuple[float, float], float]:
+def adamw_settings(config: RunSettings) -> tuple[float, float, tuple[float, float], float]:
     return config.lr, config.weight_decay, (config.beta1, config.beta2), config.eps
 
 
-def muon(config: Config, replica: Replica, mesh: Mesh, shape: ModelConfig) -> Muon:
+def muon(config: RunSettings, replica: Replica, mesh: Mesh, shape: ModelConfig) -> Muon:
     """Return a Muon for the matrices of blocks; queries, keys and values, computed at once, are separate matrices.
 
     Collective.

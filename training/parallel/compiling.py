@@ -7,18 +7,18 @@ import shutil
 import torch
 
 from models.model import Model
-from training.settings.config import Config
+from training.settings.fields import RunSettings
 
 BACKEND = "inductor"
 WHOLE = {"pp": (1,), "tp": (1,), "sp": (1,), "zero_stage": (0, 1, 2), "recompute": ("none",), "num_experts": (0,)}
 
 
-def compiles_whole(config: Config) -> bool:
+def compiles_whole(config: RunSettings) -> bool:
     """Return whether a rank computes the whole model without collectives, so that it can be compiled as one."""
     return config.compile and all(getattr(config, name) in values for name, values in WHOLE.items())
 
 
-def check_compiler(config: Config) -> None:
+def check_compiler(config: RunSettings) -> None:
     """Raise ValueError if there is no C++ compiler, which torch.compile needs for the CPU."""
     if not config.compile or config.device != "cpu":
         return
@@ -29,7 +29,7 @@ def check_compiler(config: Config) -> None:
         raise ValueError(f"compile starts {' or '.join(names)}, which is not installed: install it, or omit compile")
 
 
-def compile_model(model: Model, config: Config) -> None:
+def compile_model(model: Model, config: RunSettings) -> None:
     """Set up compilation at the first forward pass: of the whole model, or of blocks without parallel modules."""
     for kind in {type(module) for module in model.modules()}:
         if kind.__module__.startswith("parallelism.") and not is_left_out(kind.forward):

@@ -39,8 +39,8 @@ from training.reports.facts import RunFacts
 from training.reports.out_dir import take_out_dir
 from training.reports.pending import Meter
 from training.reports.profile import ALL_RANKS, BUBBLE, StepProfiler
-from training.settings.checks import check
-from training.settings.config import Config, make_model
+from training.settings.config import Config
+from training.settings.derived import make_model
 from training.settings.paths import check_files, prepare_folders
 
 
@@ -57,7 +57,7 @@ class TrainingRun:
         settings = config
         with comm.agreed():
             config = replace(config, device=own_device(config.device, comm))
-            inputs = check(config, comm.topology, comm.rank)
+            inputs = config.checked(comm.topology, comm.rank)
         with comm.agreed():
             prepare_folders(config, comm.rank)
             check_files(config, comm.rank)

@@ -26,7 +26,7 @@ from parallelism.data.replica import Replica
 from parallelism.numerics.non_finite import LossScale
 from parallelism.planner import presets
 from parallelism.step.optimizer import Optimizer
-from training.settings.config import AUTO, Config
+from training.settings.fields import AUTO, RunSettings
 
 MODEL = (*presets.SHAPE, "block_size", "num_experts")  # settings that must agree with a checkpoint
 
@@ -62,7 +62,7 @@ class Saving:
 
     def __init__(
         self,
-        config: Config,
+        config: RunSettings,
         comm: collectives.Communicator,
         shards: Shards,
         optimizer: Optimizer,
@@ -124,7 +124,7 @@ class Saving:
             self.checkpoints.wait()
 
 
-def load_weights(config: Config, comm: collectives.Communicator, shards: Shards) -> tuple[str, int]:
+def load_weights(config: RunSettings, comm: collectives.Communicator, shards: Shards) -> tuple[str, int]:
     """Load only the weights from the checkpoint to resume from; return it and its step.  Collective.
 
     Raises: InputError for a checkpoint of another model, or a missing one.
@@ -141,7 +141,7 @@ def load_weights(config: Config, comm: collectives.Communicator, shards: Shards)
     return str(path), loaded.step
 
 
-def model_settings(config: Config) -> dict[str, Any]:
+def model_settings(config: RunSettings) -> dict[str, Any]:
     family = {"model": config.model.partition("-")[0]}
     return family | {name: getattr(config, name) for name in MODEL}
 

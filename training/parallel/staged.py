@@ -27,7 +27,8 @@ from training.parallel.compiling import compile_model, compiles_whole
 from training.parallel.family import layers_of, plan_of
 from training.parallel.fused import fuse
 from training.parallel.gpt import recompute_model, whole_layer
-from training.settings.config import SEARCH, Config, zero_group
+from training.settings.derived import zero_group
+from training.settings.fields import SEARCH, RunSettings
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 def divide(
     model: Model,
-    config: Config,
+    config: RunSettings,
     mesh: Mesh,
     sequences: SequenceParallel,
     position: BatchPosition,
@@ -58,7 +59,7 @@ def divide(
 
 def staged(
     model: Model,
-    config: Config,
+    config: RunSettings,
     mesh: Mesh,
     schedule: Schedule,
     precision: Precision,
@@ -95,7 +96,7 @@ def staged(
 
 
 def measured(
-    model: Model, layers: list[Layer], config: Config, mesh: Mesh, schedule: Schedule, batch: Batch
+    model: Model, layers: list[Layer], config: RunSettings, mesh: Mesh, schedule: Schedule, batch: Batch
 ) -> tuple[list[Layer], Schedule]:
     """Return the layers with their measured times as costs, and the schedule, searched for these if requested."""
     times = agreed(measure(model, layers, batch), mesh.comm)

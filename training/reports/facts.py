@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from training.reports.profile import StepProfiler
-from training.settings.config import AUTO, Config
+from training.settings.fields import AUTO, RunSettings
 
 
 class RunFacts(NamedTuple):
-    config: Config
+    config: RunSettings
     data: str  # its name
     num_tokens: int
     vocab_size: int

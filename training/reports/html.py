@@ -141,5 +141,5 @@ def comparison(runs: Mapping[str, Sequence[Record]]) -> Table:
 def conditions_section(settings: Mapping[str, Any], around: Mapping[str, Any], announced: str) -> Section:
     """List the command, the run's announcement, the machine, and the settings."""
     entries = {"command": shlex.join(sys.orig_argv), "run": announced, **around}
-    tables = [pairs("machine", "Machine and command", entries), pairs("settings", "Settings", settings)]
+    tables = [pairs("machine", "Machine and command", entries), pairs("settings", "RunSettings", settings)]
     return Section("Machine, command and settings", tables=tables)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from parallelism.planner.settings import to_toml
 from training.reports.jsonl import METRICS, SETTINGS, draw_missing
-from training.settings.config import Config
+from training.settings.fields import RunSettings
 
 
-def take_out_dir(settings: Config, before: str = "") -> str:
+def take_out_dir(settings: RunSettings, before: str = "") -> str:
     """Create a run's folder, and save its settings there for `--config`; return it, or "" if it writes nothing."""
     if not settings.out_dir or settings.eval_only:
         return ""

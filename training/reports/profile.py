@@ -16,7 +16,7 @@ from parallelism.step.actions import Action
 from parallelism.step.events import Listener
 from training.reports.metrics import memory_mib
 from training.reports.tracing import traced
-from training.settings.config import TRACED, Config
+from training.settings.fields import TRACED, RunSettings
 
 NUMBER = 5  # of profiled steps, after the traced one
 AXES = ("tp", "sp", "ep", "dp", "pp")
@@ -48,7 +48,12 @@ class StepProfiler(Listener):
     """
 
     def __init__(
-        self, pipeline: PipelineParallel, mesh: Mesh, config: Config, first: int, waits: Mapping[str, Sequence[Any]]
+        self,
+        pipeline: PipelineParallel,
+        mesh: Mesh,
+        config: RunSettings,
+        first: int,
+        waits: Mapping[str, Sequence[Any]],
     ):
         self.pipeline, self.mesh, self.config, self.waits, self.is_on = pipeline, mesh, config, waits, False
         last = config.max_iters

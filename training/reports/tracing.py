@@ -9,7 +9,7 @@ from parallelism.mesh import Mesh
 from parallelism.pipeline.driver import Pipeline
 from parallelism.pipeline.schedule.price import Span, Timeline, price
 from parallelism.pipeline.trace import SpanRecorder, gather, measured, save_picture, save_trace
-from training.settings.config import picture_of
+from training.settings.derived import picture_of
 
 
 @contextmanager

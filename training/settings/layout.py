@@ -14,7 +14,8 @@ from parallelism.planner.layout import ZERO_GROUPS
 from parallelism.planner.ranks import best_layout
 from training.parallel.device import own_device
 from training.settings.checks import check_batch, num_micro_batches
-from training.settings.config import Config, tokens_of
+from training.settings.config import Config
+from training.settings.derived import tokens_of
 
 
 def planned(config: Config, comm: collectives.Communicator) -> Config:

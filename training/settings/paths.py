@@ -6,36 +6,35 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from collectives.schedule.draw import refuse, refuse_picture
-from training.settings.config import Config, picture_of
+from training.settings.derived import picture_of
+from training.settings.fields import RunSettings
 
 
-def check_trace(config: Config, rank: int) -> None:
-    if config.trace and config.pp == 1:
-        raise ValueError(f"trace={config.trace} traces a pipeline: use pp of 2 or more, or omit it")
-    if config.trace and rank == 0:
-        refuse(config.trace, "trace=")
-        refuse_picture(picture_of(config.trace), "trace: its picture ")
+def check_trace(settings: RunSettings, rank: int) -> None:
+    if settings.trace and rank == 0:
+        refuse(settings.trace, "trace=")
+        refuse_picture(picture_of(settings.trace), "trace: its picture ")
 
 
-def check_logs(config: Config, rank: int = 0) -> None:
+def check_logs(settings: RunSettings, rank: int = 0) -> None:
     """Raise ValueError on rank 0 for loggers that are not installed."""
     for package in ("tensorboard", "wandb"):
-        value = getattr(config, package)
+        value = getattr(settings, package)
         if value and rank == 0 and find_spec(package) is None:
             raise ValueError(f"{package}={value} needs {package}: pip install '.[logs]', or omit it")
-    if config.tensorboard and rank == 0:
+    if settings.tensorboard and rank == 0:
         try:
-            Path(config.tensorboard).mkdir(parents=True, exist_ok=True)
+            Path(settings.tensorboard).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ValueError(f"tensorboard={config.tensorboard}: {error.strerror}: use another folder") from None
+            raise ValueError(f"tensorboard={settings.tensorboard}: {error.strerror}: use another folder") from None
 
 
-def prepare_folders(config: Config, rank: int) -> None:
+def prepare_folders(settings: RunSettings, rank: int) -> None:
     """Check on rank 0, before the training begins, that its folders are writable."""
-    if rank or config.eval_only:
+    if rank or settings.eval_only:
         return
     for name in ("out_dir", "checkpoint_dir"):
-        if folder := getattr(config, name):
+        if folder := getattr(settings, name):
             probe = Path(folder) / ".writable"
             try:
                 probe.parent.mkdir(parents=True, exist_ok=True)
@@ -46,11 +45,9 @@ def prepare_folders(config: Config, rank: int) -> None:
                 raise ValueError(f"{name} {folder} can't be written ({why}): pass another --{name}") from None
 
 
-def check_files(config: Config, rank: int) -> None:
+def check_files(settings: RunSettings, rank: int) -> None:
     """Raise ValueError on rank 0 for files that cannot be written, after the run's folder was created."""
     for name in ("report", "prometheus"):
-        path = getattr(config, name)
-        if path and config.eval_only:
-            raise ValueError(f"{name}={path} applies to training: omit it with eval_only")
+        path = getattr(settings, name)
         if path and rank == 0:
             refuse(path, f"{name}=")
