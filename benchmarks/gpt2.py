@@ -28,10 +28,10 @@ import collectives
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.gpt import flops_per_token
-from models.learning_rate import learning_rate
-from models.optimizer import BETAS, decay_groups
 from parallelism.numerics.precision import DTYPES, HALVES
 from training.loop import step
+from training.optim.learning_rate import learning_rate
+from training.optim.optimizer import BETAS, decay_groups
 from training.parallel.device import set_matrix_precision
 from training.parallel.run import TrainingRun
 from training.reports.pending import LateReport

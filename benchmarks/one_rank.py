@@ -24,8 +24,8 @@ import collectives
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.model import Model
-from models.optimizer import adamw, decay_groups
 from training.loop import step
+from training.optim.optimizer import adamw, decay_groups
 from training.parallel.fused import fuse
 from training.parallel.run import TrainingRun
 from training.settings.config import Config

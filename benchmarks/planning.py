@@ -26,11 +26,11 @@ import collectives
 from collectives.bench.constants import speeds
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
-from models.data import load_tokens
 from parallelism.pipeline.stage import Batch
 from parallelism.planner import Machine, ParallelLayout, PlannedLayout, TrainingJob, best
 from parallelism.planner.presets import shape_of
 from parallelism.planner.ranks import machine
+from training.data.tokens import load_tokens
 from training.loop import step
 from training.parallel.run import TrainingRun
 from training.settings.config import Config

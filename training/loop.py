@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 import torch
 
 import collectives
-from models.data import TokenWindows
 from models.hf import save_hugging_face
 from models.mixture import balance, scale_losses
 from models.model import Model
-from models.tokenizer import save_tokenizer
 from parallelism.buffers.transfer import Readback
 from parallelism.numerics.non_finite import first_not_finite
 from parallelism.pipeline.stage import Batch
 from parallelism.planner.settings import parse
+from training.data.tokenizer import save_tokenizer
+from training.data.tokens import TokenWindows
 from training.parallel.device import prepare_process
 from training.parallel.run import TrainingRun
 from training.parallel.validation import spread, sum_losses

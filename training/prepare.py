@@ -21,9 +21,9 @@ from tqdm import tqdm
 
 from collectives.job import environment
 from collectives.job.settings import Parser
-from models.text_files import find_files, holds_tokens, read_documents
-from models.token_files import write_llmc
-from models.tokenizer import BYTES, Tokenizer, load_tokenizer, save_tokenizer
+from training.data.text_files import find_files, holds_tokens, read_documents
+from training.data.token_files import write_llmc
+from training.data.tokenizer import BYTES, Tokenizer, load_tokenizer, save_tokenizer
 
 CHUNK_CHARACTERS = 1 << 20  # of documents per task of a process
 tokenizer_of_process: Tokenizer

@@ -20,9 +20,9 @@ from collectives.job.settings import Parser, Range
 from models.generate import check, generate
 from models.hf import load_hugging_face
 from models.model import Model
-from models.token_files import TokenSequence
-from models.tokenizer import BYTE_VOCABULARY, BYTES, Tokenizer, load_tokenizer, saved_tokenizer, token_ids
 from parallelism.tensor.sharding_plan import parallelize
+from training.data.token_files import TokenSequence
+from training.data.tokenizer import BYTE_VOCABULARY, BYTES, Tokenizer, load_tokenizer, saved_tokenizer, token_ids
 from training.parallel.device import prepare_process
 from training.parallel.family import plan_of
 from training.settings.fields import RunSettings

@@ -57,7 +57,7 @@ PURE = tuple(f"collectives.schedule.{name}" for name in PURE_SCHEDULES)
 BELOW = ("pure", "settings", "job")
 ALL = (*BELOW, "choice", "arrays", "runtime", "face")
 BELOW_TRAINING = (*ALL, "torch", "parallelism", "models")
-ROOMS = ("layouts", "fields", "data", "optim", "reports", "parallel", "config")
+ROOMS = ("layouts", "ranges", "data", "optimizers", "fields", "optim", "reports", "parallel", "config")
 FLOORS = {
     "pure": Floor(("collectives.algorithms", *PURE), without=MPI_AND_ARRAYS),
     "choice": Floor(("collectives.runtime.choose",), imports=BELOW, without=MPI_AND_ARRAYS),
@@ -81,15 +81,22 @@ FLOORS = {
         tuple(f"training.parallel.{name}" for name in ("gpt", "llama", "family", "fused")),
         imports=(*ALL, "parallelism", "models"),
     ),
-    "fields": Floor(
-        tuple(f"training.settings.{name}" for name in ("fields", "derived", "ranges")),
-        imports=(*BELOW_TRAINING, "layouts"),
+    "ranges": Floor(("training.settings.ranges",), imports=BELOW_TRAINING),
+    "data": Floor(("training.data",), imports=(*BELOW_TRAINING, "ranges")),
+    "optimizers": Floor(
+        tuple(f"training.optim.{name}" for name in ("optimizer", "muon", "sgd", "learning_rate")),
+        imports=BELOW_TRAINING,
     ),
-    "data": Floor(("training.data",), imports=(*BELOW_TRAINING, "fields")),
-    "optim": Floor(("training.optim",), imports=(*BELOW_TRAINING, "fields")),
+    "fields": Floor(
+        tuple(f"training.settings.{name}" for name in ("fields", "derived")),
+        imports=(*BELOW_TRAINING, "layouts", "ranges", "data", "optimizers"),
+    ),
+    "optim": Floor(("training.optim",), imports=(*BELOW_TRAINING, "optimizers", "fields")),
     "reports": Floor(("training.reports",), imports=(*BELOW_TRAINING, "fields", "charts", "surroundings")),
     "parallel": Floor(("training.parallel",), imports=(*BELOW_TRAINING, "layouts", "fields", "data")),
-    "config": Floor(("training.settings",), imports=(*BELOW_TRAINING, "layouts", "fields", "parallel")),
+    "config": Floor(
+        ("training.settings",), imports=(*BELOW_TRAINING, "layouts", "data", "optimizers", "fields", "parallel")
+    ),
     "run": Floor(("training.parallel.run",), imports=(*BELOW_TRAINING, *ROOMS, "surroundings")),
     "training": Floor(("training",), imports=(*BELOW_TRAINING, *ROOMS, "run", "charts")),
     "parallelism": Floor(("parallelism",), imports=(*ALL, "simulation")),

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
-from models.data import TokenWindows, load_tokens, split
 from models.gpt import GPT
 from models.hf import to_hugging_face
-from models.learning_rate import learning_rate
 from models.mixture import balance, routers
 from parallelism.data.sampler import DistributedSampler
+from training.data.tokens import TokenWindows, load_tokens, split
 from training.loop import train
+from training.optim.learning_rate import learning_rate
 from training.reports.facts import RunFacts
 from training.settings.config import Config
 from training.settings.derived import make_model

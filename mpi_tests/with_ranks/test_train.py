@@ -298,7 +298,7 @@ def test_what_a_run_cannot_go_on_from(comm, folder):
         ({"seed": 8}, "seed was 7, but is 8: resume with the same"),
         ({"n_embd": 16}, "n_embd was 32, but is 16: resume with the same"),
         ({"resume": str(folder)}, str(folder)),
-        ({"checkpoint_dir": ""}, "resume and checkpoint_interval need checkpoints: set checkpoint_dir"),
+        ({"checkpoint_dir": ""}, "resume=auto continues with checkpoints of its own: set checkpoint_dir"),
     ):
         with pytest.raises(InputError, match=re.escape(words)):
             on(comm, **{"checkpoint_dir": str(folder), "resume": "auto", **changes})

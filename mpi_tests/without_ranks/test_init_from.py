@@ -12,9 +12,9 @@ from collectives.algorithms.groups import Topology
 from models.config import GPTConfig, LlamaConfig
 from models.hf import load_hugging_face, save_hugging_face
 from models.model import make
-from models.tokenizer import save_tokenizer, token_ids
 from mpi_tests.helpers.launch import ROOT
 from parallelism.planner.settings import parse
+from training.data.tokenizer import save_tokenizer, token_ids
 from training.sample import tokenizer_of
 from training.settings.config import Config
 from training.settings.derived import model_config, tokens_of

@@ -22,7 +22,6 @@ from collectives.schedule.fabrics import FABRICS, in_nodes
 from models.config import GPTConfig, LlamaConfig
 from models.gpt import GPT
 from models.model import make
-from models.muon import orthogonal
 from mpi_tests.helpers.launch import ROOT
 from parallelism.mesh import AXES
 from parallelism.numerics.dropout import BatchPosition, Dropout
@@ -50,6 +49,7 @@ from parallelism.planner.step import StepModel, Time, played
 from parallelism.sequence.sequence_parallel import SequenceAttention
 from parallelism.step.actions import FORWARD
 from parallelism.tensor.sharding_plan import matching
+from training.optim.muon import orthogonal
 from training.parallel.family import layers_of, plan_of
 from training.parallel.fused import fuse
 from training.parallel.gpt import gpt2_layers, gpt2_plan, recompute_model

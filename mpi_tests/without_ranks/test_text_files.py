@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from models.data import language_reference, load_tokens, split
-from models.token_files import TokenFile, TokenSequence, write_llmc
-from models.tokenizer import load_tokenizer
 from mpi_tests.helpers.launch import ROOT
 from training import prepare as preparing
+from training.data.token_files import TokenFile, TokenSequence, write_llmc
+from training.data.tokenizer import load_tokenizer
+from training.data.tokens import language_reference, load_tokens, split
 
 TEXTS = ["The ring goes round.", "Ein Ring, sie zu knechten: é", "x" * 50]
 
@@ -172,7 +172,7 @@ def test_folders_give_their_files_by_name(tmp_path):
 
 
 def test_folders_with_too_many_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("models.text_files.MOST_FILES", 3)
+    monkeypatch.setattr("training.data.text_files.MOST_FILES", 3)
     for number in range(4):
         (tmp_path / f"{number}.txt").write_text("text")
     with refuses(f"{tmp_path}: more than 3 files; name the folders that have the text"):

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.data import TokenWindows, documents
 from parallelism.data.sampler import DistributedSampler
 from parallelism.pipeline.stage import Batch
 from training.data.prefetch import ahead
+from training.data.tokens import TokenWindows, documents
 
 
 class Samples:

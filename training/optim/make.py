@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from models.config import LlamaConfig, ModelConfig
-from models.muon import Muon, locally
-from models.optimizer import Together, adamw, decay_groups
-from models.sgd import SGD
 from parallelism.data.replica import Replica
 from parallelism.mesh import Mesh, replica_axes
 from parallelism.step.optimizer import Optimizer
 from parallelism.zero.matrices import MatrixOwners
+from training.optim.muon import Muon, locally
+from training.optim.optimizer import Together, adamw, decay_groups
+from training.optim.sgd import SGD
 from training.settings.fields import RunSettings
 
 BLOCKS = "transformer.h."

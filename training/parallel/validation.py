@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from models.data import TokenWindows
 from parallelism.pipeline.driver import Pipeline
 from training.data.samples import Samples
+from training.data.tokens import TokenWindows
 
 if TYPE_CHECKING:
     from collectives import Communicator

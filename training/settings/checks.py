@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 from collectives.algorithms.groups import Topology
 from collectives.job import system
-from models.data import Tokens
-from models.learning_rate import STABLE
 from parallelism.data.units import groups_of
 from parallelism.experts.expert_parallel import check_experts
 from parallelism.mesh import MeshShape, axes_of, mesh_shape, replica_axes
@@ -21,6 +19,8 @@ from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes, rank_params
 from parallelism.planner.presets import samples_of_depth, shape_of
 from parallelism.sequence.token_shards import check_between_layers, shard_tokens
+from training.data.tokens import Tokens
+from training.optim.learning_rate import STABLE
 from training.settings.derived import zero_group
 from training.settings.fields import AUTO, SEARCH, RunSettings
 

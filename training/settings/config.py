@@ -9,17 +9,17 @@ from typing import NamedTuple
 from collectives.algorithms.groups import Topology
 from collectives.job.settings import check
 from models.config import LlamaConfig, ModelConfig
-from models.data import Tokens, TokenWindows, split
 from models.hf import initialize, load_config
 from models.model import Model
-from models.token_files import TokenSequence
-from models.tokenizer import BYTE_VOCABULARY, BYTES, TOKEN_IDS, saved_name
 from parallelism.data.sampler import DistributedSampler
 from parallelism.mesh import axes_of, mesh_shape
 from parallelism.numerics.precision import Precision
 from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.planner import presets
 from parallelism.tensor.sharding_plan import strategies
+from training.data.token_files import TokenSequence
+from training.data.tokenizer import BYTE_VOCABULARY, BYTES, TOKEN_IDS, saved_name
+from training.data.tokens import Tokens, TokenWindows, split
 from training.parallel.compiling import check_compiler
 from training.parallel.family import plan_of
 from training.settings import checks, paths

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from models.config import GPTConfig, LlamaConfig, ModelConfig
-from models.data import Tokens, load_tokens
-from models.learning_rate import learning_rate
 from models.model import Model, make
-from models.tokenizer import TOKEN_IDS, differ, saved_tokenizer
 from parallelism.planner import presets
+from training.data.tokenizer import TOKEN_IDS, differ, saved_tokenizer
+from training.data.tokens import Tokens, load_tokens
+from training.optim.learning_rate import learning_rate
 from training.settings.fields import RunSettings
 
 

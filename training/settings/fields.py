@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from models.learning_rate import COURSES
-from models.token_files import TOKEN_DTYPES
 from parallelism.numerics.non_finite import POLICIES
 from parallelism.numerics.precision import DTYPES
 from parallelism.pipeline.schedule import registry
 from parallelism.planner import presets
 from parallelism.sequence.token_shards import MODES, ORDERS
+from training.data.token_files import TOKEN_DTYPES
+from training.optim.learning_rate import COURSES
 from training.parallel.gpt import MODES as RECOMPUTATIONS
 from training.settings import ranges
 

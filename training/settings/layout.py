@@ -6,12 +6,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 import collectives
-from models.data import TokenWindows, split
 from parallelism.numerics.precision import Precision
 from parallelism.pipeline.schedule import registry
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.layout import ZERO_GROUPS
 from parallelism.planner.ranks import best_layout
+from training.data.tokens import TokenWindows, split
 from training.parallel.device import own_device
 from training.settings.checks import check_batch, num_micro_batches
 from training.settings.config import Config

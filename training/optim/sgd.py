@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.optimizer import GroupedOptimizer
+from training.optim.optimizer import GroupedOptimizer
 
 
 class SGD(GroupedOptimizer):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from models.token_files import reading
+from training.data.token_files import reading
 
 PLAIN = (".txt", ".md", ".rst", ".tex", ".html", ".py", ".c", ".h", ".cpp", ".java", ".js", ".sh")
 JSON_ROWS = (".jsonl", ".ndjson", ".json")

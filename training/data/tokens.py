@@ -8,10 +8,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.ranges import TOKEN
-from models.text_files import find_files, has_rows, holds_tokens, read_documents
-from models.token_files import GPT2_VOCABULARY, TokenFile, TokenSequence
-from models.tokenizer import BYTES, Tokenizer, check_tokenizers, load_tokenizer, saved_dtype, saved_tokenizer, token_ids
+from training.data.text_files import find_files, has_rows, holds_tokens, read_documents
+from training.data.token_files import GPT2_VOCABULARY, TokenFile, TokenSequence
+from training.data.tokenizer import (
+    BYTES,
+    Tokenizer,
+    check_tokenizers,
+    load_tokenizer,
+    saved_dtype,
+    saved_tokenizer,
+    token_ids,
+)
+from training.settings.ranges import TOKEN
 
 BLOCK_TOKENS, MOST_BLOCKS = 1 << 22, 64  # sample in which the least and the largest token are searched
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from models.optimizer import GroupedOptimizer
+from training.optim.optimizer import GroupedOptimizer
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # from the source: they increase small singular values fastest
 NEWTON_SCHULZ_STEPS = 5

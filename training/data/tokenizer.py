@@ -15,8 +15,8 @@ from unittest import mock
 import numpy as np
 
 from collectives.job.system import replacing
-from models import nanogpt
-from models.token_files import TOKEN_DTYPES
+from training.data import nanogpt
+from training.data.token_files import TOKEN_DTYPES
 
 BYTES, TOKEN_IDS = "bytes", "token ids"
 BYTE_VOCABULARY = 256

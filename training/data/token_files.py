@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from models.ranges import VOCABULARY
+from training.settings.ranges import VOCABULARY
 
 # llm.c's formats: magic number, version, and type of a token.
 LLMC_FORMATS = {20240520: (1, "<u2"), 20240801: (7, "<u4")}
