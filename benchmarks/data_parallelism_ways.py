@@ -14,9 +14,10 @@ from wire import Wire
 from collectives import Communicator
 from models.gpt import GPT
 from parallelism.buffers.arena import Arena
-from parallelism.data.loop import DataParallel, Sharded
+from parallelism.data.loop import DataParallel
 from parallelism.data.units import ShardGroups
 from parallelism.step.optimizer import Optimizer
+from parallelism.zero.sharded import Sharded
 from training.optim.optimizer import AdamW
 
 EVERYTHING_MB = 1e6  # size of a bucket that holds any model

@@ -171,7 +171,7 @@ def parse(size: int) -> tuple[argparse.Namespace, list[Schedule]]:
     if args.num_micro_batches % size:
         flag = f"--num_micro_batches {args.num_micro_batches}"
         raise ValueError(f"{flag} can't be interleaved by torch on {size} ranks: use a multiple")
-    schedules = [registry.make(name, size, args.num_micro_batches) for name in args.schedules]
+    schedules = [registry.make_schedule(name, size, args.num_micro_batches) for name in args.schedules]
     most = max(schedule.num_stages for schedule in schedules)
     if "gpt" in args.models and args.n_layer < most:
         raise ValueError(f"--n_layer {args.n_layer} is too few for {most} stages: use {most} or more")

@@ -22,7 +22,7 @@ from models.hf import save_hugging_face
 from models.mixture import balance, scale_losses
 from models.model import Model
 from parallelism.buffers.transfer import Readback
-from parallelism.numerics.non_finite import first_not_finite
+from parallelism.numerics.non_finite import Verdict
 from parallelism.pipeline.stage import Batch
 from parallelism.planner.settings import parse
 from training.data.tokenizer import save_tokenizer
@@ -94,25 +94,14 @@ def step(run: TrainingRun, iteration: int, batches: list[Batch]) -> PendingStep:
     with run.profiler.observing(iteration):
         config, timing = run.config, run.profiler.timing
         begin_s, waited_s = time.perf_counter(), run.profiler.waited_s
-
         with timing(INPUT):
             batches = [batch.to(config.device) for batch in batches]
         weight = run.scale.value / len(batches)
         scale_losses(run.routers, weight)
         loss = run.pipeline.step(batches, [weight] * len(batches)) / run.scale.value
-
+        lr = learning_rate_of(config, iteration)
         with timing(OPTIMIZER):
-            run.masters.take_gradients(run.scale.inverse)
-            norm = run.clip()
-            verdict = run.guard.judge(loss, norm)  # whether all ranks have finite numbers
-            lr = learning_rate_of(config, iteration)
-            for group in run.optimizer.param_groups:
-                group["lr"] = lr * group.get("lr_factor", 1)
-            run.optimizer.step(verdict.skipped)
-            balance(run.routers, run.sum_loads)
-            run.replica.gather()
-            run.pipeline.zero_grad()
-
+            norm, verdict = update(run, lr, loss)
         mean_loss = run.add(loss / run.mesh.dp.size)[0]
         numbers = torch.cat([torch.stack([mean_loss, loss, norm]), verdict.numbers])
         with run.sum_time.waiting():
@@ -120,6 +109,23 @@ def step(run: TrainingRun, iteration: int, batches: list[Batch]) -> PendingStep:
         metrics = {"iter": iteration, "lr": lr, "bubble": bubble, "memory_mib": memory_mib(config.device)}
         comm_s = run.profiler.waited_s - waited_s
         return PendingStep(run.meter, verdict.names, Readback(numbers), begin_s, comm_s, metrics)
+
+
+def update(run: TrainingRun, lr: float, loss: torch.Tensor) -> tuple[torch.Tensor, Verdict]:
+    """Clip the gradients, update the weights unless the step is to be skipped, and clear the gradients.
+
+    Return the norm before clipping, and the ranks' verdict on the step.  Collective.
+    """
+    run.masters.take_gradients(run.scale.inverse)
+    norm = run.clip()
+    verdict = run.guard.judge(loss, norm)
+    for group in run.optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_factor", 1)
+    run.optimizer.step(verdict.skipped)
+    balance(run.routers, run.sum_loads)
+    run.replica.gather()
+    run.pipeline.zero_grad()
+    return norm, verdict
 
 
 def validate(run: TrainingRun) -> float:
@@ -133,17 +139,10 @@ def validate(run: TrainingRun) -> float:
 
 
 def save(run: TrainingRun, model: Model) -> None:
-    """Print a sample, and save the weights and the tokenizer in the run's folder.  Collective.
-
-    Raises: InputError for weights that are not finite.
-    """
-    comm = run.mesh.comm
-    with comm.agreed("weights"):
-        if name := first_not_finite(dict(model.named_parameters())):
-            raise ValueError(f"{name} is not finite: no weights are written; lower the learning rate")
-    if comm.rank == 0:
+    """Print a sample, and save the weights and the tokenizer in the run's folder.  Collective."""
+    if run.mesh.comm.rank == 0:
         print(sample(model, run.val_ids[:16], run.config, run.tokens.tokenizer))
-    with comm.agreed("weights"):
+    with run.mesh.comm.agreed("weights"):
         if run.out_dir:
             save_hugging_face(model, run.out_dir)
             save_tokenizer(run.tokens.tokenizer, Path(run.out_dir), run.tokens.vocab_size)

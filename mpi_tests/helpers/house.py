@@ -56,8 +56,21 @@ PURE = tuple(f"collectives.schedule.{name}" for name in PURE_SCHEDULES)
 
 BELOW = ("pure", "settings", "job")
 ALL = (*BELOW, "choice", "arrays", "runtime", "face")
-BELOW_TRAINING = (*ALL, "torch", "parallelism", "models")
-ROOMS = ("layouts", "ranges", "data", "optimizers", "fields", "optim", "reports", "parallel", "config")
+PARALLEL = (
+    "lazy",
+    "mesh",
+    "buffers",
+    "placement",
+    "step",
+    "numerics",
+    "data",
+    "zero",
+)  # each may import those before it
+SCHEDULES = ("lazy", "step", "pipeline schedules")
+DIVIDED = ("sequence", "experts", "tensor")
+PARALLELISM = (*PARALLEL, *DIVIDED, "pipeline schedules", "pipeline", "checkpoint", "planner", "parallelism")
+BELOW_TRAINING = (*ALL, "torch", *PARALLELISM, "models")
+ROOMS = ("layouts", "ranges", "tokens", "optimizers", "fields", "optim", "reports", "parallel", "config")
 FLOORS = {
     "pure": Floor(("collectives.algorithms", *PURE), without=MPI_AND_ARRAYS),
     "choice": Floor(("collectives.runtime.choose",), imports=BELOW, without=MPI_AND_ARRAYS),
@@ -79,36 +92,50 @@ FLOORS = {
     "models": Floor(("models",), imports=("settings",), without=("mpi4py",)),
     "layouts": Floor(
         tuple(f"training.parallel.{name}" for name in ("gpt", "llama", "family", "fused")),
-        imports=(*ALL, "parallelism", "models"),
+        imports=(*ALL, *PARALLELISM, "models"),
     ),
     "ranges": Floor(("training.settings.ranges",), imports=BELOW_TRAINING),
-    "data": Floor(("training.data",), imports=(*BELOW_TRAINING, "ranges")),
+    "tokens": Floor(("training.data",), imports=(*BELOW_TRAINING, "ranges")),
     "optimizers": Floor(
         tuple(f"training.optim.{name}" for name in ("optimizer", "muon", "sgd", "learning_rate")),
         imports=BELOW_TRAINING,
     ),
     "fields": Floor(
         tuple(f"training.settings.{name}" for name in ("fields", "derived")),
-        imports=(*BELOW_TRAINING, "layouts", "ranges", "data", "optimizers"),
+        imports=(*BELOW_TRAINING, "layouts", "ranges", "tokens", "optimizers"),
     ),
     "optim": Floor(("training.optim",), imports=(*BELOW_TRAINING, "optimizers", "fields")),
     "reports": Floor(("training.reports",), imports=(*BELOW_TRAINING, "fields", "charts", "surroundings")),
-    "parallel": Floor(("training.parallel",), imports=(*BELOW_TRAINING, "layouts", "fields", "data")),
+    "parallel": Floor(("training.parallel",), imports=(*BELOW_TRAINING, "layouts", "fields", "tokens")),
     "config": Floor(
-        ("training.settings",), imports=(*BELOW_TRAINING, "layouts", "data", "optimizers", "fields", "parallel")
+        ("training.settings",), imports=(*BELOW_TRAINING, "layouts", "tokens", "optimizers", "fields", "parallel")
     ),
     "run": Floor(("training.parallel.run",), imports=(*BELOW_TRAINING, *ROOMS, "surroundings")),
     "training": Floor(("training",), imports=(*BELOW_TRAINING, *ROOMS, "run", "charts")),
-    "parallelism": Floor(("parallelism",), imports=(*ALL, "simulation")),
-    "exercises": Floor(("teaching.exercise",), imports=("pure", "settings", "parallelism"), without=MPI_AND_ARRAYS),
+    **{
+        name: Floor((f"parallelism.{name}",), imports=(*ALL, *PARALLEL[:number]))
+        for number, name in enumerate(PARALLEL)
+    },
+    "sequence": Floor(("parallelism.sequence",), imports=(*ALL, *PARALLEL[:6])),
+    "experts": Floor(("parallelism.experts",), imports=(*ALL, *PARALLEL[:6])),
+    "tensor": Floor(("parallelism.tensor",), imports=(*ALL, *PARALLEL[:6], "sequence", "experts")),
+    "pipeline schedules": Floor(("parallelism.pipeline.schedule",), imports=(*ALL, "step"), without=MPI_AND_ARRAYS),
+    "pipeline": Floor(("parallelism.pipeline",), imports=(*ALL, *PARALLEL, "pipeline schedules")),
+    "checkpoint": Floor(("parallelism.checkpoint",), imports=(*ALL, *PARALLEL[:6])),
+    "planner": Floor(
+        ("parallelism.planner",),
+        imports=(*ALL, "simulation", *PARALLEL[:6], "sequence", "pipeline schedules", "pipeline"),
+    ),
+    "parallelism": Floor(("parallelism",), imports=PARALLELISM),
+    "exercises": Floor(("teaching.exercise",), imports=("pure", "settings", *SCHEDULES), without=MPI_AND_ARRAYS),
     "page": Floor(
         ("teaching.page", "teaching"),
-        imports=(*BELOW, "choice", "simulation", "parallelism", "scenes by torch"),
+        imports=(*BELOW, "choice", "simulation", *PARALLELISM, "scenes by torch"),
         without=MPI_AND_ARRAYS,
     ),
     "scenes by torch": Floor(
         ("teaching.page.scenes.attention", "teaching.page.scenes.zero"),
-        imports=("page", "parallelism"),
+        imports=("page", *PARALLELISM),
         without=("mpi4py", "cupy"),
     ),
 }

@@ -69,7 +69,7 @@ class Training:
 
     def staged(self, schedule, zero_stage):
         layers = [within(self.computing, layer) for layer in gpt2_layers(self.gpt)]
-        pipeline_schedule = registry.make(schedule, self.mesh.pp.size, MICRO_BATCHES)
+        pipeline_schedule = registry.make_schedule(schedule, self.mesh.pp.size, MICRO_BATCHES)
         options = {"make_optimizer": make_optimizer, "zero_stage": zero_stage, "bucket_mb": 0.02}
         precision = {**self.precision.arena_dtypes, "wire_dtype": self.precision.wire_dtype}
         return PipelineParallel(self.gpt, layers, pipeline_schedule, self.mesh, **options, **precision)

@@ -121,9 +121,7 @@ import collectives
 import models
 import parallelism.planner.ranks  # measures a block
 import training
-from parallelism.data.loop import DataParallel
-from parallelism.mesh import Mesh
-from parallelism.tensor.sharding_plan import ColumnParallel, RowParallel, parallelize
+from parallelism import ColumnParallel, DataParallel, Mesh, RowParallel, parallelize
 
 comm = collectives.world()
 torch.manual_seed(0)

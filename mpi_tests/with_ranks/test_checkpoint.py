@@ -55,7 +55,7 @@ class Held:
         parallelize(model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head, CONFIG.n_kv_head), mesh.tp)
         tied = tied_names(model)
         if pp > 1:
-            PipelineParallel(model, gpt2_layers(model), registry.make("1f1b", pp, pp), mesh)
+            PipelineParallel(model, gpt2_layers(model), registry.make_schedule("1f1b", pp, pp), mesh)
         optimizer = adamw(model.parameters(), 0.1, 0.1)
         make_states(optimizer)
         parts = model_parts(model, mesh, tied)

@@ -10,10 +10,8 @@ from collectives import Communicator
 from models.gpt import GPTConfig
 from models.mixture import LocalRouting, routers
 from mpi_tests.helpers.models import close, each_mode, random_tokens, randomized
-from parallelism.experts.exchange import ExpertExchange
-from parallelism.mesh import Mesh, Within
+from parallelism import ExpertExchange, ExpertParallel, Mesh, Within, parallelize
 from parallelism.placement import shards_of
-from parallelism.tensor.sharding_plan import ExpertParallel, parallelize
 from training.parallel.gpt import gpt2_plan
 
 NODES = {1: "1x1", 2: "2x1", 4: "2x2", 5: "2x3", 8: "4x2"}  # by size; with 5 ranks, the last node has fewer

@@ -13,7 +13,7 @@ MICRO_BATCHES = {"num_micro_batches": 6, "micro_batch_size": 4}
 WHOLE_BACKWARD = [
     name
     for name in registry.names()
-    if all(action.kind != WEIGHTS for order in registry.make(name, 2, 6).orders for action in order)
+    if all(action.kind != WEIGHTS for order in registry.make_schedule(name, 2, 6).orders for action in order)
 ]
 
 accumulated = cache(lambda comm: on_first(comm, **STEPS, **MICRO_BATCHES))

@@ -230,7 +230,7 @@ def test_pipelines_have_every_schedule_and_every_action():
     for name in registry.names():
         for size, orders in data[name].items():
             ranks, micro_batches = map(int, size.split("x"))
-            schedule = registry.make(name, ranks, micro_batches)
+            schedule = registry.make_schedule(name, ranks, micro_batches)
             assert [tuple(map(parse, order.split())) for order in orders] == list(schedule.orders)
         assert data["catalog"][name]
 

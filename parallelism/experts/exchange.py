@@ -32,6 +32,7 @@ class HostBuffer:
             self.nbytes = int(nbytes * GROWTH)
             self.array = self.host.empty(self.nbytes, "uint8", str(like.device))
             self.parts = [to_torch(part) for part in self.host.peers(self.array)]
+        # (rows, width) of each rank of the host
         return [part[:nbytes].view(like.dtype).view(count, width) for part in self.parts]
 
 
@@ -59,11 +60,11 @@ class ExpertExchange(ExposedTime):
         padded = experts.new_full((max(lengths), experts.shape[1]), -1, dtype=torch.int16)
         padded[: len(experts)] = experts
         with self.waiting():
-            every = self.ranks.all_gather(padded).cpu().view(self.comm.size, *padded.shape)
+            every = self.ranks.all_gather(padded).cpu().view(self.comm.size, *padded.shape)  # (ranks, tokens, choices)
         route = make_route(self.comm.rank, every.numpy(), lengths, num_experts, self.comm.topology.nodes)
         return ExchangeRouting(self, route, len(experts), experts.device)
 
-    def written(self, count: int, like: Tensor) -> list[Tensor]:
+    def next_buffers(self, count: int, like: Tensor) -> list[Tensor]:
         """Return the host ranks' buffers of `count` rows, as many as the rank with the most writes to its own."""
         self.buffers.reverse()
         with self.waiting():
@@ -99,23 +100,23 @@ class ExchangeRouting:
         self.sends = [(peer, index(rows)) for peer, rows in route.sends if len(rows)]
         self.receives = [(peer, slice(rows[0], rows[-1] + 1)) for peer, rows in route.receives if len(rows)]
         self.reads = [(block.table, index(block.rows), block.slots) for block in route.reads]
-        self.gives = [(block.owner, index(block.rows), block.slots) for block in route.gives]
+        self.combines = [(block.owner, index(block.rows), block.slots) for block in route.combines]
 
     def dispatch(self, x: Tensor) -> Tensor:
         """Return the rows of all ranks' tokens for this rank's experts, grouped by expert.  Collective.
 
         Shapes: x (tokens, width), result (rows, width).
         """
-        return Conjugate.apply(x, self.spread, self.gather)
+        return Conjugate.apply(x, self.scatter_rows, self.gather_rows)
 
     def combine(self, rows: Tensor) -> Tensor:
         """Return the sum of each token's rows, computed in at least float32.  Collective."""
-        return Conjugate.apply(rows, self.gather, self.spread)
+        return Conjugate.apply(rows, self.gather_rows, self.scatter_rows)
 
-    def spread(self, x: Tensor) -> Tensor:
+    def scatter_rows(self, x: Tensor) -> Tensor:
         """Send tokens to the hosts of their experts; read this rank's experts' rows from the tables of its host."""
         exchange, x = self.exchange, x.contiguous()
-        tables = exchange.written(self.route.longest_table, x)
+        tables = exchange.next_buffers(self.route.longest_table, x)
         own = tables[self.me]
         with exchange.waiting(), exchange.comm.group():
             for peer, rows in self.sends:
@@ -124,22 +125,22 @@ class ExchangeRouting:
                 exchange.comm.recv(own[rows], peer)
             own[: self.num_tokens] = x
         exchange.synchronize(x)
-        result = x.new_empty((self.num_slots, x.shape[1]))
+        result = x.new_empty((self.num_slots, x.shape[1]))  # (rows, width)
         for table, rows, slots in self.reads:
             torch.index_select(tables[table], 0, rows, out=result[slots])
         return result
 
-    def gather(self, y: Tensor) -> Tensor:
+    def gather_rows(self, y: Tensor) -> Tensor:
         """Sum each token's rows on each host, and send the sums back to the token's rank."""
         exchange = self.exchange
-        experts = exchange.written(self.route.most_slots, y)
+        experts = exchange.next_buffers(self.route.most_slots, y)
         experts[self.me][: self.num_slots] = y
         exchange.synchronize(y)
         wide = torch.promote_types(y.dtype, torch.float32)
-        sums = y.new_zeros((self.route.table_length, y.shape[1]), dtype=wide)
-        for owner, rows, slots in self.gives:
+        sums = y.new_zeros((self.route.table_length, y.shape[1]), dtype=wide)  # (rows of the table, width)
+        for owner, rows, slots in self.combines:
             sums.index_add_(0, rows, experts[owner][slots].to(wide))
-        total = sums[: self.num_tokens]
+        total = sums[: self.num_tokens]  # (tokens, width)
         arriving = [(rows, y.new_empty((len(rows), y.shape[1]))) for _, rows in self.sends]
         with exchange.waiting(), exchange.comm.group():
             for peer, rows in self.receives:

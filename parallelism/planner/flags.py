@@ -141,13 +141,13 @@ def parse_request(arguments: Sequence[str] | None, description: str | None) -> P
     if len(nodes) > 1 and not flags.hostfile:
         words.append("the command below names no hosts: pass --hostfile, or submit it as COMMAND of a batch script")
     rest = {"config": flags.config} if flags.config else {}
-    rest |= {name: value for name, value in own.items() if name not in LAYOUT} | passed_on(flags, settings, file)
+    rest |= {name: value for name, value in own.items() if name not in LAYOUT} | train_settings(flags, settings, file)
     start = "mpirun " + (as_flag("hostfile", flags.hostfile) + " ") * bool(flags.hostfile)
     train = [f"{start}-n {machine.world_size} python -m training", *(as_flag(*each) for each in rest.items())]
     return PlanRequest(job, machine, fixed, flags.number, words, " ".join(train), [*file])
 
 
-def passed_on(flags: argparse.Namespace, settings: Settings, file: Container[str]) -> dict[str, Any]:
+def train_settings(flags: argparse.Namespace, settings: Settings, file: Container[str]) -> dict[str, Any]:
     """Return the settings of train.py that the plan stands for, unless the file has them: data, vocabulary, device."""
     rest = {name: getattr(flags, name) for name in ("data", "val_data", "tokenizer", "device") if getattr(flags, name)}
     if "device" not in file and flags.fabric in DEVICES and not flags.measure:

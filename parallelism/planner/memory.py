@@ -57,7 +57,9 @@ def in_bytes(number: float) -> str:
     return in_unit(number, {" TB": 1e12, " GB": 1e9, " MB": 1e6, " kB": 1e3, " B": 1})
 
 
-Alive = tuple[tuple[int, ...], ...]  # of a rank: numbers of live activations of each of its stages, at every maximum
+# For one rank, the moments of a schedule at which it may need most memory: in each, the number of micro-batches whose
+# activations are alive in each of the rank's stages.
+Alive = tuple[tuple[int, ...], ...]
 
 
 class Stages(NamedTuple):
@@ -81,7 +83,7 @@ def stages(job: TrainingJob, layout: ParallelLayout) -> Stages:
 
 @lru_cache(maxsize=4096)
 def stages_of(model: ModelShape, schedule: str, pp: int, virtual_stages: int) -> Stages:
-    instance = registry.make(schedule, pp, 1, virtual_stages)
+    instance = registry.make_schedule(schedule, pp, 1, virtual_stages)
     splits = any(action.kind == WEIGHTS for order in instance.orders for action in order)
     *costs, last, head = layer_flops(model)  # the last block's stage has the head, too
     layers = balance([*costs, last + head], pp * virtual_stages)
@@ -100,7 +102,7 @@ def steady(pp: int, num_micro_batches: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=1 << 16)
 def alive(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> tuple[Alive, ...]:
-    """Return the maxima of live activations of each rank."""
+    """Return the moments at which each rank may need most memory, extrapolated from few micro-batches."""
     few, rounds = steady(pp, num_micro_batches)
     before = most_alive(schedule, pp, few, virtual_stages)
     if not rounds:
@@ -114,11 +116,14 @@ def alive(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -
 
 @lru_cache(maxsize=1 << 16)
 def most_alive(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> tuple[Alive, ...]:
-    return tuple(map(peaks, registry.make(schedule, pp, num_micro_batches, virtual_stages).orders))
+    return tuple(map(peaks, registry.make_schedule(schedule, pp, num_micro_batches, virtual_stages).orders))
 
 
 def peaks(order: Order) -> Alive:
-    """Return the numbers of live activations by stage that no other moment exceeds in all stages.
+    """Return the moments of an order at which its rank may need most memory.
+
+    A moment is omitted if another one has at least as many live activations in every stage.  Which of the rest needs
+    most depends on how many bytes an activation of each stage takes.
 
     >>> from parallelism.step.actions import parse
     >>> peaks(tuple(map(parse, "0F0 2F0 2B0 0F1 0B0 0B1".split())))
@@ -161,8 +166,8 @@ class ModelShard(NamedTuple):
 def model_shards(job: TrainingJob, layout: ParallelLayout) -> list[ModelShard]:
     """Return the model's shard of each pp rank."""
     cut, precision, params = stages(job, layout), job.precision, ParamCounts(job.model, layout.tp, layout.ep)
-    block = counts.block_kept(job, layout).nbytes(precision)
-    head = counts.head_kept(job, layout).nbytes(precision)
+    block = counts.block_saved(job, layout).nbytes(precision)
+    head = counts.head_saved(job, layout).nbytes(precision)
     stage_bytes = [len(layers) * block + (layers.stop == job.model.n_layer) * head for layers in cut.layers]
     moments = alive(layout.schedule, layout.pp, layout.num_micro_batches, layout.virtual_stages)
     in_block, in_head = working(job, layout)
@@ -192,7 +197,7 @@ def working(job: TrainingJob, layout: ParallelLayout) -> tuple[float, float]:
     if model.num_experts:
         around += ParamCounts(model, layout.tp, layout.ep).experts() * precision.gradient
     if layout.recompute != "none":
-        around += counts.block_kept(job, layout._replace(recompute="none")).nbytes(precision)
+        around += counts.block_saved(job, layout._replace(recompute="none")).nbytes(precision)
     return around, 2 * 4 * counts.logits(job, layout)
 
 

@@ -25,7 +25,7 @@ from parallelism.experts.exchange import ExpertExchange
 from parallelism.mesh import Mesh, axes_of
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
-from parallelism.numerics.non_finite import FiniteCheck, GradientMonitor, StepGuard
+from parallelism.numerics.non_finite import FiniteCheck, GradientMonitor, StepGuard, first_not_finite
 from parallelism.pipeline.stage import Batch
 from parallelism.placement import fill, wholes
 from parallelism.sequence.sequence_parallel import SequenceParallel
@@ -198,8 +198,14 @@ class TrainingRun:
             self.mesh.along("dp", "sp").all_reduce(loads)
 
     def whole(self) -> Model:
-        """Gather the plain model with the trained weights.  Collective."""
+        """Gather the plain model with the trained weights.  Collective.
+
+        Raises: InputError for weights that are not finite.
+        """
         model = make_model(self.config, self.tokens.vocab_size).to(self.config.device)
         with self.replica.whole(), self.masters.exact(self.model, self.replica.shard):
             fill(model, wholes(self.model, self.mesh), self.mesh.pp)
+        with self.mesh.comm.agreed("weights"):
+            if name := first_not_finite(dict(model.named_parameters())):
+                raise ValueError(f"{name} is not finite: no weights are written; lower the learning rate")
         return model

@@ -188,7 +188,7 @@ def make_schedule(settings: RunSettings, num_micro_batches: int) -> Schedule:
         name = "1f1b" if settings.virtual_stages in (None, 1) else "interleaved"
         limits_of(settings.max_alive, settings.pp, num_micro_batches, settings.virtual_stages or 1)
     if name in registry.names():
-        schedule = registry.make(name, settings.pp, num_micro_batches, settings.virtual_stages)
+        schedule = registry.make_schedule(name, settings.pp, num_micro_batches, settings.virtual_stages)
     elif os.path.exists(name):
         schedule = read_schedule(settings, num_micro_batches)
     else:

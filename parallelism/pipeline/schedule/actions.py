@@ -48,6 +48,7 @@ class Schedule:
 def num_alive(order: Iterable[Action]) -> list[int]:
     """Count a rank's live activations during each of its actions.
 
+    >>> from parallelism.step.actions import parse
     >>> num_alive(map(parse, "0F0 0F1 0B0 0I1 0W1".split()))
     [1, 2, 2, 1, 1]
     """
@@ -72,6 +73,7 @@ def result(action: Action) -> Action:
 def needs(action: Action, num_stages: int) -> list[Action]:
     """Return the results that an action needs before it begins.
 
+    >>> from parallelism.step.actions import parse
     >>> [str(need) for need in needs(parse("1B0"), num_stages=3)]
     ['1F0', '2I0']
     """

@@ -101,9 +101,9 @@ def registered(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> I
     """Yield every registered schedule; one for a single stage per rank runs a rank's stages consecutively."""
     for name, row in registry.REGISTRY.items():
         if row.fits(virtual_stages):
-            yield registry.make(name, num_ranks, num_micro_batches, virtual_stages)
+            yield registry.make_schedule(name, num_ranks, num_micro_batches, virtual_stages)
         elif row.fits(1):
-            yield finer(registry.make(name, num_ranks, num_micro_batches, 1), virtual_stages)
+            yield finer(registry.make_schedule(name, num_ranks, num_micro_batches, 1), virtual_stages)
 
 
 def finer(schedule: Schedule, parts: int) -> Schedule:

@@ -22,7 +22,7 @@ def orders(name: str) -> dict[str, list[str]]:
     table = {}
     for num_ranks in RANKS:
         for num_micro_batches in MICRO_BATCHES:
-            schedule = registry.make(name, num_ranks, num_micro_batches)
+            schedule = registry.make_schedule(name, num_ranks, num_micro_batches)
             prove(schedule)
             table[f"{num_ranks}x{num_micro_batches}"] = list(map(in_words, schedule.orders))
     return table
