@@ -1,4 +1,4 @@
-"""Start training: `python -m training`, `collectives-train`, and train.py."""
+"""Start training: `python -m training`, and train.py."""
 
 import signal
 
