@@ -71,6 +71,7 @@ docs: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]' $(MPI)
+	echo "$(CURDIR)" > "$$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/checkout.pth"  # training, ...
 	.venv/bin/python hostfiles/link_mpi.py
 	echo 'source "$(CURDIR)/hostfiles/activate.sh"' >> .venv/bin/activate
 	touch $@

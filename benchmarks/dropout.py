@@ -22,7 +22,7 @@ from collectives.job.settings import Parser, positive
 from models.gpt import GPT, GPTConfig
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.tensor.sharding_plan import parallelize
-from training.gpt import gpt2_plan
+from training.parallel.gpt import gpt2_plan
 
 
 def step_of(args: argparse.Namespace, dropout: float, ours: bool, comm: collectives.Communicator) -> Callable[[], None]:

@@ -28,13 +28,15 @@ import collectives
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.gpt import flops_per_token
-from models.learning_rate import learning_rate
-from models.optimizer import BETAS, decay_groups
 from parallelism.numerics.precision import DTYPES, HALVES
-from training.config import Config, make_model
-from training.device import set_matrix_precision
-from training.pending import LateReport
-from training.run import TrainingRun
+from training.loop import step
+from training.optim.learning_rate import learning_rate
+from training.optim.optimizer import BETAS, decay_groups
+from training.parallel.device import set_matrix_precision
+from training.parallel.run import TrainingRun
+from training.reports.pending import LateReport
+from training.settings.config import Config
+from training.settings.derived import make_model
 
 SHARE_GOAL = 0.45  # fraction of the matrix product's rate
 VOCABULARY = 50304  # GPT-2's, padded to a multiple of 64
@@ -53,7 +55,7 @@ class Ours:
         """Run steps; return the last one's loss."""
         for _ in range(number):
             self.iteration += 1
-            self.report.add(self.run.step(self.iteration, next(self.inputs)))
+            self.report.add(step(self.run, self.iteration, next(self.inputs)))
         self.report.flush()
         return self.losses[-1]
 
@@ -193,7 +195,7 @@ def measured(run: TrainingRun, args: argparse.Namespace) -> dict[str, dict[str, 
         for name, one in contestants.items():
             times[name].append(timed(one.steps, args.steps, device))
     rate = matrix_flops_per_s(args.matrix, getattr(torch, args.dtype), device)
-    flops, num_tokens = flops_per_token(run.gpt.config, run.num_params), config.micro_batch_size * config.block_size
+    flops, num_tokens = flops_per_token(run.model.config, run.num_params), config.micro_batch_size * config.block_size
     return {name: figures(float(np.median(each)), num_tokens, flops, rate) for name, each in times.items()}
 
 

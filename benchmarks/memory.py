@@ -31,7 +31,7 @@ from models.gpt import GPT, CausalSelfAttention, CrossEntropy, GPTConfig
 from parallelism.sequence.sequence_parallel import SequenceAttention, SequenceParallel
 from parallelism.sequence.token_shards import MODES, TokenShards
 from parallelism.tensor.sharding_plan import Loss, Vocabulary, parallelize
-from training.gpt import gpt2_plan
+from training.parallel.gpt import gpt2_plan
 
 SIZES = (1, 2, 4, 8)
 MIB = 1 << 20

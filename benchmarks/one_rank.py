@@ -24,10 +24,12 @@ import collectives
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.model import Model
-from models.optimizer import adamw, decay_groups
-from training.config import Config, make_model
-from training.fused import fuse
-from training.run import TrainingRun
+from training.loop import step
+from training.optim.optimizer import adamw, decay_groups
+from training.parallel.fused import fuse
+from training.parallel.run import TrainingRun
+from training.settings.config import Config
+from training.settings.derived import make_model
 
 BETAS = (0.9, 0.95)
 WARM_UP, STEPS = 2, 8  # steps per turn
@@ -37,10 +39,7 @@ def trained(run: TrainingRun) -> Callable[[], float]:
     """Return a function that runs the next step of a run and returns its loss."""
     steps = enumerate(run.inputs(), run.first)
 
-    def step() -> float:
-        return run.step(*next(steps)).metrics().loss
-
-    return step
+    return lambda: step(run, *next(steps)).metrics().loss
 
 
 def plain(model: Model, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]) -> Callable:

@@ -19,7 +19,7 @@ from parallelism.pipeline.driver import Pipeline
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.stage import Batch, Stage, cut
-from training.gpt import gpt2_layers
+from training.parallel.gpt import gpt2_layers
 
 Result = tuple[float, dict[str, Tensor]]  # loss and gradients
 

@@ -26,13 +26,14 @@ import collectives
 from collectives.bench.constants import speeds
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
-from models.data import load_tokens
 from parallelism.pipeline.stage import Batch
 from parallelism.planner import Machine, ParallelLayout, PlannedLayout, TrainingJob, best
 from parallelism.planner.presets import shape_of
 from parallelism.planner.ranks import machine
-from training.config import Config
-from training.run import TrainingRun
+from training.data.tokens import load_tokens
+from training.loop import step
+from training.parallel.run import TrainingRun
+from training.settings.config import Config
 
 RANKS = 4
 LAYOUTS = {
@@ -102,7 +103,7 @@ def timed(run: TrainingRun, iteration: int, batches: list[Batch]) -> float:
     """Return the slowest rank's seconds."""
     MPI.COMM_WORLD.Barrier()
     begin = time.perf_counter()
-    run.step(iteration, batches)
+    step(run, iteration, batches)
     return MPI.COMM_WORLD.allreduce(time.perf_counter() - begin, MPI.MAX)
 
 

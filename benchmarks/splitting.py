@@ -36,7 +36,7 @@ from parallelism.placement import shards_of
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.sequence.token_shards import TokenShards
 from parallelism.tensor.sharding_plan import parallelize
-from training.gpt import gpt2_plan
+from training.parallel.gpt import gpt2_plan
 
 RTOL = 1e-4  # float32 sums differ in order
 

@@ -22,8 +22,9 @@ from document import output, table, write
 import collectives
 from collectives.job.launch import start_mpi
 from collectives.job.settings import Parser, positive
-from training.config import Config
-from training.run import TrainingRun
+from training.loop import step
+from training.parallel.run import TrainingRun
+from training.settings.config import Config
 
 
 def write_shards(folder: Path, number: int, mebibytes: float) -> None:
@@ -48,7 +49,7 @@ def measure(comm: collectives.Communicator, data: str, steps: int) -> dict[str, 
             begin_s = time.perf_counter()
             batches = next(inputs)
             waits.append(time.perf_counter() - begin_s)
-            run.step(iteration, batches)
+            step(run, iteration, batches)
             durations.append(time.perf_counter() - begin_s)
         figures = [mebibytes("RssAnon"), mebibytes("RssFile"), 1e3 * statistics.median(waits), 1e3 * max(waits[1:])]
         figures.append(1e3 * statistics.median(durations))

@@ -4,22 +4,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from collectives.job.settings import Range, check
-from models.ranges import (
-    CAPACITY,
-    DROPOUT,
-    EPSILON,
-    EXPERTS,
-    EXPERTS_PER_TOKEN,
-    HEADS,
-    LAYERS,
-    LENGTH,
-    LOSS_WEIGHT,
-    ROPE_FACTOR,
-    ROPE_THETA,
-    VOCABULARY,
-    WIDTH,
-)
 
+HEADS, WIDTH, LENGTH = Range(1, 2**16), Range(1, 2**20), Range(1, 2**24, unit="tokens")
 HIDDEN_UNIT = 64  # a gated MLP's default width is a multiple of this
 
 
@@ -31,9 +17,9 @@ def number(default: Any, values: Range) -> Any:
 class TransformerConfig:
     """Settings common to all model families."""
 
-    vocab_size: int = number(256, VOCABULARY)
+    vocab_size: int = number(256, Range(1, 2**20, unit="tokens"))
     block_size: int = number(128, LENGTH)
-    n_layer: int = number(4, LAYERS)
+    n_layer: int = number(4, Range(1, 1000))
     n_head: int = number(4, HEADS)
     n_embd: int = number(192, WIDTH)
     n_kv_head: int | None = number(None, HEADS)  # key and value heads, each used by several query heads; None: n_head
@@ -60,12 +46,13 @@ class TransformerConfig:
 
 @dataclass(frozen=True)
 class GPTConfig(TransformerConfig):
-    dropout: float = number(0.0, DROPOUT)
+    dropout: float = number(0.0, Range(0, 1, open="below"))
     bias: bool = False
-    num_experts: int = number(0, EXPERTS)  # experts of a mixture in place of each MLP; 0: none
-    experts_per_token: int = number(2, EXPERTS_PER_TOKEN)
-    expert_capacity: float | None = number(None, CAPACITY)  # relative to an expert's mean load; None: no limit
-    balance_loss: float = number(0.0, LOSS_WEIGHT)
+    num_experts: int = number(0, Range(0, 2**14))  # experts of a mixture in place of each MLP; 0: none
+    experts_per_token: int = number(2, Range(1, 2**14))
+    # Relative to an expert's mean load; None: no limit.
+    expert_capacity: float | None = number(None, Range(0, 10**6, open="above"))
+    balance_loss: float = number(0.0, Range(0, 100))
 
     tied: ClassVar[bool] = True
     is_gated: ClassVar[bool] = False
@@ -88,10 +75,10 @@ class GPTConfig(TransformerConfig):
 
 @dataclass(frozen=True)
 class LlamaConfig(TransformerConfig):
-    rope_theta: float = number(10000.0, ROPE_THETA)  # the slowest rotation's period is about 2 pi times this
-    rope_factor: float = number(1.0, ROPE_FACTOR)  # by which slow rotations are slowed further, for longer contexts
+    rope_theta: float = number(10000.0, Range(1, 10**12))  # the slowest rotation's period is about 2 pi times this
+    rope_factor: float = number(1.0, Range(1, 10**6))  # by which slow rotations are slowed further, for longer contexts
     rope_original_length: int = number(8192, LENGTH)  # before scaling: rotations with longer periods are slow
-    norm_eps: float = number(1e-5, EPSILON)  # added to a norm's mean square
+    norm_eps: float = number(1e-5, Range(0, 1, open="above below"))  # added to a norm's mean square
     tied: bool = False  # head and embedding have the same weights
 
     is_gated: ClassVar[bool] = True

@@ -53,7 +53,8 @@ def save_hugging_face(model: Model, directory: str | Path):
         try:
             save_file(to_hugging_face(model), weights, metadata={"format": "pt"})
         except SafetensorError as error:
-            raise OSError(f"{directory / 'model.safetensors'} can't be written: {error}") from None
+            path = directory / "model.safetensors"
+            raise OSError(f"{path} can't be written ({error}): free some space, or use another folder") from None
         shutil.copymode(config, weights)  # safetensors restricts access to the owner
 
 

@@ -40,8 +40,7 @@ from mpi_tests.helpers.launch import environment as surroundings
 from parallelism.planner import __main__ as planner
 from parallelism.planner import flags as planning
 from parallelism.planner.settings import parse
-from training.checks import check
-from training.config import Config
+from training.settings.config import Config
 
 LIMIT_S = 10.0
 PROCESSES = 100  # one case in so many runs as a program
@@ -267,7 +266,7 @@ def in_process(case: Case, words: list[str]) -> None:
     Raises: ValueError or OSError, which the command prints in one line; SystemExit if it has printed an error itself.
     """
     if case.command == "train.py":
-        check(parse(Config, "", words), Topology.from_ids([0] * case.ranks))
+        parse(Config, "", words).checked(Topology.from_ids([0] * case.ranks))
     elif case.command == "planner":
         what = planning.parse_request(words, "")
         model = what.job.model

@@ -29,7 +29,8 @@ NOT_RUN = {
     r"mpi_tests\.rig": "needs network namespaces",
     r"--device cuda|gpu_check": "needs a GPU",
 }
-SMALL = "--max_iters 2 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
+SMALL = "--max_iters 2 --warmup_iters 0 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --micro_batch_size 2"
+SMALL += " --sample_tokens 2"
 TESTS = (
     "make .venv/kernels && source .venv/bin/activate"
     " && python -m pytest mpi_tests/without_ranks/test_schedule.py -k ring"

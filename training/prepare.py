@@ -21,9 +21,9 @@ from tqdm import tqdm
 
 from collectives.job import environment
 from collectives.job.settings import Parser
-from models.text_files import find_files, holds_tokens, read_documents
-from models.token_files import write_llmc
-from models.tokenizer import BYTES, Tokenizer, load_tokenizer, save_tokenizer
+from training.data.text_files import find_files, holds_tokens, read_documents
+from training.data.token_files import write_llmc
+from training.data.tokenizer import BYTES, Tokenizer, load_tokenizer, save_tokenizer
 
 CHUNK_CHARACTERS = 1 << 20  # of documents per task of a process
 tokenizer_of_process: Tokenizer
@@ -84,8 +84,10 @@ def prepare(args: Namespace) -> str:
                 if files and not counts[kind]:
                     raise ValueError(f"{files[0]}: empty; pass a file with text in it")
         save_tokenizer(tokenizer, args.out, tokenizer.vocab_size, dtype.name)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(args.out)
+        if isinstance(error, OSError):
+            raise ValueError(f"out={args.out} can't be written ({error.strerror}): name another folder") from None
         raise
     end = "" if tokenizer.end is None else f" --document_end {tokenizer.end}"
     summary = f"{counts['train']:,} tokens, and {counts['val']:,} to validate on"

@@ -7,42 +7,56 @@ mpirun -n 2 python -m training.sample --from out --prompt "def " --num_samples 3
 from __future__ import annotations
 
 import os
-import sys
 from argparse import Namespace
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import collectives
-from collectives.job import environment
 from collectives.job.settings import Parser, Range
 from models.generate import check, generate
 from models.hf import load_hugging_face
 from models.model import Model
-from models.tokenizer import BYTE_VOCABULARY, BYTES, Tokenizer, load_tokenizer, saved_tokenizer, token_ids
-from training.ranges import SEED, TEXT
+from parallelism.tensor.sharding_plan import parallelize
+from training.data.token_files import TokenSequence
+from training.data.tokenizer import BYTE_VOCABULARY, BYTES, Tokenizer, load_tokenizer, saved_tokenizer, token_ids
+from training.parallel.device import prepare_process
+from training.parallel.family import plan_of
+from training.settings.fields import RunSettings
+from training.settings.ranges import SEED, TEXT
 
 SAMPLES = Range(1, 1000)
 
 
+def sample(model: Model, prompt: np.ndarray | TokenSequence, config: RunSettings, tokenizer: Tokenizer) -> str:
+    """Return a continuation of some tokens, as text or token ids, or a line with the reason why there is none."""
+    start = torch.from_numpy(np.asarray(prompt, np.int64))[None].to(config.device)  # (1, seq)
+    generator = torch.Generator(config.device).manual_seed(config.seed)
+    model.eval()
+    try:
+        tokens = generate(model, start, config.sample_tokens, 0.8, top_k=50, generator=generator)
+    except ValueError as error:
+        return f"no sample: {error}"
+    return tokenizer.decode(tokens[0].tolist())
+
+
 def main() -> None:
     comm = collectives.world()
-    if comm.rank:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # other ranks are silent  # noqa: SIM115
-    torch.set_num_threads(environment.threads_per_rank())
+    prepare_process(comm)
     with comm.agreed():
         args = parse()
-        gpt = load_hugging_face(args.directory).eval()
-        tokenizer = tokenizer_of(Path(args.directory), gpt, args.tokenizer)
-        prompt = torch.tensor([encode(tokenizer, args.prompt, gpt)])  # (1, seq)
+        model = load_hugging_face(args.directory).eval()
+        tokenizer = tokenizer_of(Path(args.directory), model, args.tokenizer)
+        prompt = torch.tensor([encode(tokenizer, args.prompt, model)])  # (1, seq)
     if comm.size > 1:
-        split(gpt, comm)
+        split(model, comm)
     for number in range(args.num_samples):
         generator = torch.Generator().manual_seed(args.seed + number)
         tokens = generate(
-            gpt, prompt, args.num_tokens, args.temperature, args.top_k, args.top_p, generator, comm.broadcast
+            model, prompt, args.num_tokens, args.temperature, args.top_k, args.top_p, generator, comm.broadcast
         )
         print(f"{'---' + os.linesep if number else ''}{tokenizer.decode(tokens[0].tolist())}", flush=True)
 
@@ -68,12 +82,12 @@ def parse() -> Namespace:
     return args
 
 
-def tokenizer_of(folder: Path, gpt: Model, name: str | None) -> Tokenizer:
+def tokenizer_of(folder: Path, model: Model, name: str | None) -> Tokenizer:
     """Return the requested tokenizer, or the folder's, or bytes or token ids, depending on the vocabulary's size.
 
     Raises: ValueError for a tokenizer with more tokens than the model.
     """
-    vocab_size = gpt.config.vocab_size
+    vocab_size = model.config.vocab_size
     tokenizer = load_tokenizer(name) if name else saved_tokenizer(folder)
     if tokenizer is None:
         tokenizer = load_tokenizer(BYTES) if vocab_size == BYTE_VOCABULARY else token_ids(vocab_size)
@@ -82,7 +96,7 @@ def tokenizer_of(folder: Path, gpt: Model, name: str | None) -> Tokenizer:
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, prompt: str, gpt: Model) -> list[int]:
+def encode(tokenizer: Tokenizer, prompt: str, model: Model) -> list[int]:
     """Return the prompt's tokens.
 
     Raises: ValueError for an empty prompt, or tokens that the model lacks.
@@ -90,19 +104,16 @@ def encode(tokenizer: Tokenizer, prompt: str, gpt: Model) -> list[int]:
     ids = [int(token) for token in tokenizer.encode(prompt)]
     if not ids:
         raise ValueError(f"prompt={prompt!r} has no tokens: pass some text to go on from")
-    if not 0 <= min(ids) <= max(ids) < gpt.config.vocab_size:
-        raise ValueError(f"prompt={prompt!r}: tokens must be from 0 to {gpt.config.vocab_size - 1}")
+    if not 0 <= min(ids) <= max(ids) < model.config.vocab_size:
+        raise ValueError(f"prompt={prompt!r}: tokens must be from 0 to {model.config.vocab_size - 1}")
     return ids
 
 
-def split(gpt: Model, comm: collectives.Communicator) -> None:
+def split(model: Model, comm: collectives.Communicator) -> None:
     """Split attention and MLPs over the ranks; embeddings and experts are replicated.  Collective."""
-    from parallelism.tensor.sharding_plan import parallelize
-    from training.family import plan_of
-
     whole = ("transformer.wte", "lm_head", "loss", "transformer.h.*.mlp")
     with redirect_stdout(None):
-        parallelize(gpt, {name: each for name, each in plan_of(gpt.config).items() if name not in whole}, comm)
+        parallelize(model, {name: each for name, each in plan_of(model.config).items() if name not in whole}, comm)
 
 
 if __name__ == "__main__":

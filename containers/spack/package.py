@@ -18,7 +18,7 @@ class PyHandwrittenCollectives(PythonPackage):
 
     variant("torch", default=False, description="Collectives on torch tensors, and torch.distributed's backend")
     variant("plots", default=False, description="Charts of benchmarks and of training")
-    variant("train", default=False, description="Training; implies torch and plots")
+    variant("train", default=False, description="What training from a checkout needs; implies torch and plots")
 
     depends_on("python@3.11:", type=("build", "run"))
     depends_on("py-setuptools@77:", type="build")

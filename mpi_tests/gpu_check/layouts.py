@@ -18,8 +18,8 @@ import collectives
 from collectives.job import environment
 from mpi_tests.gpu_check.mixes import MIXES, Mix
 from parallelism.planner.settings import parse
-from training.config import Config
-from training.main import train
+from training.loop import train
+from training.settings.config import Config
 
 
 def losses(comm: collectives.Communicator, mix: Mix, device: str, iterations: int) -> list[float]:

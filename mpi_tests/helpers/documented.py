@@ -5,8 +5,8 @@ import shlex
 
 from mpi_tests.helpers.launch import ROOT
 from parallelism.planner.settings import parse
-from training.config import Config
-from training.main import train
+from training.loop import train
+from training.settings.config import Config
 
 COMMAND = re.compile(r"mpirun -n (\d+) python (?:train\.py|-m training) ?(.*)")
 # Appended to a command, these flags override its own sizes.

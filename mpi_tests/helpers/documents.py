@@ -27,7 +27,7 @@ FILES = r"--(data|config|checkpoint_dir|resume|init_from|report|trace|tensorboar
 IN_RANKS = "with_ranks/test_features.py::test_every_command_trains"
 IN_FOLDER = "with_ranks/test_features.py::test_commands_that_read_and_write_files"
 # Flags that make a command small; the last of repeated flags counts.
-TINY_MODEL = "--max_iters 2 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --sample_tokens 2"
+TINY_MODEL = "--max_iters 2 --warmup_iters 0 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --sample_tokens 2"
 IN_SMALL = {
     r"train\.py|-m training( |$)": f"{TINY_MODEL} --val_fraction 0.002",
     r"train\.py .*--config": "--micro_batch_size 2 --global_batch_size 4",

@@ -18,7 +18,8 @@ from typing import Any
 
 import collectives
 from mpi_tests.helpers.trained import config
-from training.run import TrainingRun
+from training.loop import step
+from training.parallel.run import TrainingRun
 
 ROOT = Path(collectives.__file__).parent.parent
 PACKAGES = ("parallelism", "training", "collectives")
@@ -48,7 +49,7 @@ def crossed(run: TrainingRun, inputs: Any) -> Counter[str]:
 
     sys.setprofile(record)
     try:
-        run.step(2, inputs)
+        step(run, 2, inputs)
     finally:
         sys.setprofile(None)
     return times
@@ -57,7 +58,7 @@ def crossed(run: TrainingRun, inputs: Any) -> Counter[str]:
 def main() -> None:
     comm = collectives.world()
     with TrainingRun(config(comm.size), comm) as run, closing(run.inputs()) as inputs:
-        run.step(1, next(inputs)).metrics()
+        step(run, 1, next(inputs)).metrics()
         times = crossed(run, next(inputs))
     if comm.rank == 0:
         print(f"a gradient crosses {len(times)} files:")

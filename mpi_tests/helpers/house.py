@@ -69,6 +69,8 @@ PARALLEL = (
 SCHEDULES = ("lazy", "step", "pipeline schedules")
 DIVIDED = ("sequence", "experts", "tensor")
 PARALLELISM = (*PARALLEL, *DIVIDED, "pipeline schedules", "pipeline", "checkpoint", "planner", "parallelism")
+BELOW_TRAINING = (*ALL, "torch", *PARALLELISM, "models")
+ROOMS = ("layouts", "ranges", "tokens", "optimizers", "fields", "optim", "reports", "parallel", "config")
 FLOORS = {
     "pure": Floor(("collectives.algorithms", *PURE), without=MPI_AND_ARRAYS),
     "choice": Floor(("collectives.runtime.choose",), imports=BELOW, without=MPI_AND_ARRAYS),
@@ -88,7 +90,28 @@ FLOORS = {
         imports=(*ALL, "simulation", "torch", "programs", "charts", "surroundings"),
     ),
     "models": Floor(("models",), imports=("settings",), without=("mpi4py",)),
-    "training": Floor(("training",), imports=(*ALL, "torch", *PARALLELISM, "models", "charts", "surroundings")),
+    "layouts": Floor(
+        tuple(f"training.parallel.{name}" for name in ("gpt", "llama", "family", "fused")),
+        imports=(*ALL, *PARALLELISM, "models"),
+    ),
+    "ranges": Floor(("training.settings.ranges",), imports=BELOW_TRAINING),
+    "tokens": Floor(("training.data",), imports=(*BELOW_TRAINING, "ranges")),
+    "optimizers": Floor(
+        tuple(f"training.optim.{name}" for name in ("optimizer", "muon", "sgd", "learning_rate")),
+        imports=BELOW_TRAINING,
+    ),
+    "fields": Floor(
+        tuple(f"training.settings.{name}" for name in ("fields", "derived")),
+        imports=(*BELOW_TRAINING, "layouts", "ranges", "tokens", "optimizers"),
+    ),
+    "optim": Floor(("training.optim",), imports=(*BELOW_TRAINING, "optimizers", "fields")),
+    "reports": Floor(("training.reports",), imports=(*BELOW_TRAINING, "fields", "charts", "surroundings")),
+    "parallel": Floor(("training.parallel",), imports=(*BELOW_TRAINING, "layouts", "fields", "tokens")),
+    "config": Floor(
+        ("training.settings",), imports=(*BELOW_TRAINING, "layouts", "tokens", "optimizers", "fields", "parallel")
+    ),
+    "run": Floor(("training.parallel.run",), imports=(*BELOW_TRAINING, *ROOMS, "surroundings")),
+    "training": Floor(("training",), imports=(*BELOW_TRAINING, *ROOMS, "run", "charts")),
     **{
         name: Floor((f"parallelism.{name}",), imports=(*ALL, *PARALLEL[:number]))
         for number, name in enumerate(PARALLEL)
@@ -117,7 +140,6 @@ FLOORS = {
     ),
 }
 
-LAX = ("training",)  # packages whose circles count only imports of modules when these are imported
 SAME_CLASS: dict[str, str] = {}  # class names that several files may define, with the reason
 
 
@@ -127,7 +149,6 @@ class Import(NamedTuple):
     module: str
     name: str | None
     line: int
-    at_import: bool  # whether it runs when its own module is imported, not when a function is called
     for_types: bool  # beneath TYPE_CHECKING
 
 
@@ -155,22 +176,21 @@ class Module(NamedTuple):
         return {node.name: node.lineno for node in self.syntax.body if isinstance(node, ast.ClassDef)}
 
     def imports(self) -> Iterator[Import]:
-        return self._imports(self.syntax.body, at_import=True, for_types=False)
+        return self._imports(self.syntax.body, for_types=False)
 
-    def _imports(self, nodes: Iterable[ast.AST], at_import: bool, for_types: bool) -> Iterator[Import]:
+    def _imports(self, nodes: Iterable[ast.AST], for_types: bool) -> Iterator[Import]:
         for node in nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    yield Import(alias.name, None, node.lineno, at_import, for_types)
+                    yield Import(alias.name, None, node.lineno, for_types)
             elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    yield Import(self._absolute(node), alias.name, node.lineno, at_import, for_types)
+                    yield Import(self._absolute(node), alias.name, node.lineno, for_types)
             elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-                yield from self._imports(node.body, at_import, for_types=True)
-                yield from self._imports(node.orelse, at_import, for_types)
+                yield from self._imports(node.body, for_types=True)
+                yield from self._imports(node.orelse, for_types)
             else:
-                is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-                yield from self._imports(ast.iter_child_nodes(node), at_import and not is_function, for_types)
+                yield from self._imports(ast.iter_child_nodes(node), for_types)
 
     def _absolute(self, node: ast.ImportFrom) -> str:
         package = self.name.split(".") if self.is_package else self.name.split(".")[:-1]
@@ -200,8 +220,7 @@ class House:
     def imported_with(self, module: Module) -> set[str]:
         """Return the modules that a module imports, and their packages; its own packages only if it names them."""
         around = {module.name, *packages_around(module.name)}
-        is_lax = module.name.partition(".")[0] in LAX
-        targets = {self.target(i) for i in module.imports() if not is_lax or (i.at_import and not i.for_types)}
+        targets = {self.target(each) for each in module.imports()}
         more = {package for target in targets for package in packages_around(target)} - around
         return (targets | more) & self.modules.keys()
 

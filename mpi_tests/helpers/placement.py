@@ -150,7 +150,7 @@ def pretending(monkeypatch) -> Iterator[Placement]:
     monkeypatch.setattr(views, "device", lambda name: memory if is_device(name) else own_device(name))
     monkeypatch.setattr(views, "flat_torch", flat_torch)
     monkeypatch.setattr("parallelism.buffers.arena.to_torch", seen_by_torch)
-    monkeypatch.setattr("training.run.own_device", lambda name, comm: name)
+    monkeypatch.setattr("training.parallel.run.own_device", lambda name, comm: name)
     run_backward = torch.autograd._engine_run_backward
 
     def backward(*args, **kwargs):

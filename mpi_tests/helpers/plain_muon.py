@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import torch
 
 from models.gpt import GPT
-from models.optimizer import BETAS, decay_groups
+from training.optim.optimizer import BETAS, decay_groups
 
 
 @contextmanager

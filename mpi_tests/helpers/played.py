@@ -17,7 +17,7 @@ from parallelism.pipeline.balance import balance
 from parallelism.pipeline.stage import Batch, cut, within
 from parallelism.step.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 from parallelism.tensor.sharding_plan import parallelize
-from training.gpt import gpt2_layers, gpt2_plan
+from training.parallel.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=8, n_head=4, n_embd=16, bias=True, n_kv_head=2)
 DROPPING = replace(CONFIG, n_layer=9, dropout=0.2)

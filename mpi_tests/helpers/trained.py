@@ -6,20 +6,23 @@ from dataclasses import replace
 from functools import cache
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from safetensors.numpy import load_file
 
-from models.data import TokenWindows, load_tokens, split
 from models.gpt import GPT
 from models.hf import to_hugging_face
-from models.learning_rate import learning_rate
 from models.mixture import balance, routers
 from parallelism.data.sampler import DistributedSampler
-from training.config import Config, make_model
-from training.main import train
+from training.data.tokens import TokenWindows, load_tokens, split
+from training.loop import train
+from training.optim.learning_rate import learning_rate
+from training.reports.facts import RunFacts
+from training.settings.config import Config
+from training.settings.derived import make_model
 
 GLOBAL_BATCH = 24
 TEXT = Path(__file__).parents[2] / "LICENSE"  # the default text would be another with each version of Python
@@ -46,7 +49,18 @@ class Outcome(NamedTuple):
 def config(dp_size: int, **changes) -> Config:
     """Return this file's config with changes, with the same global batch size for any `dp_size`."""
     micro_batch_size = GLOBAL_BATCH // dp_size // changes.get("num_micro_batches", 1)
-    return replace(SMALL, **{"micro_batch_size": micro_batch_size, **changes})
+    warmup_iters = min(SMALL.warmup_iters, changes.get("max_iters", SMALL.max_iters))
+    return replace(SMALL, **{"micro_batch_size": micro_batch_size, "warmup_iters": warmup_iters, **changes})
+
+
+def facts(first: int = 1, vocab_size: int = 64, **settings) -> RunFacts:
+    """Return what the sinks of a run on one rank know."""
+    return RunFacts(
+        Config(**settings), data="text", num_tokens=9, vocab_size=vocab_size, family="GPT", num_params=8, batch_size=4,
+        num_micro_batches=1, lengths={"dp": 1, "pp": 1, "sp": 1, "tp": 1}, attention="", schedule="", num_stages=1,
+        source="", first=first, out_dir="", surroundings={},
+        profiler=SimpleNamespace(steps=[], planned=None, happened=[]),
+    )  # fmt: skip
 
 
 def on(comm, **changes) -> Outcome:

@@ -4,7 +4,6 @@ import numpy as np
 import torch
 
 from models.gpt import GPT, GPTConfig
-from models.optimizer import adamw
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.non_finite import GradientMonitor, StepGuard
@@ -14,7 +13,8 @@ from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.stage import Batch, within
 from parallelism.step.local_parameters import tied_names
 from parallelism.tensor.sharding_plan import parallelize
-from training.gpt import gpt2_layers, gpt2_plan
+from training.optim.optimizer import adamw
+from training.parallel.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=2, n_embd=32, bias=True)
 

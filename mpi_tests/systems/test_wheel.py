@@ -12,17 +12,13 @@ import pytest
 from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, watched
 
 pytestmark = pytest.mark.shares_cores
-PACKAGES = ("collectives", "models", "parallelism", "teaching", "training")
+PACKAGES = ("collectives", "parallelism")
 FILES = {  # files that programs read
     "collectives/arrays": "*.cu",
     "collectives/bench": "*.[cj]s*",
     "parallelism/planner/configs": "*.toml",
     "collectives/job/hostfiles": "*",
-    "teaching/page": "*.[chj][st]*",
-    "teaching/page/scenes": "*.js",
 }
-SMALL = "--max_iters 2 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --micro_batch_size 2 --sample_tokens 2"
-SMALL += " --val_fraction 0.002 --out_dir out"
 
 
 @pytest.fixture(scope="module")
@@ -76,32 +72,19 @@ def test_it_holds_what_programs_read(wheel):
         assert expected, folder
         assert expected <= names
     assert {f"{package}/__init__.py" for package in PACKAGES} <= names
-    assert not [name for name in names if name.startswith(("mpi_tests", "benchmarks", "train.py"))]
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {*PACKAGES}
 
 
 def test_its_scripts_and_license_are_named(wheel):
     archive = zipfile.ZipFile(wheel)
     texts = {Path(name).name: archive.read(name).decode() for name in archive.namelist() if ".dist-info/" in name}
-    assert "collectives-train = training.__main__:main" in texts["entry_points.txt"]
+    assert "collectives-planner = parallelism.planner.__main__:main" in texts["entry_points.txt"]
+    assert "training" not in texts["entry_points.txt"]
     assert "Apache License" in texts["LICENSE"]
     assert "License-Expression: Apache-2.0" in texts["METADATA"]
 
 
-def test_it_trains_on_ranks(site, tmp_path):
-    words = ["-n", 2, sys.executable, "-m", "training", "--config", "small", *SMALL.split()]
-    assert "iter 2/2" in outside(site, tmp_path, find_mpirun(), *words)
-    assert (tmp_path / "out" / "model.safetensors").exists()
-
-
-def test_a_text_is_continued_as_training_says(site, tmp_path):
-    output = outside(site, tmp_path, sys.executable, "-m", "training", *SMALL.split())
-    command = re.search(r"^for more: python (.*)$", output, re.MULTILINE)[1].split()
-    assert outside(site, tmp_path, sys.executable, *command, "--prompt", "def ").startswith("def ")
-
-
-@pytest.mark.parametrize(
-    "module", ["training", "training.sample", "collectives.bench", "parallelism.planner", "teaching.page"]
-)
+@pytest.mark.parametrize("module", ["collectives.bench", "parallelism.planner"])
 def test_help_names_the_program_as_it_was_started(site, tmp_path, module):
     assert f"usage: python -m {module} " in outside(site, tmp_path, sys.executable, "-m", module, "--help")
 
@@ -141,7 +124,8 @@ print(f"loss {loss.item():.5f}")
 
 
 def test_a_folder_with_models_and_training_of_its_own_trains_and_plans(site, tmp_path):
-    """The packages of a user's own come first; those of the same names here, if installed, are not imported."""
+    """Packages of these names are the user's own; the wheel has none."""
+    assert not [name for name in ("models", "training", "teaching") if (site / name).exists()]
     for name, line in (("models", "STEPS = 3"), ("training", "LR = 0.05")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(line)

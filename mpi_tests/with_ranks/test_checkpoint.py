@@ -15,7 +15,6 @@ import torch
 import parallelism.checkpoint.checkpoints as module
 from collectives import InputError
 from models.gpt import GPTConfig
-from models.optimizer import adamw
 from mpi_tests.helpers.models import randomized
 from parallelism.checkpoint import Checkpoints, Extent, Stop, TensorShard, make_states, model_parts, state_parts
 from parallelism.mesh import Mesh
@@ -23,7 +22,8 @@ from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.step.local_parameters import tied_names
 from parallelism.tensor.sharding_plan import parallelize
-from training.gpt import gpt2_layers, gpt2_plan
+from training.optim.optimizer import adamw
+from training.parallel.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=3, n_head=8, n_embd=16, bias=True, n_kv_head=4)
 LAYOUTS = {1: [(1, 1)], 2: [(1, 1), (2, 1), (1, 2)], 4: [(1, 1), (4, 1), (1, 4), (2, 2)]}  # pp, tp

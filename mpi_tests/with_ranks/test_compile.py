@@ -10,8 +10,8 @@ import pytest
 from collectives import InputError
 from mpi_tests.helpers.ranks import IS_PROOF
 from mpi_tests.helpers.trained import by_torch, check_same, config, on
-from training import compiling
-from training.main import train
+from training.loop import train
+from training.parallel import compiling
 
 LAYOUTS = {"stage 3": {"zero_stage": 3}}
 if IS_PROOF:

@@ -6,7 +6,7 @@ import torch
 from mpi_tests.helpers.models import CONFIG, TARGETS, TOKENS, close, each_mode, part, plain_gradients, randomized
 from parallelism.step.deferred import WeightGradients, deferring
 from parallelism.tensor.sharding_plan import parallelize
-from training.gpt import gpt2_plan
+from training.parallel.gpt import gpt2_plan
 
 
 @pytest.mark.sizes(1, 2, 4)

@@ -12,7 +12,7 @@ from models.mixture import LocalRouting, routers
 from mpi_tests.helpers.models import close, each_mode, random_tokens, randomized
 from parallelism import ExpertExchange, ExpertParallel, Mesh, Within, parallelize
 from parallelism.placement import shards_of
-from training.gpt import gpt2_plan
+from training.parallel.gpt import gpt2_plan
 
 NODES = {1: "1x1", 2: "2x1", 4: "2x2", 5: "2x3", 8: "4x2"}  # by size; with 5 ranks, the last node has fewer
 WIDTH, CHOICES, PER_RANK = 6, 3, 4

@@ -12,8 +12,9 @@ from mpi_tests.helpers.ranks import IS_PROOF
 from mpi_tests.helpers.trained import by_torch, config, on, plain_steps
 from parallelism.pipeline.schedule import registry
 from parallelism.placement import shards_of
-from training.config import make_model
-from training.run import TrainingRun
+from training.loop import step
+from training.parallel.run import TrainingRun
+from training.settings.derived import make_model
 
 MIXTURE = {"num_experts": 8, "dtype": "float64", "balance_loss": 0.1, "grad_clip": 0.5}
 LAYOUTS = {
@@ -114,9 +115,9 @@ def test_losses_and_all_gradients_are_the_plain_mixtures_in_layouts_drawn_at_ran
         run.clip = checked_clip
         numel = sum(piece.numel() for piece in run.masters.pieces.values())
         every = shard.all_reduce(np.array([numel]))[0] if shard else numel
-        assert every == sum(p.numel() for p in run.gpt.parameters())  # no gradient is missing
+        assert every == sum(p.numel() for p in run.model.parameters())  # no gradient is missing
         for iteration, (batches, _) in enumerate(zip(inputs, expected, strict=False), 1):
-            losses.append(run.step(iteration, batches).metrics().loss)
+            losses.append(step(run, iteration, batches).metrics().loss)
     np.testing.assert_allclose(losses[:EXACT_STEPS], [step.loss for step in expected[:EXACT_STEPS]], rtol=1e-10)
     np.testing.assert_allclose(losses, [step.loss for step in expected], rtol=1e-5)
     comm.free()

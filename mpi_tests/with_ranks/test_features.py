@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import training.main
+import training.loop
 from mpi_tests.helpers import documents
 from mpi_tests.helpers.documented import COMMAND, code, losses, rows
 from mpi_tests.helpers.ranks import poll
 from parallelism.planner.settings import parse
-from training.config import Config
+from training.settings.config import Config
 
 CELLS = [cell for page in ("features.md", "coming-from.md") for _, (_, *cells) in rows(page) for cell in cells]
 IN_CELLS = {match.groups() for cell in CELLS for part in code(cell)[:1] if (match := COMMAND.match(part))}
 IN_BLOCKS = {COMMAND.match(each.text).groups() for each in documents.COMMANDS if each.elsewhere == documents.IN_RANKS}
-IN_HELP = {match.groups() for line in training.main.__doc__.splitlines() if (match := COMMAND.match(line))}
+IN_HELP = {match.groups() for line in training.loop.__doc__.splitlines() if (match := COMMAND.match(line))}
 COMMANDS = sorted(IN_CELLS | IN_BLOCKS | IN_HELP)
 
 
@@ -65,7 +65,7 @@ def check_that_it_trains(mpi_comm, num_ranks, flags):
     part = mpi_comm.Split(mpi_comm.rank < num_ranks)
     if mpi_comm.rank < num_ranks:
         comm = Communicator(part)
-        _, records = training.main.train(parse(Config, "", flags), comm)
+        _, records = training.loop.train(parse(Config, "", flags), comm)
         comm.free()
         steps = {record["iter"]: record["loss"] for record in records if "loss" in record}
         assert comm.rank or list(steps) == ([3] if "--resume" in flags else [1, 2]), flags

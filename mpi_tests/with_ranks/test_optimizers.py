@@ -8,11 +8,11 @@ import torch
 
 from collectives import InputError
 from models.config import GPTConfig, LlamaConfig
-from models.optimizer import decay_groups
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.plain_muon import PlainMuon
 from mpi_tests.helpers.trained import SMALL, by_torch, check_bits, on, on_first
-from training.optimizing import rows_of
+from training.optim.make import rows_of
+from training.optim.optimizer import decay_groups
 
 MUON = {"optimizer": "muon", "muon_lr": 0.05}
 SGD = {"optimizer": "sgd", "momentum": 0.8}

@@ -24,7 +24,7 @@ from parallelism.pipeline.trace import SpanRecorder
 from parallelism.step.actions import WEIGHTS
 from parallelism.step.events import Listener
 from parallelism.tensor.sharding_plan import parallelize
-from training.gpt import gpt2_layers, gpt2_plan
+from training.parallel.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=16 if IS_PROOF else 8, n_head=2, n_embd=8, bias=True)
 SEQ = 6

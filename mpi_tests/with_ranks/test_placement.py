@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mpi_tests.helpers.placement import pretending
-from training.config import Config
-from training.main import train
+from training.loop import train
+from training.settings.config import Config
 
 pytestmark = [
     pytest.mark.sizes(1),
@@ -39,10 +39,10 @@ def test_memories_do_not_meet(comm, monkeypatch):
 def test_training(comm, monkeypatch, tmp_path):
     for changes in ALONE:
         config = replace(SMALL, **changes)
-        monkeypatch.setattr("training.staged.fuse", lambda model: None)  # the host's kernels
-        want = weights(train(config, comm).gpt)
+        monkeypatch.setattr("training.parallel.staged.fuse", lambda model: None)  # the host's kernels
+        want = weights(train(config, comm).model)
         with pretending(monkeypatch) as placement:
-            gpt = train(replace(config, device="cuda"), comm).gpt
+            gpt = train(replace(config, device="cuda"), comm).model
             assert all(placement.has(p) for p in gpt.parameters())
             actual = [p.cpu() for p in gpt.parameters()]
         monkeypatch.undo()

@@ -13,8 +13,9 @@ from mpi_tests.helpers.trained import config
 from parallelism.planner import Machine, ParallelLayout, TrainingJob, best, counts
 from parallelism.planner.presets import shape_of
 from parallelism.planner.ranks import best_layout
-from training.layout import job_of
-from training.run import TrainingRun
+from training.loop import step
+from training.parallel.run import TrainingRun
+from training.settings.layout import job_of
 
 SMALL = GPTConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
 
@@ -38,7 +39,7 @@ def test_ranks_that_no_layout_fits(comm):
 
 def bytes_in_step(run, batches):
     """Return a rank's bytes in a step: parameters, gradients, optimizer states, activations, expert rows."""
-    own = {p.untyped_storage().data_ptr() for p in run.gpt.parameters()}
+    own = {p.untyped_storage().data_ptr() for p in run.model.parameters()}
     saved = {}
 
     def keep(tensor):
@@ -46,7 +47,7 @@ def bytes_in_step(run, batches):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        run.step(1, batches).metrics()
+        step(run, 1, batches).metrics()
     states = [x for state in run.optimizer.state.values() for kind, x in state.items() if kind != "step"]
     return np.array([
         *(array.nbytes for array in run.replica.arrays),
@@ -97,7 +98,7 @@ def test_memory_of_each_family_is_what_a_run_holds(comm, model, axes):
     settings = config(comm.size // axes.get("tp", 1) // axes.get("sp", 1), **{**shape, **model, **axes})
     with TrainingRun(settings, comm) as run, closing(run.inputs()) as inputs:
         measured = bytes_in_step(run, next(inputs))
-        params = sum(p.nbytes for p in run.gpt.parameters())
+        params = sum(p.nbytes for p in run.model.parameters())
         predicted = predict(comm, settings, run)
     assert predicted.parameters == params
     assert measured[3] == pytest.approx(predicted.activations, rel=0.1)
@@ -113,7 +114,7 @@ def test_states_are_what_the_optimizer_keeps(comm, optimizer, axes):
     experts = {"num_experts": 4} if "ep" in axes else {}
     settings = config(comm.size // axes.get("tp", 1), optimizer=optimizer, **experts, **axes)
     with TrainingRun(settings, comm) as run, closing(run.inputs()) as inputs:
-        run.step(1, next(inputs)).metrics()
+        step(run, 1, next(inputs)).metrics()
         states = [x for state in run.optimizer.state.values() for kind, x in state.items() if kind != "step"]
         owners = run.optimizer.optimizers[0].apply if optimizer == "muon" else None
         exchanges = [owners.collecting, owners.returning] if owners else []

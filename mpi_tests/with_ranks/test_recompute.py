@@ -10,7 +10,7 @@ from mpi_tests.helpers.models import close, each_mode, random_tokens, randomized
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.step.deferred import WeightGradients, deferring
 from parallelism.tensor.sharding_plan import parallelize
-from training.gpt import MODES, gpt2_plan, recompute_model
+from training.parallel.gpt import MODES, gpt2_plan, recompute_model
 
 TOKENS, TARGETS = random_tokens(2, 8), random_tokens(2, 8, seed=1)
 each_kind = pytest.mark.parametrize("mode", MODES)

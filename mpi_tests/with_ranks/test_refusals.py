@@ -7,9 +7,9 @@ import pytest
 
 from collectives import InputError
 from mpi_tests.helpers.folders import shared_folder
-from training.config import Config
-from training.layout import laid_out
-from training.run import TrainingRun
+from training.parallel.run import TrainingRun
+from training.settings.config import Config
+from training.settings.layout import planned
 
 pytestmark = pytest.mark.sizes(2, 3)
 
@@ -45,14 +45,14 @@ def test_by_every_rank(comm, folder):
 def test_by_the_last_rank_alone(comm, folder):
     last, out_dir = comm.size - 1, str(folder / "out")
     data = ["no-such-file.txt"] if comm.rank == last else []
-    for begin in (TrainingRun, laid_out):
+    for begin in (TrainingRun, planned):
         words = refusal(comm, begin, data=data, out_dir=out_dir)
         assert words == f"rank {last}: no-such-file.txt: no such file; check the path"
     assert not Path(out_dir).exists()
 
 
 def test_by_the_planner_which_keeps_what_the_settings_say(comm):
-    words = refusal(comm, laid_out, tp=5)
+    words = refusal(comm, planned, tp=5)
     assert words.startswith(f"rank 0: no layout of {comm.size} ranks: none has tp=5: use axes whose product divides")
 
 

@@ -7,7 +7,7 @@ from models.gpt import GPTConfig
 from mpi_tests.helpers.models import close, part, random_tokens, randomized
 from parallelism import Mesh, SequenceAttention, SequenceParallel, parallelize
 from parallelism.numerics.dropout import BatchPosition
-from training.gpt import gpt2_plan
+from training.parallel.gpt import gpt2_plan
 
 BATCH = 2
 LENGTHS = pytest.mark.sizes(1, 2, 4, proof=(3, 8))

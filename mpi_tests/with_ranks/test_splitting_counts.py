@@ -17,7 +17,7 @@ from models.gpt import GPT, GPTConfig
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.tensor.sharding_plan import parallelize
-from training.gpt import gpt2_plan
+from training.parallel.gpt import gpt2_plan
 
 BATCH, SEQ, N_EMBD, N_HEAD, N_KV_HEAD = 2, 768, 192, 24, 8
 WIDTH_BYTES = 4 * N_EMBD

@@ -8,12 +8,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from collectives import InputError
-from models.report import TrainingReport
 from mpi_tests.helpers.trained import config
 from parallelism.checkpoint import Checkpoints
-from training.main import train
-from training.pending import LateReport
-from training.run import TrainingRun
+from training.loop import step, train
+from training.parallel.run import TrainingRun
+from training.reports.log import RunLog
+from training.reports.pending import LateReport
 
 READING = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2", "item")
 
@@ -62,9 +62,9 @@ def check_reads(comm, reads, changes):
             batches = next(inputs)
             reads.names.clear()
             with reads:
-                step = run.step(iteration, batches)
+                pending = step(run, iteration, batches)
             assert reads.names == []
-            assert math.isfinite(step.metrics().loss)
+            assert math.isfinite(pending.metrics().loss)
             assert reads.names == ["tolist"]
 
 
@@ -99,7 +99,7 @@ class LateReadback:
 def events(monkeypatch):
     """Record the actions of a run's readback on a device in order."""
     events = []
-    monkeypatch.setattr("training.run.Readback", lambda x: LateReadback(x, events))
+    monkeypatch.setattr("training.loop.Readback", lambda x: LateReadback(x, events))
     return events
 
 
@@ -109,7 +109,7 @@ def test_numbers_of_a_step_are_read_when_the_next_one_has_been_begun(comm, event
     with TrainingRun(config(comm.size), comm) as run:
         steps = LateReport(reported.append)
         for iteration, batches in zip((1, 2, 3), run.inputs(), strict=False):
-            steps.add(run.step(iteration, batches))
+            steps.add(step(run, iteration, batches))
             assert [metrics.iter for metrics in reported] == list(range(1, iteration))
         steps.flush()
         steps.flush()
@@ -120,7 +120,7 @@ def test_numbers_of_a_step_are_read_when_the_next_one_has_been_begun(comm, event
         expected = []
         steps = LateReport(expected.append)
         for iteration, batches in zip((1, 2, 3), run.inputs(), strict=False):
-            steps.add(run.step(iteration, batches))
+            steps.add(step(run, iteration, batches))
             assert len(expected) == iteration  # of the host, at once
     assert [(m.loss, m.grad_norm) for m in reported] == [(m.loss, m.grad_norm) for m in expected]
 
@@ -133,13 +133,13 @@ def test_steps_are_reported_before_what_comes_after_them(comm, events, monkeypat
         method = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, **kwargs: events.append(name) or method(*args, **kwargs))
 
-    note(TrainingReport, "iteration")
-    note(TrainingReport, "validation")
+    note(RunLog, "step")
+    note(RunLog, "validation")
     note(Checkpoints, "save")
     changes = {"eval_interval": 3, "max_iters": 4, "checkpoint_interval": 2, "checkpoint_dir": str(tmp_path)}
     train(config(1, **changes), comm)
-    late = ["begin to copy", "begin to copy", "read", "iteration", "read", "iteration", "save"]
-    at_once = ["begin to copy", "read", "iteration", "validation"]
+    late = ["begin to copy", "begin to copy", "read", "step", "read", "step", "save"]
+    at_once = ["begin to copy", "read", "step", "validation"]
     assert events == [*late, *at_once, *at_once, "save"]
 
 
@@ -153,11 +153,11 @@ def test_a_run_stops_for_a_step_that_is_read_late(comm, events):
     with TrainingRun(config(comm.size, lr=1.0), comm) as run:
         assert (run.guard.monitor is run.clip) == (comm.size == 1)
         inputs, steps = run.inputs(), LateReport(lambda metrics: None)
-        steps.add(run.step(1, next(inputs)))
+        steps.add(step(run, 1, next(inputs)))
         weights = list(run.masters.pieces.values())
         before = [piece.clone() for piece in weights]
         weights[0].register_hook(lambda gradient: gradient * (math.nan if comm.rank == last else 1))
-        steps.add(run.step(2, next(inputs)))
+        steps.add(step(run, 2, next(inputs)))
         assert all(torch.equal(piece, old) for piece, old in zip(weights, before, strict=True))
         with pytest.raises(InputError, match=rf"step 2: rank {last} has a gradient of transformer\.wte\.weight"):
             steps.flush()

@@ -7,7 +7,7 @@ from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.models import close, each_mode, part, random_tokens, randomized
 from parallelism import ColumnParallel, RowParallel, parallelize
 from parallelism.placement import shard_of
-from training.gpt import gpt2_plan
+from training.parallel.gpt import gpt2_plan
 
 BATCH, SEQ = 2, 8
 WIDTHS = pytest.mark.sizes(1, 2, 4, proof=(8,))

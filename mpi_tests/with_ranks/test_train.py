@@ -20,7 +20,7 @@ import torch
 from safetensors.numpy import load_file
 
 from collectives import Communicator, InputError
-from models import hf, report
+from models import hf
 from models.hf import load_hugging_face, save_hugging_face
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.hugging_face import of_hugging_face
@@ -40,11 +40,11 @@ from parallelism.checkpoint.stop import SIGNALS
 from parallelism.pipeline.schedule.search import search
 from parallelism.planner import presets
 from parallelism.planner.settings import parse
-from training import run as training_run
-from training.config import Config, learning_rate_of
-from training.fused import FusedGate, FusedGELU, FusedRotaryHeads
-from training.main import train
-from training.run import TrainingRun
+from training import loop
+from training.loop import train
+from training.parallel.fused import FusedGate, FusedGELU, FusedRotaryHeads
+from training.parallel.run import TrainingRun
+from training.settings.config import Config
 
 LAST, HALF = SMALL.max_iters, SMALL.max_iters // 2
 
@@ -298,7 +298,7 @@ def test_what_a_run_cannot_go_on_from(comm, folder):
         ({"seed": 8}, "seed was 7, but is 8: resume with the same"),
         ({"n_embd": 16}, "n_embd was 32, but is 16: resume with the same"),
         ({"resume": str(folder)}, str(folder)),
-        ({"checkpoint_dir": ""}, "resume and checkpoint_interval need checkpoints: set checkpoint_dir"),
+        ({"checkpoint_dir": ""}, "resume=auto continues with checkpoints of its own: set checkpoint_dir"),
     ):
         with pytest.raises(InputError, match=re.escape(words)):
             on(comm, **{"checkpoint_dir": str(folder), "resume": "auto", **changes})
@@ -329,7 +329,7 @@ def test_a_full_disk_of_out_dir_stops_no_checkpoint(comm, folder, monkeypatch, c
         whole.append(finished.exists())
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(report, "loss_figure", full)
+    monkeypatch.setattr("training.reports.jsonl.loss_figure", full)
     monkeypatch.setattr(hf, "save_file", full)
     with pytest.raises(InputError, match="No space left on device"):
         on(comm, checkpoint_dir=str(finished.parent), out_dir=str(folder / "out"), max_iters=1)
@@ -351,18 +351,18 @@ FLIPS = {
 @pytest.mark.sizes(2)
 def test_replicas_that_differ_end_the_run(comm, folder, monkeypatch, layout, kind, name):
     """A bit of rank 1's flips after step 4; the previous checkpoint remains the newest."""
-    update = TrainingRun.update
+    step = loop.step
 
-    def update_and_flip(run, lr, loss):
-        result = update(run, lr, loss)
-        if run.optimizer.param_groups[0]["lr"] == learning_rate_of(run.config, 4) and comm.rank == 1:
-            own = run.saving.parts
-            (piece,) = (piece for local, piece in run.masters.pieces.items() if own[local].name == name)
+    def step_and_flip(run, iteration, batches):
+        pending = step(run, iteration, batches)
+        if iteration == 4 and comm.rank == 1:
+            parts, pieces = run.saving.shards.parts, run.masters.pieces.items()
+            (piece,) = (piece for local, piece in pieces if parts[local].name == name)
             tensor = piece if kind == "parameter" else run.optimizer.state[piece][kind]
             tensor.data.view(-1)[3:4].view(torch.int32).bitwise_xor_(1 << 9)
-        return result
+        return pending
 
-    monkeypatch.setattr(TrainingRun, "update", update_and_flip)
+    monkeypatch.setattr(loop, "step", step_and_flip)
     words = refusal(comm, **layout, checkpoint_dir=str(folder), checkpoint_interval=2)
     pattern = (
         rf"{kind} of {name} should be the same .* its CRC-32 is [0-9a-f]{{8}} on rank 0 and [0-9a-f]{{8}} on rank 1: "
@@ -412,7 +412,7 @@ def test_a_checkpoint_of_master_weights_goes_on_in_any_precision(comm, folder):
 @pytest.mark.sizes(2)
 def test_a_loss_that_is_not_finite_stops_the_run(comm, monkeypatch):
     """The learning rate is higher than settings allow."""
-    monkeypatch.setattr("training.run.learning_rate_of", lambda *arguments: 1e30)
+    monkeypatch.setattr("training.loop.learning_rate_of", lambda *arguments: 1e30)
     before = process_state(comm)
     words = r"^step \d: rank 0 has a (loss of nan|gradient of .* that is not finite): lower"
     with pytest.raises(InputError, match=words):
@@ -435,10 +435,10 @@ SPOILT = {
 @pytest.mark.sizes(2)
 def test_a_run_with_weights_that_are_not_finite_ends_on_all_ranks(comm, folder, monkeypatch, layout):
     """The update of step 3 spoils the weights, and later steps are skipped; the checkpoint before is resumed from."""
-    rate, settings = training_run.learning_rate_of, {"max_iters": 8, "non_finite": "skip", **layout}
+    rate, settings = loop.learning_rate_of, {"max_iters": 8, "non_finite": "skip", **layout}
     saving = {"checkpoint_dir": str(folder), "checkpoint_interval": 2}
     with monkeypatch.context() as patch:
-        patch.setattr(training_run, "learning_rate_of", lambda config, i: math.inf if i == 3 else rate(config, i))
+        patch.setattr(loop, "learning_rate_of", lambda config, i: math.inf if i == 3 else rate(config, i))
         words = [refusal(comm, **settings, max_skips=2), refusal(comm, **settings, **saving)]
     assert re.match(r"step 5: .* of max_skips=2 steps .* not finite, nor is transformer\.\S* of rank 0: ", words[0])
     assert re.match(r"(rank \d: )?parameter of transformer\.\S* is not finite, and no checkpoint was", words[1])
@@ -460,7 +460,7 @@ def refusal(comm, **settings):
 
 @pytest.mark.sizes(2)
 def test_no_weights_that_are_not_finite_are_written(comm, folder, monkeypatch):
-    monkeypatch.setattr(training_run, "learning_rate_of", lambda *arguments: math.inf)
+    monkeypatch.setattr(loop, "learning_rate_of", lambda *arguments: math.inf)
     words = refusal(comm, max_iters=1, out_dir=str(folder / "out"))
     assert re.search(r"transformer\.\S* is not finite: no weights are written; lower the learning rate", words)
     comm.barrier()
@@ -491,7 +491,7 @@ def test_a_run_may_begin_with_an_exported_models_weights(comm, folder):
 def test_schedules_are_searched_from_measured_times_and_steps_traced(comm, folder, monkeypatch, capsys):
     """Rank 0 searches for all ranks."""
     trace, searches = folder / "trace.json", []
-    monkeypatch.setattr("training.staged.search", lambda *args: searches.append(args) or search(*args))
+    monkeypatch.setattr("training.parallel.staged.search", lambda *args: searches.append(args) or search(*args))
     settings = {"schedule": "search", "virtual_stages": 2, "max_alive": 3, "balance": "measured", "trace": str(trace)}
     shape = {"n_layer": 4, "max_iters": 4, "num_micro_batches": 4}
     alone = on_first(comm, **shape)
@@ -536,5 +536,5 @@ FUSED = {"gpt2-tiny": {FusedGELU}, "llama-tiny": {FusedGate, FusedRotaryHeads}}
 @pytest.mark.sizes(2)
 def test_elements_are_computed_in_one_pass(comm, model):
     with TrainingRun(config(1, model=model, tp=2), comm) as run:
-        kinds = {type(module) for module in run.gpt.modules() if type(module).__module__ == "training.fused"}
+        kinds = {type(module) for module in run.model.modules() if type(module).__module__ == "training.parallel.fused"}
     assert kinds == FUSED[model]

@@ -27,7 +27,7 @@ from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.numerics.precision import Precision
 from parallelism.pipeline.schedule import registry
-from training.gpt import gpt2_layers, gpt2_plan
+from training.parallel.gpt import gpt2_layers, gpt2_plan
 
 NUM_STEPS = 50 if IS_PROOF else 8
 SAMPLES = 24  # divisible by 1, 2, 3, 4 and 8 ranks

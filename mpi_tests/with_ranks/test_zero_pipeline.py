@@ -22,7 +22,7 @@ from parallelism.placement import fill, wholes
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import memory, model_shards
 from parallelism.step.events import SHARED
-from training.gpt import gpt2_layers, gpt2_plan
+from training.parallel.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=8, n_head=2, n_embd=8, bias=True)
 STEPS, COUNT, SAMPLES = 2, 4, 2  # steps, micro-batches per rank, samples per micro-batch

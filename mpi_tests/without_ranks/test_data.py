@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from models.data import Tokens, TokenWindows, language_reference, load_tokens, split, windows
-from models.token_files import TokenSequence
-from models.tokenizer import save_tokenizer, saved_tokenizer, token_ids
+from training.data.token_files import TokenSequence
+from training.data.tokenizer import save_tokenizer, saved_tokenizer, token_ids
+from training.data.tokens import Tokens, TokenWindows, language_reference, load_tokens, split, windows
 
 
 def write_llmc(path, ids, magic=20240520, version=1, count=None):
@@ -144,7 +144,7 @@ def test_tokens_that_fit_no_vocabulary_are_refused_with_the_readings(tmp_path, d
 
 def test_the_dtype_of_a_large_file_is_that_of_all_its_parts(tmp_path, monkeypatch):
     """A token in the middle, in a part of which a block is read, decides."""
-    monkeypatch.setattr("models.token_files.SAMPLE_BYTES", 64)
+    monkeypatch.setattr("training.data.token_files.SAMPLE_BYTES", 64)
     ids = np.array([3, 0] * 4000)
     path = typed(tmp_path / "a.bin", ids, "uint16")
     with pytest.raises(ValueError, match="its dtype is ambiguous"):

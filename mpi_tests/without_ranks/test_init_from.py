@@ -12,12 +12,12 @@ from collectives.algorithms.groups import Topology
 from models.config import GPTConfig, LlamaConfig
 from models.hf import load_hugging_face, save_hugging_face
 from models.model import make
-from models.tokenizer import save_tokenizer, token_ids
 from mpi_tests.helpers.launch import ROOT
 from parallelism.planner.settings import parse
-from training.checks import check
-from training.config import Config, model_config, tokens_of
+from training.data.tokenizer import save_tokenizer, token_ids
 from training.sample import tokenizer_of
+from training.settings.config import Config
+from training.settings.derived import model_config, tokens_of
 
 SHAPE = {"block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 16}
 SHAPES = {
@@ -45,7 +45,7 @@ def folder_of(tmp_path, shape, seed=5):
 
 def begin(folder, *flags):
     words = ["--init_from", folder, "--data", ROOT / "README.md", "--micro_batch_size", 2, *flags]
-    return check(parse(Config, "", [*map(str, words)]), Topology.from_ids((0,)))
+    return parse(Config, "", [*map(str, words)]).checked(Topology.from_ids((0,)))
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -53,11 +53,11 @@ def test_the_shape_and_the_weights_are_those_of_the_folder(tmp_path, name):
     folder, shape = folder_of(tmp_path, SHAPES[name]), SHAPES[name]
     flags = ["--tokenizer", "bytes"] if shape.vocab_size != 256 else []
     inputs, expected = begin(folder, *flags), load_hugging_face(folder)
-    assert inputs.gpt.config == shape == expected.config
+    assert inputs.model.config == shape == expected.config
     assert inputs.tokens.vocab_size == shape.vocab_size
     weights = dict(expected.named_parameters())
-    assert {*weights} == {name for name, _ in inputs.gpt.named_parameters()}
-    assert all(torch.equal(p, weights[name]) for name, p in inputs.gpt.named_parameters())
+    assert {*weights} == {name for name, _ in inputs.model.named_parameters()}
+    assert all(torch.equal(p, weights[name]) for name, p in inputs.model.named_parameters())
 
 
 @pytest.mark.parametrize("name", ["gpt2 of another width", "llama"])
@@ -71,7 +71,7 @@ def test_settings_that_agree_may_be_repeated(tmp_path, name):
 
 
 def test_a_context_may_be_shorter_and_the_rate_another(tmp_path):
-    config = begin(folder_of(tmp_path, SHAPES["gpt2"]), "--block_size", 4, "--dropout", 0.5).gpt.config
+    config = begin(folder_of(tmp_path, SHAPES["gpt2"]), "--block_size", 4, "--dropout", 0.5).model.config
     assert (config.block_size, config.dropout, config.n_embd) == (4, 0.5, 16)
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from models.learning_rate import learning_rate
+from training.optim.learning_rate import learning_rate
 
 
 @pytest.mark.parametrize(("warmup", "last"), [(10, 100), (0, 7), (5, 5), (1, 2)])

@@ -12,24 +12,29 @@ import pytest
 from numba.core import event
 
 from collectives.runtime.backends import kernels
-from models.report import Metrics, TrainingReport
 from mpi_tests.helpers.launch import ROOT, environment
 from mpi_tests.helpers.pages import Page
-from training import logs
-from training.config import Config
-from training.logs import check_files, check_logs, log_sinks
-from training.prometheus import TextFile
+from mpi_tests.helpers.trained import facts
+from training.reports.html import HTMLReport
+from training.reports.log import RunLog, open_log
+from training.reports.metrics import Metrics
+from training.reports.prometheus import TextFile
+from training.reports.sink import Sink
+from training.settings.config import Config
+from training.settings.paths import check_files, check_logs
 
 RECORDS = [{"iter": 1, "max_iters": 2, "loss": 4.0, "mfu": None}, {"iter": 2, "val_loss": 3.5}]
+
+
+FACTS = facts()
 
 
 def give(rank=0, **settings):
     """Pass the records of a run to the sinks of a rank."""
     comm = SimpleNamespace(rank=rank, agreed=lambda name: nullcontext())
-    with log_sinks(SimpleNamespace(config=Config(**settings), mesh=SimpleNamespace(comm=comm))) as sinks:
+    with open_log(comm, FACTS._replace(config=Config(**settings))) as log:
         for record in RECORDS:
-            for sink in sinks:
-                sink(record)
+            log.record(record)
 
 
 class Recorder:
@@ -48,11 +53,11 @@ class Recorder:
     def add_scalar(self, *arguments):
         self.calls.append(arguments)
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc_info):
+    def close(self):
         self.calls.append("closed")
+
+    def finish(self, exit_code):
+        self.calls.append(f"finished with {exit_code}")
 
 
 def test_tensorboard_gets_numbers_by_their_steps(monkeypatch):
@@ -81,7 +86,7 @@ def test_wandb_gets_the_settings_and_numbers_by_their_steps(monkeypatch):
     give(wandb="gpt", seed=5)
     init, *logged = library.calls
     assert (init["project"], init["config"]["seed"]) == ("gpt", 5)
-    assert logged == [(1, {"loss": 4.0}), (2, {"val_loss": 3.5}), "closed"]
+    assert logged == [(1, {"loss": 4.0}), (2, {"val_loss": 3.5}), "finished with 0"]
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
@@ -110,9 +115,10 @@ METRICS = {"loss": 2.5, "lr": 1e-3, "mfu": None, "compute_ms": 20.0, "memory_mib
 
 def write_records(path, run="out"):
     """Write two records; return the samples of the file, with their HELP and TYPE, by name."""
-    sink = TextFile(str(path), run, tokens_per_step=64)
-    sink({"iter": 7, "max_iters": 9, **METRICS})
-    sink({"iter": 7, "val_loss": math.nan})
+    sink = TextFile(str(path))
+    sink.open(FACTS._replace(config=Config(block_size=16), out_dir=run), print)
+    sink.write({"iter": 7, "max_iters": 9, **METRICS})
+    sink.write({"iter": 7, "val_loss": math.nan})
     text = path.read_text()
     assert text.endswith("\n")
     lines = text.splitlines()
@@ -154,9 +160,10 @@ def test_prometheus_s_own_parser_reads_them(tmp_path):
 
 
 def test_a_metrics_file_that_cannot_be_written_is_said_once(tmp_path, capsys):
-    sink = TextFile(str(tmp_path / "none" / "run.prom"), "out", 1)
-    sink({"iter": 1})
-    sink({"iter": 2})
+    sink = TextFile(str(tmp_path / "none" / "run.prom"))
+    sink.open(FACTS, print)
+    sink.write({"iter": 1})
+    sink.write({"iter": 2})
     assert capsys.readouterr().out.count("can't be written (No such file or directory): the run continues") == 1
 
 
@@ -168,37 +175,58 @@ def test_files_of_a_run_are_refused_ahead_of_it(tmp_path, name):
     ):
         check_files(Config(**{name: str(path)}), rank=0)
     check_files(Config(**{name: str(path)}), rank=1)
-    with pytest.raises(ValueError, match=re.escape(f"{name}=x applies to training: omit it with eval_only")):
-        check_files(Config(**{name: "x"}, eval_only=True, resume="y"), rank=1)
 
 
-def test_an_interrupt_leaves_the_report_of_what_there_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(logs, "announcement", lambda run: "announced")
+def test_an_interrupt_leaves_the_report_of_what_there_is(tmp_path):
     path = tmp_path / "report.html"
-    profiler = SimpleNamespace(steps=[], planned=None, happened=[])
-    run = SimpleNamespace(config=Config(report=str(path)), out_dir="out", profiler=profiler)
 
     def interrupted():
-        with logs.html(run, {}) as sink:
-            sink(RECORDS[0])
+        with RunLog(FACTS, [HTMLReport(str(path))]) as log:
+            log.open()
+            log.record(RECORDS[0])
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     page = Page(path.read_text())
     assert [row["loss"] for row in page.tables["records"]] == [4.0]
-    assert {row["what"]: row["value"] for row in page.tables["machine"]}["run"] == "announced"
+    assert {row["what"]: row["value"] for row in page.tables["machine"]}["run"] == FACTS.announcement
 
 
-def test_every_third_iteration_is_reported_and_the_last(tmp_path, capsys):
-    sunk = []
-    settings = {"max_iters": 5, "vocab_size": 64, "progress": False, "log_interval": 3, "sinks": [sunk.append]}
-    with TrainingReport(str(tmp_path), **settings) as report:
+class ListSink(Sink):
+    """Keeps the records, and notes its end."""
+
+    def open(self, facts, show):
+        self.records = []
+
+    def write(self, record):
+        self.records.append(record)
+
+    def close(self):
+        self.records.append("closed")
+
+
+class BrokenSink(Sink):
+    def open(self, facts, show):
+        raise ValueError("does not start")
+
+
+def test_a_sink_that_does_not_start_closes_those_before_it():
+    first = ListSink("")
+    with RunLog(FACTS, [first, BrokenSink("")]) as log, pytest.raises(ValueError, match="does not start"):
+        log.open()
+    assert first.records == ["closed"]
+
+
+def test_every_third_iteration_is_reported_and_the_last(capsys):
+    sink = ListSink("")
+    with RunLog(FACTS._replace(config=Config(max_iters=5, log_interval=3)), [sink]) as log:
+        log.open()
         for number in range(1, 6):
-            report.iteration(Metrics(number, 5, 1.0, *[0.0] * 4, None, *[0.0] * 3))
-        report.validation(5, 3.5)
-    assert [record["iter"] for record in report.records] == [3, 5, 5]
-    assert sunk == report.records
+            log.step(Metrics(number, 5, 1.0, *[0.0] * 4, None, *[0.0] * 3))
+        log.validation(5, 3.5)
+    assert [record["iter"] for record in log.records] == [3, 5, 5]
+    assert sink.records == [*log.records, "closed"]
     assert [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines()] == ["iter 3/5", *["iter 5/5"] * 2]
 
 

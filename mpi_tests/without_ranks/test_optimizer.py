@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from models.gpt import GPT, GPTConfig
-from models.muon import Muon, orthogonal
-from models.optimizer import AdamW, Together, adamw, decay_groups
-from models.sgd import SGD
 from mpi_tests.helpers.plain_muon import in_full_precision
 from parallelism.numerics.master_weights import MasterWeights
+from training.optim.muon import Muon, orthogonal
+from training.optim.optimizer import AdamW, Together, adamw, decay_groups
+from training.optim.sgd import SGD
 
 
 def test_matrices_decay_and_vectors_do_not():

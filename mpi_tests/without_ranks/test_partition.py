@@ -15,7 +15,7 @@ from mpi_tests.helpers.models import random_tokens, randomized
 from parallelism.pipeline import layer_times as measure
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.stage import Batch, Layer
-from training.gpt import gpt2_layers
+from training.parallel.gpt import gpt2_layers
 
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=3, n_head=4, n_embd=16, n_kv_head=2, bias=True)
 BATCH = Batch(random_tokens(2, 8), random_tokens(2, 8, seed=1))

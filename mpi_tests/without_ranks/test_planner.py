@@ -23,7 +23,6 @@ from collectives.schedule.fabrics import FABRICS, in_nodes
 from models.config import GPTConfig, LlamaConfig
 from models.gpt import GPT
 from models.model import make
-from models.muon import orthogonal
 from mpi_tests.helpers.launch import ROOT
 from parallelism.mesh import AXES
 from parallelism.numerics.dropout import BatchPosition, Dropout
@@ -53,11 +52,11 @@ from parallelism.planner.step import StepModel, Time, schedule_times
 from parallelism.sequence.sequence_parallel import SequenceAttention
 from parallelism.step.actions import FORWARD
 from parallelism.tensor.sharding_plan import matching
-from training.checks import check
-from training.config import Config
-from training.family import layers_of, plan_of
-from training.fused import fuse
-from training.gpt import gpt2_layers, gpt2_plan, recompute_model
+from training.optim.muon import orthogonal
+from training.parallel.family import layers_of, plan_of
+from training.parallel.fused import fuse
+from training.parallel.gpt import gpt2_layers, gpt2_plan, recompute_model
+from training.settings.config import Config
 
 SMALL = GPTConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
 LLAMA = LlamaConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, n_hidden=160)
@@ -805,7 +804,7 @@ def test_the_command_at_the_end_can_be_pasted(capsys, tmp_path):
         0.1,
         False,
     )
-    inputs = check(config, Topology.from_ids([0, 0]))
+    inputs = config.checked(Topology.from_ids([0, 0]))
     assert inputs.batch_size == 24
 
 

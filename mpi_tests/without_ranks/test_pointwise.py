@@ -9,7 +9,7 @@ from torch import nn
 from models.config import GPTConfig, LlamaConfig
 from models.gpt import GPT
 from models.llama import Gate, Llama, RotaryHeads
-from training.fused import fuse
+from training.parallel.fused import fuse
 
 GELU = nn.GELU(approximate="tanh")
 LLAMA = LlamaConfig(block_size=16, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, vocab_size=64)

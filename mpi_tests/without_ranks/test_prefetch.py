@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from training.prefetch import ahead
+from training.data.prefetch import ahead
 
 
 def test_items_come_in_order():

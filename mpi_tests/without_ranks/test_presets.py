@@ -13,8 +13,9 @@ from parallelism.planner.memory import rank_params
 from parallelism.planner.presets import GPT2, LLAMA, PRESETS, shape_of
 from parallelism.planner.settings import parse
 from parallelism.planner.shape import ModelShape
-from training.checks import num_micro_batches
-from training.config import Config, model_config
+from training.settings.checks import num_micro_batches
+from training.settings.config import Config
+from training.settings.derived import model_config
 
 # Numbers of parameters of OpenAI's and Meta's models, as published with the weights.
 PARAMETERS = {

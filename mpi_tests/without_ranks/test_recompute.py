@@ -25,7 +25,7 @@ from parallelism.numerics.dropout import BatchPosition
 from parallelism.pipeline.schedule import registry
 from parallelism.step.deferred import WeightGradients, deferring
 from parallelism.tensor.sharding_plan import parallelize
-from training.gpt import MODES, gpt2_plan, recompute_model
+from training.parallel.gpt import MODES, gpt2_plan, recompute_model
 
 TOKENS, TARGETS = random_tokens(2, 8), random_tokens(2, 8, seed=1)
 each_kind = pytest.mark.parametrize("mode", MODES)

@@ -17,11 +17,11 @@ from collectives.job.settings import value_type
 from models.config import GPTConfig
 from models.hf import hugging_face_config
 from parallelism.planner.settings import parse
-from training.checks import check
-from training.config import Config
-from training.device import own_device
-from training.layout import fixed_by, job_of
-from training.out_dir import own_out_dir, prepare_folders
+from training.parallel.device import own_device
+from training.reports.out_dir import own_out_dir
+from training.settings.config import Config
+from training.settings.layout import fixed_by, job_of
+from training.settings.paths import prepare_folders
 
 SMALL = ["--n_layer", 1, "--n_head", 1, "--n_embd", 8, "--block_size", 8, "--max_iters", 2]
 TWO_BLOCKS = ["--n_layer", 2]
@@ -66,7 +66,7 @@ def begin(words, nodes=(0, 0)):
     topology = Topology.from_ids(nodes)
     config = parse(Config, "", [str(word) for word in words])
     config = replace(config, device=own_device(config.device, SimpleNamespace(rank=0, topology=topology)))
-    inputs = check(config, topology)
+    inputs = config.checked(topology)
     prepare_folders(config, rank=0)
     return inputs
 
@@ -85,7 +85,7 @@ def test_what_fits_is_made_on_every_rank(folder):
     flags = ["--pp", 2, *TWO_BLOCKS, "--num_micro_batches", 3, "--micro_batch_size", 2, "--out_dir", folder / "new/out"]
     inputs = begin([*SMALL, *flags], nodes=(0, 0, 1, 1))
     assert (inputs.num_micro_batches, inputs.batch_size, inputs.tokens.vocab_size) == (3, 12, 256)
-    assert (inputs.schedule.name, inputs.schedule.num_stages, inputs.gpt.config.n_layer) == ("1f1b", 2, 2)
+    assert (inputs.schedule.name, inputs.schedule.num_stages, inputs.model.config.n_layer) == ("1f1b", 2, 2)
     assert len(inputs.windows.ids) + len(inputs.val_ids) == len(inputs.tokens.ids)
     assert list((folder / "new").rglob("*")) == [folder / "new/out"]
 
@@ -154,15 +154,25 @@ SETTINGS = [
     ),
     (["--device", "tpu"], "device 'tpu' is unknown: use 'cpu', 'cuda'"),
     (["--checkpoint_interval", -1], "checkpoint_interval=-1 must be from 0 to 1000000000"),
-    (["--checkpoint_interval", 1], "resume and checkpoint_interval need checkpoints: set checkpoint_dir"),
-    (["--resume", "auto"], "resume and checkpoint_interval need checkpoints: set checkpoint_dir"),
+    (
+        ["--checkpoint_interval", 1],
+        "checkpoint_interval=1 has no effect without checkpoint_dir: omit it, or set checkpoint_dir",
+    ),
+    (
+        ["--checkpoints_kept", 1],
+        "checkpoints_kept=1 has no effect without checkpoint_dir: omit it, or set checkpoint_dir",
+    ),
+    (["--resume", "auto"], "resume=auto continues with checkpoints of its own: set checkpoint_dir"),
     (["--eval_only"], "eval_only evaluates existing weights: set resume or init_from"),
-    (["--eval_only", "--resume", "auto"], "resume and checkpoint_interval need checkpoints: set checkpoint_dir"),
+    (["--eval_only", "--resume", "auto"], "resume=auto continues with checkpoints of its own: set checkpoint_dir"),
     (["--optimizer", "adam"], "argument --optimizer: invalid choice: 'adam' (choose from "),
-    (["--momentum", 0.9], "momentum=0.9 applies to sgd and muon, not to adamw: omit it, or set optimizer"),
-    (["--muon_lr", 0.5], "muon_lr=0.5 applies to muon, not to adamw: omit it, or set optimizer"),
-    (["--optimizer", "sgd", "--beta2", 0.5], "beta2=0.5 applies to adamw and muon, not to sgd: omit it, or set"),
-    (["--max_skips", 5], "max_skips=5 applies to non_finite=skip, not to stop: omit it, or set non_finite"),
+    (["--momentum", 0.9], "momentum=0.9 has no effect with optimizer=adamw: omit it, or set optimizer to sgd or muon"),
+    (["--muon_lr", 0.5], "muon_lr=0.5 has no effect with optimizer=adamw: omit it, or set optimizer to muon"),
+    (
+        ["--optimizer", "sgd", "--beta2", 0.5],
+        "beta2=0.5 has no effect with optimizer=sgd: omit it, or set optimizer to ",
+    ),
+    (["--max_skips", 5], "max_skips=5 has no effect with non_finite=stop: omit it, or set non_finite to skip"),
     (["--max_skips", 0, "--non_finite", "skip"], "max_skips=0 must be from 1 to 1000000000"),
     (["--tensorboard", "/dev/null/x"], "tensorboard=/dev/null/x: Not a directory: use another folder"),
     (
@@ -173,14 +183,25 @@ SETTINGS = [
     (["--min_lr", 1, "--lr", 0.5], "min_lr=1.0 must be at most lr=0.5, from which it falls"),
     (
         ["--lr_schedule", "constant", "--lr_decay_iters", 5],
-        "min_lr and lr_decay_iters apply to decaying rates, not to lr_schedule=constant: omit them",
+        "lr_decay_iters=5 has no effect with lr_schedule=constant: omit it, or set lr_schedule to ",
     ),
     (
         ["--lr_schedule", "wsd", "--lr_decay_iters", 5],
         "and lr_decay_iters=5 are more than max_iters=2 with lr_schedule=wsd: use fewer of one",
     ),
     (
-        ["--warmup_iters", 5, "--lr_decay_iters", 5],
+        ["--warmup_iters", 3],
+        "warmup_iters=3 is longer than the run of max_iters=2 steps, which would never reach lr=0.003: use at most 2",
+    ),
+    (["--balance", "measured"], "balance=measured has no effect with pp=1: omit it, or set pp to 2 or more"),
+    (["--balance_loss", 0.1], "balance_loss=0.1 has no effect without num_experts: omit it, or set num_experts"),
+    (["--expert_capacity", 1], "expert_capacity=1.0 has no effect without num_experts: omit it, or set num_experts"),
+    (
+        ["--eval_only", "--init_from", "{tmp}/gpt2", "--report", "x"],
+        "report=x has no effect with eval_only=True: omit it, or set eval_only to false",
+    ),
+    (
+        ["--warmup_iters", 5, "--max_iters", 9, "--lr_decay_iters", 5],
         "warmup_iters=5 must be below lr_decay_iters=5, by which the learning rate has fallen",
     ),
 ]
@@ -197,6 +218,10 @@ LAYOUTS = [
     (
         ["--sequence_parallel"],
         "sequence_parallel shards sequences over tp ranks, but tp=1: use a larger tp, or omit it",
+    ),
+    (
+        ["--global_batch_size", 32, "--num_micro_batches", 1],
+        "global_batch_size=32 differs from the 16 samples of num_micro_batches=1 on dp=2 ranks: omit one of the two",
     ),
     (["--sp_heads", 3], "sp_heads=3 is for sp_mode hybrid, not ring: omit it, or use hybrid"),
     (["--tp", 0], "tp=0 must be from 1 to 131072 ranks"),
@@ -226,9 +251,9 @@ PIPELINES = [
     (["--virtual_stages", 2], "schedule '1f1b' takes 1 stages a rank, not 2: for 2, use interleaved"),
     (["--schedule", "{tmp}/missing.csv"], "missing.csv, line 2, behind the last cell: "),
     (["--schedule", "{tmp}/other.csv"], "other.csv is for pp=1 and num_micro_batches=1, not for 2 and 1: use those"),
-    (["--max_alive", 2], "max_alive=2 limits a searched schedule, not 1f1b: use schedule=search"),
+    (["--max_alive", 2], "max_alive=2 has no effect with schedule=1f1b: omit it, or set schedule to search"),
     (["--schedule", "search", "--max_alive", 0], "max_alive=0 must be from 1 to 1000000000"),
-    (["--pp", 1, "--trace", "trace.json"], "trace=trace.json traces a pipeline: use pp of 2 or more, or omit it"),
+    (["--pp", 1, "--trace", "trace.json"], "trace=trace.json has no effect with pp=1: omit it, or set pp to 2 or more"),
     (
         ["--trace", "{tmp}/none/trace.json"],
         f"/none/trace.json can't be written {NOWHERE}: pass a path in an existing, writable folder",
@@ -313,7 +338,7 @@ def test_an_out_dir_without_permission(folder):
 
 def test_only_rank_0_looks_where_the_run_writes(folder):
     config = Config(pp=2, n_layer=2, out_dir=f"{folder}/empty.txt/out", trace=f"{folder}/none/trace.json")
-    check(config, Topology.from_ids([0, 0]), rank=1)
+    config.checked(Topology.from_ids([0, 0]), rank=1)
     prepare_folders(config, rank=1)
 
 

@@ -3,8 +3,7 @@ import io
 import json
 import math
 import os
-import signal
-import subprocess
+from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib.image
@@ -13,18 +12,14 @@ import pytest
 from matplotlib.figure import Figure
 
 from collectives.job.system import replacing
-from models import killed
-from models.report import (
-    Metrics,
-    TrainingReport,
-    draw_recorded,
-    iteration_line,
-    loss_figure,
-    peak_memory_mib,
-    smoothed,
-)
+from mpi_tests.helpers.trained import facts
 from training.report import read
-from training.report import report as page_of
+from training.reports.html import report as page_of
+from training.reports.jsonl import JSONLines, draw_missing, loss_figure, smoothed
+from training.reports.log import RunLog
+from training.reports.metrics import Metrics, iteration_line, memory_mib
+from training.reports.out_dir import take_out_dir
+from training.settings.config import Config
 
 EXAMPLE = Metrics(12, 300, 2.3456, 0.89, 9.99e-4, 12345, 34.5e9, None, 120, 12, 512)
 
@@ -49,15 +44,24 @@ def test_rates_get_a_prefix(rate, text):
     assert f"| {text} tok/s |" in iteration_line(EXAMPLE._replace(tokens_per_s=rate))
 
 
-def run(out_dir, progress=False, goes_on=False):
-    with TrainingReport(out_dir, max_iters=300, vocab_size=64, progress=progress, goes_on=goes_on) as report:
-        report.iteration(metrics(1, 4.0))
-        report.iteration(metrics(2, 3.0))
-        report.validation(2, 3.5)
+@contextmanager
+def log_in(folder, progress=False, first=1):
+    """Open the log of a run that writes to a folder, or nothing."""
+    sinks = [JSONLines(str(folder))] if folder else []
+    with RunLog(facts(max_iters=300, vocab_size=64, first=first), sinks, progress) as log:
+        log.open()
+        yield log
+
+
+def run(folder, progress=False, first=1):
+    with log_in(folder, progress, first) as log:
+        log.step(metrics(1, 4.0))
+        log.step(metrics(2, 3.0))
+        log.validation(2, 3.5)
 
 
 def test_records_and_lines(tmp_path, capsys):
-    run(str(tmp_path))
+    run(tmp_path)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert records == [metrics(1, 4.0)._asdict(), metrics(2, 3.0)._asdict(), {"iter": 2, "val_loss": 3.5}]
     lines = [iteration_line(metrics(1, 4.0)), iteration_line(metrics(2, 3.0)), "iter 2/300 | val loss 3.5000"]
@@ -77,17 +81,17 @@ def strictly(line):
 def test_numbers_that_are_not_finite_are_null_and_a_word(tmp_path):
     """Our readers restore them: the figure, also of a run that was killed, and the report."""
     spoilt = metrics(2, math.nan)._replace(grad_norm=math.inf, lr=-math.inf)
-    with TrainingReport(str(tmp_path), max_iters=300, vocab_size=64, progress=False) as report:
-        report.iteration(metrics(1, 4.0))
-        report.iteration(spoilt)
-        report.validation(2, math.nan)
+    with log_in(tmp_path) as log:
+        log.step(metrics(1, 4.0))
+        log.step(spoilt)
+        log.validation(2, math.nan)
     first, second, third = map(strictly, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert "not_finite" not in first
     assert [second[name] for name in ("loss", "grad_norm", "lr", "iter")] == [None, None, None, 2]
     assert second["not_finite"] == {"loss": "NaN", "grad_norm": "Infinity", "lr": "-Infinity"}
     assert third == {"iter": 2, "val_loss": None, "not_finite": {"val_loss": "NaN"}}
     (tmp_path / "loss.png").unlink()
-    draw_recorded(str(tmp_path), 64)
+    draw_missing(str(tmp_path))
     assert (tmp_path / "loss.png").exists()
     records = read(tmp_path)
     assert repr(records[1]) == repr(spoilt._asdict())
@@ -95,8 +99,8 @@ def test_numbers_that_are_not_finite_are_null_and_a_word(tmp_path):
 
 
 def test_a_record_is_in_the_file_at_once(tmp_path):
-    with TrainingReport(str(tmp_path), max_iters=300, vocab_size=64, progress=False) as report:
-        report.iteration(metrics(1, 4.0))
+    with log_in(tmp_path) as log:
+        log.step(metrics(1, 4.0))
         assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] == 4.0
 
 
@@ -118,8 +122,8 @@ def test_a_terminal_gets_a_progress_bar_below_the_lines(capsys):
 
 def test_an_error_still_draws_the_loss(tmp_path):
     def broken_run():
-        with TrainingReport(str(tmp_path), max_iters=300, vocab_size=64, progress=False) as report:
-            report.iteration(metrics(1, 4.0))
+        with log_in(tmp_path) as log:
+            log.step(metrics(1, 4.0))
             raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -127,29 +131,30 @@ def test_an_error_still_draws_the_loss(tmp_path):
     assert matplotlib.image.imread(tmp_path / "loss.png").shape[2] == 4
 
 
+def full(*arguments, **more):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
 def test_a_full_disk_is_said_once_and_the_run_goes_on(tmp_path, capsys, monkeypatch):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
 
-    def full(*arguments, **more):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     monkeypatch.setattr(Figure, "savefig", full)
-    run(str(tmp_path), goes_on=True)
+    run(tmp_path, first=3)
     lines = [line for line in capsys.readouterr().out.splitlines() if "written" in line]
     reason = "can't be written (No space left on device): the run continues without it"
     assert lines == [f"{tmp_path}/metrics.jsonl {reason}", f"{tmp_path}/loss.png {reason}"]
 
 
 def test_a_new_run_starts_a_new_record(tmp_path):
-    run(str(tmp_path))
-    run(str(tmp_path))
+    run(tmp_path)
+    run(tmp_path)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
 def test_a_resumed_run_adds_to_the_record(tmp_path):
-    run(str(tmp_path))
-    run(str(tmp_path), goes_on=True)
+    run(tmp_path)
+    run(tmp_path, first=3)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 6
 
 
@@ -204,18 +209,32 @@ def test_peak_memory_is_what_the_kernel_shows():
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     kib = int(status["VmHWM"].removesuffix("kB"))
     # getrusage also counts the parent's memory at the start of this process.
-    assert 0.95 * kib / 1024 <= peak_memory_mib() <= 20 * kib / 1024
+    assert 0.95 * kib / 1024 <= memory_mib("cpu") <= 20 * kib / 1024
 
 
-def test_a_run_ends_well_without_the_process_that_would_draw(tmp_path, monkeypatch):
-    """A batch system may also signal the process that draws."""
-    started = []
-    popen = subprocess.Popen
-    monkeypatch.setattr(
-        killed.subprocess, "Popen", lambda *words, **named: started.append(popen(*words, **named)) or started[0]
-    )
-    with killed.drawn_if_killed(str(tmp_path), 256):
-        started[0].kill()
-        started[0].wait()
-    assert started[0].returncode == -signal.SIGKILL
-    assert not list(tmp_path.iterdir())
+def killed_run(folder):
+    """Leave the files of a run that was killed while it wrote a line."""
+    folder.mkdir()
+    lines = ['{"iter": 1, "loss": 4.0}', '{"iter": 1, "val_loss": 3.5}', "null", '{"iter": 2, "val_l']
+    (folder / "metrics.jsonl").write_text("\n".join(lines))
+
+
+def test_the_next_start_draws_what_killed_runs_could_not(tmp_path):
+    """A picture that is newer than its metrics stays; one of the run that was resumed and then killed does not."""
+    for name in ("out", "out-2", "out-3", "out-4"):
+        killed_run(tmp_path / name)
+    for name, after_s in (("out-2", 10), ("out-3", -10)):
+        (tmp_path / name / "loss.png").write_text("old")
+        written_s = (tmp_path / name / "metrics.jsonl").stat().st_mtime + after_s
+        os.utime(tmp_path / name / "loss.png", (written_s, written_s))
+    (tmp_path / "out" / "config.toml").write_text("vocab_size = 64")
+    (tmp_path / "out-4" / "config.toml").write_text("vocab_size =")
+    assert take_out_dir(Config(out_dir=str(tmp_path / "out"))) == str(tmp_path / "out-5")
+    begins = [(tmp_path / name / "loss.png").read_bytes()[:3] for name in ("out", "out-2", "out-3", "out-4")]
+    assert begins == [b"\x89PN", b"old", b"\x89PN", b"\x89PN"]
+
+
+def test_a_picture_that_cannot_be_drawn_stops_no_start(tmp_path, monkeypatch):
+    killed_run(tmp_path / "out")
+    monkeypatch.setattr(Figure, "savefig", full)
+    assert take_out_dir(Config(out_dir=str(tmp_path / "out"))) == str(tmp_path / "out-2")

@@ -6,9 +6,9 @@ from itertools import islice
 import numpy as np
 import torch
 
-from models.data import TokenWindows
 from parallelism.data.sampler import DistributedSampler
-from training.samples import Samples
+from training.data.samples import Samples
+from training.data.tokens import TokenWindows
 
 BLOCK = 8
 

@@ -10,7 +10,7 @@ import pytest
 import collectives
 from collectives.job.settings import Parser
 from parallelism.planner.settings import parse
-from training.config import Config
+from training.settings.config import Config
 
 
 def parser():

@@ -29,7 +29,7 @@ from parallelism.numerics.dropout import BatchPosition
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.stage import Batch, cut
-from training.gpt import gpt2_layers
+from training.parallel.gpt import gpt2_layers
 
 each_schedule = pytest.mark.parametrize("name", registry.names())
 

@@ -1,18 +1,22 @@
 """Text files in common formats, tokenizers, and the files of training.prepare, compared with the libraries' readers."""
 
 import base64
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from models.data import language_reference, load_tokens, split
-from models.token_files import TokenFile, TokenSequence, write_llmc
-from models.tokenizer import load_tokenizer
 from mpi_tests.helpers.launch import ROOT
+from training import prepare as preparing
+from training.data.token_files import TokenFile, TokenSequence, write_llmc
+from training.data.tokenizer import load_tokenizer
+from training.data.tokens import language_reference, load_tokens, split
 
 TEXTS = ["The ring goes round.", "Ein Ring, sie zu knechten: é", "x" * 50]
 
@@ -168,7 +172,7 @@ def test_folders_give_their_files_by_name(tmp_path):
 
 
 def test_folders_with_too_many_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("models.text_files.MOST_FILES", 3)
+    monkeypatch.setattr("training.data.text_files.MOST_FILES", 3)
     for number in range(4):
         (tmp_path / f"{number}.txt").write_text("text")
     with refuses(f"{tmp_path}: more than 3 files; name the folders that have the text"):
@@ -331,3 +335,17 @@ def test_prepare_leaves_nothing_behind_where_it_fails(tmp_path):
         assert not (tmp_path / "tokens").exists()
     result = prepare(path, "--out", tmp_path)
     assert result.stderr.strip() == f"training.prepare: out={tmp_path}: File exists; name a new folder"
+
+
+def test_tokens_that_do_not_fit_the_disk_leave_nothing(tmp_path, monkeypatch):
+    def full(path, ids):
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    out = tmp_path / "tokens"
+    args = {"text": [json_lines(tmp_path / "a.jsonl", TEXTS)], "val": [], "out": out, "tokenizer": "bytes"}
+    monkeypatch.setattr(preparing, "write_llmc", full)
+    words = re.escape(f"out={out} can't be written (No space left on device): name another folder")
+    with pytest.raises(ValueError, match=words):
+        preparing.prepare(SimpleNamespace(**args, text_field="text", shard_tokens=9, workers=1))
+    assert not out.exists()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from collectives.arrays import views
-from training.device import own_device
+from training.parallel.device import own_device
 
 TWO_NODES = SimpleNamespace(nodes=((0, 2, 4), (1, 3)), node_of=(0, 1, 0, 1, 0))
 

@@ -1,7 +1,9 @@
 """The page of a training run: its points, its times, two runs side by side, and errors for invalid files."""
 
+import errno
 import json
 import math
+import os
 
 import pytest
 
@@ -9,8 +11,9 @@ from mpi_tests.helpers.pages import Page, check_charts, check_fetches_nothing
 from parallelism.pipeline.schedule.basic import one_f_one_b
 from parallelism.pipeline.schedule.price import Costs, Span, price
 from training import report
-from training.measured_sections import conditions_section, pipeline_section, times_section
-from training.profile import KINDS, ProfiledStep
+from training.reports.html import conditions_section
+from training.reports.measured_sections import pipeline_section, times_section
+from training.reports.profile import KINDS, ProfiledStep
 
 
 def records(number, val_every=4, loss=3.0):
@@ -132,6 +135,17 @@ def test_folders_become_a_page(monkeypatch, capsys, tmp_path):
     page = Page((tmp_path / "both.html").read_text())
     assert len(page.tables["records"]) == 6
     assert [row["value"] for row in page.tables["settings0"]] == ["0.5", '["x = y"]']
+
+
+def test_a_page_that_does_not_fit_the_disk_is_refused_by_the_path_that_was_given(monkeypatch, capsys, tmp_path):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{path}.1.tmp")
+
+    leave(tmp_path / "a", records(3))
+    monkeypatch.setattr(report, "write", full)
+    path = tmp_path / "a.html"
+    expected = f"error: --html {path} can't be written (No space left on device): pass another path\n"
+    assert main(monkeypatch, capsys, tmp_path / "a", "--html", path) == (2, expected)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from collectives.job.errors import InputError
 from parallelism.checkpoint.folders import UNFINISHED, Lock, complete_checkpoints, next_number, remove_unfinished
 from parallelism.checkpoint.part import TensorShard
 from parallelism.checkpoint.reading import INDEX, Checkpoint, CheckpointLoader, Index, check_complete, sealed
-from parallelism.checkpoint.shards import ShardEntry, checksums, naming, sync, write_shard
+from parallelism.checkpoint.shards import ShardEntry, checksums, sync, write_shard, writing
 
 
 class Checkpoints(CheckpointLoader):
@@ -215,12 +215,12 @@ def commit(unfinished: Path, index: Index) -> Path:
         if not path.exists():
             raise ValueError(f"{path} is not visible on the first rank's host: choose a folder that all hosts share")
     path = unfinished / INDEX
-    with naming(path):
+    with writing(path):
         path.write_text(sealed(index._asdict()))
     sync(path)
     sync(unfinished)
     finished = unfinished.with_name(unfinished.name.removesuffix(UNFINISHED))
-    with naming(finished):
+    with writing(finished):
         os.replace(unfinished, finished)
     sync(finished.parent)
     return finished

@@ -132,9 +132,19 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Add the file's name and the remedy to errors of the system and of safetensors."""
+    try:
+        with naming(path):
+            yield
+    except OSError as error:
+        raise OSError(f"{error}: free some space, or use another folder") from None
+
+
 def sync(path: Path) -> None:
     """Flush a file, or a folder's entries, to disk."""
-    with naming(path):
+    with writing(path):
         opened = os.open(path, os.O_RDONLY)
         try:
             os.fsync(opened)
@@ -150,7 +160,7 @@ def write_shard(path: Path, parts: Sequence[tuple[TensorShard, Tensor]]) -> Shar
     pieces = [Piece.of(part, flat) for part, flat in parts]
     if not pieces:
         return ShardEntry(path.name, 0, 0, [])
-    with naming(path):
+    with writing(path):
         save_file({piece.key: flat for piece, (_, flat) in zip(pieces, parts, strict=True)}, path)
         path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors restricts access to the owner
         nbytes = path.stat().st_size

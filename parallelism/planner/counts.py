@@ -1,6 +1,6 @@
 """Element counts: parameters of a rank, and activations that a block saves for its backward pass.
 
-A tp rank has a shard of the parameters that `training.family.plan_of` splits, and all of the others.
+A tp rank has a shard of the parameters that `training.parallel.family.plan_of` splits, and all of the others.
 
 Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, arXiv 2205.05198,
 sections 4.1 to 4.3, for fused attention, which saves no scores.

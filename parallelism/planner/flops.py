@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from parallelism.planner.shape import ModelShape
 
-NEWTON_SCHULZ_STEPS = 5  # of Muon, as of the source in models/muon.py
+NEWTON_SCHULZ_STEPS = 5  # of Muon, as of the source in training/optim/muon.py
 
 
 def block_flops(model: ModelShape) -> int:
@@ -51,6 +51,6 @@ def muon_flops(model: ModelShape, ep: int = 1) -> int:
 
 
 def orthogonal_flops(rows: int, columns: int) -> int:
-    """Return the FLOPs of `models.muon.orthogonal`: per iteration, two products with the matrix and one of squares."""
+    """Return the FLOPs of Muon's orthogonalization: per iteration, two products with the matrix and one of squares."""
     short, long = sorted((rows, columns))
     return NEWTON_SCHULZ_STEPS * (4 * short**2 * long + 2 * short**3)

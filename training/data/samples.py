@@ -1,0 +1,71 @@
+"""Samples of a run: this rank's samples of each step, and their batches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Iterator
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from parallelism.data.sampler import DistributedSampler
+from parallelism.pipeline.stage import Batch
+from training.data.prefetch import ahead
+from training.data.tokens import TokenWindows, documents
+
+
+class Samples:
+    """Batches of `windows`, for a rank that holds the tokens at `positions` of each sample.
+
+    The token `document_end`, if there is one, ends a document.
+    """
+
+    def __init__(
+        self,
+        windows: TokenWindows,
+        sampler: DistributedSampler,
+        micro_batch_size: int,
+        num_micro_batches: int,
+        positions: Tensor,
+        document_end: int | None,
+        device: str,
+    ):
+        self.windows, self.sampler = windows, sampler
+        self.micro_batch_size, self.num_micro_batches = micro_batch_size, num_micro_batches
+        self.positions, self.document_end, self.device = positions, document_end, device
+
+    def shares(self, first: int) -> Iterator[np.ndarray]:
+        """Yield this rank's sample indices of each step from the `first` one on, epoch after epoch."""
+        return islice(self._from_epoch((first - 1) // len(self.sampler)), (first - 1) % len(self.sampler), None)
+
+    def _from_epoch(self, first: int) -> Iterator[np.ndarray]:
+        for epoch in range(first, sys.maxsize):
+            self.sampler.set_epoch(epoch)
+            self.windows.set_epoch(epoch)
+            yield from self.sampler
+
+    def micro_batches(self, first: int) -> Generator[list[Batch], None, None]:
+        """Yield this rank's micro-batches of each step from the `first` one on; a thread prepares them on the host."""
+        return ahead(self._micro_batches(first))
+
+    def _micro_batches(self, first: int) -> Iterator[list[Batch]]:
+        for step, share in enumerate(self.shares(first), first):
+            first_sample = step * len(self.windows)  # different dropout masks in each step
+            yield [self.batch(self.windows, part, first_sample) for part in np.split(share, self.num_micro_batches)]
+
+    def first_batch(self) -> Batch:
+        """Return a micro-batch to measure with."""
+        return self.batch(self.windows, np.arange(self.micro_batch_size)).to(self.device)
+
+    def batch(self, windows: TokenWindows, indices: np.ndarray, first_sample: int = 0) -> Batch:
+        """Return this rank's tokens of some samples, which dropout numbers by `first_sample` plus their indices.
+
+        They are on the host.
+        """
+        inputs, targets = map(torch.from_numpy, windows.batch(indices))
+        end = self.document_end
+        ends = None if end is None else torch.from_numpy(documents(inputs.numpy(), end))[:, self.positions]
+        samples = torch.from_numpy(first_sample + indices)
+        return Batch(inputs[:, self.positions], targets[:, self.positions], self.positions, ends, samples)

@@ -1,0 +1,255 @@
+"""Training data: tokens from text or .bin files, and windows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from training.data.text_files import find_files, has_rows, holds_tokens, read_documents
+from training.data.token_files import GPT2_VOCABULARY, TokenFile, TokenSequence
+from training.data.tokenizer import (
+    BYTES,
+    Tokenizer,
+    check_tokenizers,
+    load_tokenizer,
+    saved_dtype,
+    saved_tokenizer,
+    token_ids,
+)
+from training.settings.ranges import TOKEN
+
+BLOCK_TOKENS, MOST_BLOCKS = 1 << 22, 64  # sample in which the least and the largest token are searched
+
+
+class Tokens(NamedTuple):
+    """Training data: tokens, the vocabulary size, and the tokenizer."""
+
+    ids: TokenSequence
+    vocab_size: int
+    name: str
+    tokenizer: Tokenizer
+    val_ids: TokenSequence | None = None  # validation data; None: the end of `ids`
+
+
+def language_reference() -> bytes:
+    """Return the parts of Python's language reference that CPython includes for `help()`.
+
+    Raises: ValueError if this Python was installed without them.
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise ValueError(
+            "this Python lacks its language reference (pydoc_data), the default data: pass --data with a text file"
+        ) from None
+    return "\n".join(topics[key] for key in sorted(topics)).encode()
+
+
+def load_tokens(
+    paths: list[str],
+    val_paths: Sequence[str] = (),
+    tokenizer: str | None = BYTES,
+    vocab_size: int | None = None,
+    text_field: str = "text",
+    token_dtype: str | None = None,
+) -> Tokens:
+    """Read files, and the files in folders, in order; without any, the language reference.
+
+    .bin files hold tokens, with llm.c's header or without, as nanoGPT's; they are read lazily, by window.  A meta.json
+    of `python -m training.prepare`, or a meta.pkl of nanoGPT, beside them has their dtype and tokenizer; otherwise
+    `token_dtype` is the dtype of files without a header, and `vocab_size` the number of tokens.  Other files hold text:
+    plain, JSON or Parquet; it needs a `tokenizer`.  In a folder, .bin files whose names begin with "val" are validation
+    data.  `vocab_size` may exceed the tokenizer's.
+
+    Raises: ValueError with the path and the remedy.
+    """
+    options = tokenizer, vocab_size, text_field, token_dtype
+    files, val_files = find_files(paths), find_files(list(val_paths))
+    if token_dtype and not any(map(holds_tokens, files + val_files)):
+        raise ValueError(f"token_dtype={token_dtype} is that of .bin files, and there are none: omit it")
+    if not paths:
+        of_text = text_tokenizer(tokenizer)
+        ids = TokenSequence([of_text.tokens(language_reference().decode(), document_end=False)])
+        tokens = Tokens(ids, of_text.vocab_size, "Python language reference", of_text)
+    else:
+        tokens = load_files(files, " + ".join(Path(path).name for path in paths), *options)
+    if val_paths:
+        validation = load_files(val_files, " + ".join(Path(path).name for path in val_paths), *options)
+        check_tokenizers([tokens.tokenizer, validation.tokenizer])
+        vocabulary = max(tokens.vocab_size, validation.vocab_size)
+        tokens = tokens._replace(val_ids=validation.ids, vocab_size=vocabulary)
+    if vocab_size is None:
+        return tokens
+    if vocab_size < tokens.vocab_size:
+        raise ValueError(
+            f"vocab_size={vocab_size} is less than the {tokens.vocab_size} of {tokens.name}: use that, or omit it"
+        )
+    return tokens._replace(vocab_size=vocab_size)
+
+
+def load_files(
+    files: list[str], name: str, tokenizer: str | None, vocab_size: int | None, text_field: str, token_dtype: str | None
+) -> Tokens:
+    binary = [path for path in files if holds_tokens(path)]
+    text = [path for path in files if not holds_tokens(path)]
+    if binary and text:
+        raise ValueError(f"{binary[0]} holds tokens and {text[0]} text; pass files of one kind")
+    if binary:
+        return load_bin(binary, name, tokenizer, vocab_size, token_dtype)
+    return load_text(text, name, text_tokenizer(tokenizer), text_field)
+
+
+def text_tokenizer(name: str | None) -> Tokenizer:
+    if name is None:
+        raise ValueError("text needs the model's tokenizer, which its folder lacks: set tokenizer")
+    return load_tokenizer(name)
+
+
+def load_bin(
+    paths: list[str], name: str, tokenizer: str | None, vocab_size: int | None, token_dtype: str | None
+) -> Tokens:
+    validating = [path for path in paths if Path(path).name.startswith("val")]
+    if len(validating) == len(paths):
+        validating = []
+    of_bin = tokenizer_of(paths, tokenizer)
+    vocabulary = of_bin.vocab_size if of_bin else vocab_size
+    files = {path: TokenFile(path, token_dtype or saved_dtype(Path(path).parent), vocabulary) for path in paths}
+    ids = TokenSequence([files[path] for path in paths if path not in validating])
+    val_ids = TokenSequence([files[path] for path in validating]) if validating else None
+    ends = [token_range(each) for each in (ids, val_ids) if each is not None]
+    least, largest = min(least for least, _ in ends), max(largest for _, largest in ends)
+    if least < 0 or largest > TOKEN.most:
+        token = least if least < 0 else largest
+        raise ValueError(f"{name} has token {token}, not {TOKEN}: set token_dtype, or write it again")
+    of_bin = of_bin or token_ids(max(vocab_size or bin_vocab_size(largest), largest + 1))
+    if largest >= of_bin.vocab_size:
+        raise ValueError(f"{name} has token {largest}, but {of_bin.name} only {of_bin.vocab_size}: pass its tokenizer")
+    return Tokens(ids, of_bin.vocab_size, name, of_bin, val_ids)
+
+
+def tokenizer_of(paths: list[str], name: str | None) -> Tokenizer | None:
+    """Return the tokenizer of .bin files: the one stored beside them, or else the requested one.
+
+    Raises: ValueError if these differ.
+    """
+    tokenizers = [saved_tokenizer(folder) for folder in sorted({Path(path).parent for path in paths})]
+    check_tokenizers([each or token_ids(0) for each in tokenizers])
+    requested = None if name in (None, BYTES) else load_tokenizer(name)
+    check_tokenizers([each for each in (tokenizers[0], requested) if each])
+    return tokenizers[0] or requested
+
+
+def load_text(paths: list[str], name: str, tokenizer: Tokenizer, field: str) -> Tokens:
+    parts = [part for path in paths for part in tokenize(path, tokenizer, field) if len(part)]
+    if not parts:
+        raise ValueError(f"{paths[0]}: empty; pass a file with text in it")
+    ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return Tokens(TokenSequence([ids]), tokenizer.vocab_size, name, tokenizer)
+
+
+def tokenize(path: str, tokenizer: Tokenizer, field: str) -> Iterator[np.ndarray]:
+    """Yield the tokens of a file's documents.  Plain files, as bytes, are joined without end tokens."""
+    ends = tokenizer.name != BYTES or has_rows(path)
+    for text in read_documents(path, field):
+        yield tokenizer.tokens(text, ends)
+
+
+def token_range(ids: TokenSequence) -> tuple[int, int]:
+    """Return the least and the largest token, sampling blocks if there are many."""
+    step = max(1, len(ids) // (BLOCK_TOKENS * MOST_BLOCKS)) * BLOCK_TOKENS
+    blocks = (np.asarray(ids[start : start + BLOCK_TOKENS]) for start in range(0, len(ids), step))
+    ends = [(int(block.min()), int(block.max())) for block in blocks]
+    return min(least for least, _ in ends), max(largest for _, largest in ends)
+
+
+def bin_vocab_size(largest: int) -> int:
+    # At least GPT-2's vocabulary; above it, a multiple of 64, which splits evenly over ranks and fills the tiles
+    # of a matrix unit.
+    return GPT2_VOCABULARY if largest < GPT2_VOCABULARY else (largest // 64 + 1) * 64
+
+
+def split(tokens: Tokens, val_fraction: float, block_size: int) -> tuple[TokenSequence, TokenSequence]:
+    """Return the training ids and the validation ids, which are separate or the end of the data.
+
+    Raises: ValueError if either is too short for `TokenWindows`.
+    """
+    if not 0 < val_fraction < 1:
+        raise ValueError(f"val_fraction={val_fraction} must be between 0 and 1, for example 0.1")
+    num_val = int(len(tokens.ids) * val_fraction) if tokens.val_ids is None else len(tokens.val_ids)
+    num_train = len(tokens.ids) - (num_val if tokens.val_ids is None else 0)
+    largest = min(num_train // 2, num_val - 1)
+    if block_size > largest:
+        remedy = f"use block_size={largest} or less" if largest > 0 else "pass a longer text"
+        raise ValueError(
+            f"{tokens.name}: {num_train} tokens to train and {num_val} to validate on are too few for "
+            f"block_size={block_size}; {remedy}"
+        )
+    return tokens.ids[:num_train], tokens.ids[num_train:] if tokens.val_ids is None else tokens.val_ids
+
+
+class TokenWindows:
+    """Windows that tile `ids`, with a different phase in [0, block_size) in each epoch.
+
+    Their number is the same in every epoch: that at the largest phase. With seed=None the phase
+    is always 0, to validate on the same windows each time.
+    """
+
+    def __init__(self, ids: TokenSequence | np.ndarray, block_size: int, seed: int | None):
+        largest = len(ids) - 1 if seed is None else len(ids) // 2
+        if not 1 <= block_size <= largest:
+            raise ValueError(f"block_size={block_size} for {len(ids)} tokens: use 1 to {largest}")
+        if seed is not None and not 0 <= seed < 2**63:
+            raise ValueError(f"seed={seed} must be from 0 to 2**63 - 1")
+        self.ids = ids
+        self.block_size = block_size
+        self.seed = seed
+        self.set_epoch(0)
+
+    def __len__(self) -> int:
+        max_phase = 0 if self.seed is None else self.block_size - 1
+        return (len(self.ids) - 1 - max_phase) // self.block_size
+
+    def set_epoch(self, epoch: int):
+        if epoch < 0:
+            raise ValueError(f"epoch={epoch} must be at least 0")
+        self.phase = 0 if self.seed is None else draw(self.seed, epoch) % self.block_size
+
+    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return windows(self.ids, self.phase + np.asarray(indices) * self.block_size, self.block_size)
+
+
+def draw(seed: int, epoch: int) -> int:
+    # Raw bits are the same in every version of NumPy. The last word of the counter selects a stream: 0 is
+    # reserved for a shuffle with the same seed and epoch.
+    philox = np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, 1])
+    return int(philox.random_raw())
+
+
+def windows(ids: TokenSequence | np.ndarray, starts: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return `block_size` ids from each start, and the ids shifted by one, as int64.
+
+    Shapes: starts (batch,), results (batch, seq).
+    """
+    last = len(ids) - block_size - 1
+    outside = [int(start) for start in starts if not 0 <= start <= last]
+    if outside:
+        raise ValueError(f"a window of {block_size} can't start at {outside[0]} in {len(ids)} ids: use 0 to {last}")
+    together = np.empty((len(starts), block_size + 1), np.int64)  # (batch, seq + 1)
+    for window, start in zip(together, starts, strict=True):
+        window[:] = ids[start : start + block_size + 1]
+    return together[:, :-1], together[:, 1:]
+
+
+def documents(ids: np.ndarray, end: int) -> np.ndarray:
+    """Return each token's document number, where each document ends with token `end`.
+
+    Shapes: ids and result (batch, seq).
+
+    >>> documents(np.array([[7, 0, 7, 7, 0, 0, 7]]), end=0).tolist()
+    [[0, 0, 1, 1, 1, 2, 3]]
+    """
+    ends = ids == end
+    return np.cumsum(ends, axis=1) - ends

@@ -1,0 +1,211 @@
+"""What a rank of a training run holds: its part of the data, of the model and of the optimizer's states."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import collectives
+from collectives import InputError
+from collectives.bench.surroundings import surroundings
+from collectives.job.errors import LoneInputError
+from models.gpt import flops_per_token
+from models.mixture import routers
+from models.model import Model
+from parallelism.buffers.tensor_collectives import ExposedTime
+from parallelism.buffers.transfer import to_device
+from parallelism.checkpoint import fingerprint, model_parts
+from parallelism.data.sampler import DistributedSampler
+from parallelism.experts.exchange import ExpertExchange
+from parallelism.mesh import Mesh, axes_of
+from parallelism.numerics.clipping import GradientClip
+from parallelism.numerics.dropout import BatchPosition
+from parallelism.numerics.non_finite import FiniteCheck, GradientMonitor, StepGuard, first_not_finite
+from parallelism.pipeline.stage import Batch
+from parallelism.placement import fill, wholes
+from parallelism.sequence.sequence_parallel import SequenceParallel
+from parallelism.step.local_parameters import tied_names
+from training.data.samples import Samples
+from training.optim.make import make_optimizer
+from training.parallel.device import own_device, set_matrix_precision
+from training.parallel.saving import Saving, Shards, load_weights
+from training.parallel.staged import divide, staged
+from training.reports.facts import RunFacts
+from training.reports.out_dir import take_out_dir
+from training.reports.pending import Meter
+from training.reports.profile import ALL_RANKS, BUBBLE, StepProfiler
+from training.settings.config import Config
+from training.settings.derived import make_model
+from training.settings.paths import check_files, prepare_folders
+
+
+class TrainingRun:
+    """A training run on one rank, whose steps `training.loop` runs.
+
+    Construction is collective, and raises InputError for incompatible settings.  The end of `with` closes it.
+    """
+
+    saving: Saving | None = None
+    first = 1  # first step
+
+    def __init__(self, config: Config, comm: collectives.Communicator):
+        settings = config
+        with comm.agreed():
+            config = replace(config, device=own_device(config.device, comm))
+            inputs = config.checked(comm.topology, comm.rank)
+        with comm.agreed():
+            prepare_folders(config, comm.rank)
+            check_files(config, comm.rank)
+        self.matrix_precision = torch.get_float32_matmul_precision()  # restored on closing
+        set_matrix_precision(config.dtype)
+        self.config, self.model, self.source = config, inputs.model, config.init_from  # source of the weights
+        self.tokens, self.windows, self.val_ids = inputs.tokens, inputs.windows, inputs.val_ids
+        self.num_params = self.model.num_params()  # of the undivided model
+        self.mesh = Mesh(comm, **axes_of(config))
+        self.sp = SequenceParallel(self.mesh.sp, config.sp_mode, config.sp_order, head_ranks=config.sp_heads)
+        dp, positions = self.mesh.dp, self.sp.positions(config.block_size)
+        position = BatchPosition(config.seed)
+        position.positions = to_device(positions, config.device)
+        self.sampler = DistributedSampler(len(self.windows), inputs.batch_size, dp.rank, dp.size, seed=config.seed)
+        count = config.micro_batch_size, inputs.num_micro_batches
+        self.samples = Samples(self.windows, self.sampler, *count, positions, config.document_end, config.device)
+        self.exchange = ExpertExchange(self.mesh.ep) if config.ep > 1 else None
+        tp_collectives = divide(self.model, config, self.mesh, self.sp, position, self.exchange)
+        self.routers = [router for _, router in routers(self.model)]
+        tied = tied_names(self.model)
+        self.pipeline = staged(
+            self.model, config, self.mesh, inputs.schedule, inputs.precision, position, self.samples.first_batch
+        )
+        self.replica = self.pipeline.replica
+        self.masters = self.replica.masters
+        self.optimizer = make_optimizer(config, self.replica, self.mesh, self.model.config)
+        self.scale = inputs.precision.loss_scale(config.device)
+        limit = config.grad_clip or math.inf
+        self.clip = GradientClip(limit, self.model, self.masters, self.mesh, tied, self.replica.shard, config.device)
+        self.guard = self._make_guard()
+        self.sums = torch.zeros(2, dtype=torch.float64, device=config.device)  # loss, samples
+        self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
+        self.sum_time = ExposedTime()
+        shards = Shards(self.model, self.replica, model_parts(self.model, self.mesh, tied))
+        try:
+            if config.eval_only and config.resume:
+                self.source, step = load_weights(config, comm, shards)
+                self.first = step + 1
+            elif config.checkpoint_dir and not config.eval_only:
+                data = {"data": fingerprint(self.tokens.ids), "batch_size": inputs.batch_size}
+                self.saving = Saving(config, comm, shards, self.optimizer, self.scale, data)
+                self.first, self.source = self.saving.first, self.saving.source
+        except InputError:
+            self.close()
+            raise
+        waits = {"tp": tp_collectives, "sp": self.sp, "ep": self.exchange, "dp": self.replica}
+        waits |= {"pp": self.replica.own.tied, BUBBLE: self.pipeline.times if self.mesh.pp.size > 1 else None}
+        of_all = [self.clip, self.guard, self.sum_time]
+        self.profiler = StepProfiler(
+            self.pipeline,
+            self.mesh,
+            config,
+            self.first,
+            {**{kind: [each] if each else [] for kind, each in waits.items()}, ALL_RANKS: of_all},
+        )
+        flops, peak = flops_per_token(self.model.config, self.num_params), config.peak_tflops
+        all_peak = peak and peak * 1e12 * comm.size
+        self.meter = Meter(self.guard, config.max_iters, inputs.batch_size * config.block_size, flops, all_peak)
+        with comm.agreed():
+            before = self.saving.out_dir if self.saving else ""
+            self.out_dir = take_out_dir(settings, before) if comm.rank == 0 else ""
+        if self.saving:
+            self.saving.out_dir = self.out_dir
+        self.facts = RunFacts(
+            config,
+            data=self.tokens.name,
+            num_tokens=len(self.tokens.ids),
+            vocab_size=self.tokens.vocab_size,
+            family=type(self.model).__name__,
+            num_params=self.num_params,
+            batch_size=inputs.batch_size,
+            num_micro_batches=inputs.num_micro_batches,
+            lengths=self.mesh.shape,
+            attention=str(self.sp),
+            schedule=self.pipeline.schedule.name,
+            num_stages=self.pipeline.schedule.num_stages,
+            source=self.source,
+            first=self.first,
+            out_dir=self.out_dir,
+            surroundings=surroundings(comm, config.device.partition(":")[0]) if config.report else {},
+            profiler=self.profiler,
+        )
+
+    def _make_guard(self) -> StepGuard:
+        config = self.config
+        monitor: FiniteCheck | None = None if config.non_finite == "ignore" else self.clip
+        if monitor and self.replica.sums_over_ranks:
+            monitor = GradientMonitor(self.replica.own.names)
+            self.pipeline.listeners.insert(0, monitor)
+        return StepGuard(
+            self.mesh.comm,
+            config.non_finite,
+            self.scale,
+            monitor,
+            device=config.device,
+            max_skips=config.max_skips,
+            weights=lambda: self.masters.pieces,
+        )
+
+    def __enter__(self) -> TrainingRun:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        """Close, unless only this rank fails, which ends the job."""
+        if error is None or (isinstance(error, InputError) and not isinstance(error, LoneInputError)):
+            self.close()
+
+    def close(self) -> None:
+        """Release all resources: the checkpoints' folder, signals, communicators and shared memory.
+
+        The run cannot be used afterwards.  Collective.
+        """
+        if self.saving:
+            self.saving.close()
+        torch.set_float32_matmul_precision(self.matrix_precision)
+        groups = [self.sp, *([self.exchange] if self.exchange else []), self.mesh, *self.pipeline.groups]
+        self.pipeline.remove_hooks()
+        vars(self).clear()
+        gc.collect()  # breaks reference cycles of modules, which hold memory of the communicators
+        for group in groups:
+            group.free()
+
+    def inputs(self) -> Generator[list[Batch], None, None]:
+        """Yield this rank's micro-batches of each step from the first one on.  The caller closes the generator."""
+        return self.profiler.inputs(self.samples.micro_batches(self.first))
+
+    def add(self, *numbers: Any) -> torch.Tensor:
+        """Return the sums of these numbers over the ranks of dp and pp.  Collective."""
+        for index, number in enumerate(numbers):
+            self.sums[index] = number
+        with self.sum_time.waiting():
+            self.add_up()
+        return self.sums
+
+    def sum_loads(self, loads: torch.Tensor) -> None:
+        """Sum the loads of experts over all ranks in place.  Collective."""
+        with self.sum_time.waiting():
+            self.mesh.along("dp", "sp").all_reduce(loads)
+
+    def whole(self) -> Model:
+        """Gather the plain model with the trained weights.  Collective.
+
+        Raises: InputError for weights that are not finite.
+        """
+        model = make_model(self.config, self.tokens.vocab_size).to(self.config.device)
+        with self.replica.whole(), self.masters.exact(self.model, self.replica.shard):
+            fill(model, wholes(self.model, self.mesh), self.mesh.pp)
+        with self.mesh.comm.agreed("weights"):
+            if name := first_not_finite(dict(model.named_parameters())):
+                raise ValueError(f"{name} is not finite: no weights are written; lower the learning rate")
+        return model

@@ -1,0 +1,154 @@
+"""Checkpoints of a run, from which another one can resume in any layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+import collectives
+from collectives import InputError
+from models.mixture import routers
+from models.model import Model
+from parallelism.checkpoint import (
+    CheckpointLoader,
+    Checkpoints,
+    Extent,
+    Stop,
+    TensorShard,
+    make_states,
+    state_parts,
+)
+from parallelism.data.replica import Replica
+from parallelism.numerics.non_finite import LossScale
+from parallelism.planner import presets
+from parallelism.step.optimizer import Optimizer
+from training.settings.fields import AUTO, RunSettings
+
+MODEL = (*presets.SHAPE, "block_size", "num_experts")  # settings that must agree with a checkpoint
+
+
+class Shards:
+    """A rank's shards of the weights, as checkpoints hold them: `parts` has their extents, by parameter name."""
+
+    def __init__(self, model: Model, replica: Replica, parts: Mapping[str, TensorShard]):
+        self.model, self.replica = model, replica
+        self.parts = {name: part._replace(tensor=torch.empty(0)) for name, part in parts.items()}
+
+    def weights(self) -> Iterator[tuple[TensorShard, torch.Tensor]]:
+        """Yield the shards of the master weights, each with the parameter that the optimizer updates."""
+        masters = self.replica.masters
+        for name, piece in masters.pieces.items():
+            yield self.parts[name].within(masters.spans[name], piece.detach()), piece
+
+    def router_biases(self) -> Iterator[TensorShard]:
+        for name, router in routers(self.model):
+            extent = Extent(tuple(router.bias.shape), 0, len(router.bias))
+            yield TensorShard(f"{name}.bias", "parameter", extent, router.bias)
+
+
+class Saving:
+    """Writes checkpoints of a run to the folder in its settings, and resumes from one.  Collective.
+
+    `data` describes the data, which must agree.  `first` is the first step: 1, or the one after that of the checkpoint
+    `source`, whose run wrote to `out_dir`.
+
+    Raises: InputError for a folder that another run writes to, a checkpoint of another model or of other data, or a
+    missing one.
+    """
+
+    def __init__(
+        self,
+        config: RunSettings,
+        comm: collectives.Communicator,
+        shards: Shards,
+        optimizer: Optimizer,
+        scale: LossScale,
+        data: Mapping[str, Any],
+    ):
+        self.config, self.comm, self.shards, self.optimizer, self.scale = config, comm, shards, optimizer, scale
+        self.interval = config.checkpoint_interval
+        self.same = {**model_settings(config), "optimizer": config.optimizer, **data, "seed": config.seed}
+        self.out_dir, self.source = "", config.init_from
+        with ExitStack() as cleanup:
+            self.stop = Stop(comm)
+            cleanup.callback(self.stop.close)
+            self.checkpoints = Checkpoints(config.checkpoint_dir, comm, config.checkpoints_kept)
+            cleanup.callback(self.checkpoints.release)
+            self.first = 1 + (self.resume() if config.resume else 0)
+            self.taken = cleanup.pop_all()
+
+    def state(self) -> Iterator[TensorShard]:
+        """Yield this rank's shards of the master weights and of the optimizer's states."""
+        for part, piece in self.shards.weights():
+            yield part
+            yield from state_parts(part, self.optimizer.state[piece])
+        yield from self.shards.router_biases()
+
+    def whole(self) -> dict[str, Any]:
+        return {**self.same, "loss_scale": [*self.scale.state()], "out_dir": self.out_dir}
+
+    def resume(self) -> int:
+        """Restore the run's state; return the step of the checkpoint, or 0 if there is none."""
+        setting = self.config.resume
+        path = self.checkpoints.newest() if setting == AUTO else setting
+        if path is None:
+            return 0
+        make_states(self.optimizer)
+        loaded = self.checkpoints.load(self.state(), path, self.same)
+        with self.comm.agreed("resume"):
+            self.scale.load(*loss_scale(path, loaded.whole))
+        self.shards.replica.gather()
+        self.source = str(path)
+        self.out_dir = str(loaded.whole.get("out_dir", self.config.out_dir))
+        return loaded.step
+
+    def after(self, step: int, before: Callable[[], None]) -> str:
+        """Save a checkpoint if one is due; return the name of a received signal to stop the run, if any.
+
+        `before` is called before saving.  Collective.
+        """
+        signal = self.stop.received()
+        self.checkpoints.poll()
+        if signal or step == self.config.max_iters or (self.interval and step % self.interval == 0):
+            before()
+            self.checkpoints.save(step, self.state(), self.whole())
+        return signal
+
+    def close(self) -> None:
+        """Wait for the pending checkpoint; then release the folder and the signals."""
+        with self.taken:
+            self.checkpoints.wait()
+
+
+def load_weights(config: RunSettings, comm: collectives.Communicator, shards: Shards) -> tuple[str, int]:
+    """Load only the weights from the checkpoint to resume from; return it and its step.  Collective.
+
+    Raises: InputError for a checkpoint of another model, or a missing one.
+    """
+    loader = CheckpointLoader(config.checkpoint_dir, comm)
+    path = loader.newest() if config.resume == AUTO else config.resume
+    if path is None:
+        raise InputError(
+            f"resume={AUTO}: {config.checkpoint_dir} has no complete checkpoint; name one, or another folder"
+        )
+    weights = [shard for shard, _ in shards.weights()]
+    loaded = loader.load([*weights, *shards.router_biases()], path, model_settings(config))
+    shards.replica.gather()
+    return str(path), loaded.step
+
+
+def model_settings(config: RunSettings) -> dict[str, Any]:
+    family = {"model": config.model.partition("-")[0]}
+    return family | {name: getattr(config, name) for name in MODEL}
+
+
+def loss_scale(path: Any, whole: Mapping[str, Any]) -> tuple[float, int]:
+    """Return a checkpoint's loss scale; raise ValueError if it is invalid."""
+    match whole.get("loss_scale"):
+        case [float(value), int(good_steps)] if 0 < value < math.inf:
+            return value, good_steps
+    raise ValueError(f"{path}: loss_scale={whole.get('loss_scale')!r} is none: resume from another checkpoint")

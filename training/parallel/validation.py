@@ -1,0 +1,45 @@
+"""Validation: losses on held-out data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from parallelism.pipeline.driver import Pipeline
+from training.data.samples import Samples
+from training.data.tokens import TokenWindows
+
+if TYPE_CHECKING:
+    from collectives import Communicator
+
+
+def spread(count: int, limit: int) -> np.ndarray:
+    """Return the indices of `limit` of `count` samples, evenly spread, or all if there are fewer or the limit is 0.
+
+    >>> spread(10, 4).tolist(), spread(3, 0).tolist()
+    ([0, 2, 5, 7], [0, 1, 2])
+    """
+    number = min(limit or count, count)
+    return np.arange(number) * count // number
+
+
+def sum_losses(
+    pipeline: Pipeline, samples: Samples, windows: TokenWindows, selection: np.ndarray, dp: Communicator
+) -> np.ndarray:
+    """Return the sum of losses, in nats per token, and the number of samples, of this dp rank's part of a `selection`.
+
+    Pipeline ranks without the loss return the same number, and a loss of 0.  Collective.
+    """
+    mine, size = selection[dp.rank :: dp.size], samples.micro_batch_size
+    parts = np.split(mine, range(size, len(mine), size)) if len(mine) else []
+    most = -(-len(selection) // dp.size)  # samples per rank, rounded up
+    parts += [mine[:0]] * (-(-most // size) - len(parts))  # equally many on all ranks, which may gather parameters
+    sums = np.zeros(2)
+    for first in range(0, len(parts), samples.num_micro_batches):
+        together = parts[first : first + samples.num_micro_batches]
+        indices = [part if len(part) else np.zeros(1, np.int64) for part in together]
+        batches = [samples.batch(windows, each).to(samples.device) for each in indices]
+        for part, loss in zip(together, pipeline.losses(batches), strict=True):
+            sums += loss * len(part), len(part)
+    return sums

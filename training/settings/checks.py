@@ -1,0 +1,212 @@
+"""Checks of a run's settings, each of one thing, which raise ValueError with the value and the remedy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+from collectives.algorithms.groups import Topology
+from collectives.job import system
+from parallelism.data.units import groups_of
+from parallelism.experts.expert_parallel import check_experts
+from parallelism.mesh import MeshShape, axes_of, mesh_shape, replica_axes
+from parallelism.pipeline.schedule import files, registry
+from parallelism.pipeline.schedule.actions import Schedule
+from parallelism.pipeline.schedule.search import limits_of
+from parallelism.planner import ParallelLayout, TrainingJob
+from parallelism.planner.memory import in_bytes, rank_params
+from parallelism.planner.presets import samples_of_depth, shape_of
+from parallelism.sequence.token_shards import check_between_layers, shard_tokens
+from training.data.tokens import Tokens
+from training.optim.learning_rate import STABLE
+from training.settings.derived import zero_group
+from training.settings.fields import AUTO, SEARCH, RunSettings
+
+
+class Use(NamedTuple):
+    """The setting on which it depends whether another one has an effect, and the values with which it has."""
+
+    other: str
+    has_effect: Callable[[Any], bool]
+    values: str
+
+
+def use(other: str, *values: str) -> Use:
+    return Use(other, lambda value: value in values, f" to {' or '.join(values)}")
+
+
+CHECKPOINTS = Use("checkpoint_dir", bool, "")
+EXPERTS = Use("num_experts", bool, "")
+PIPELINE = Use("pp", lambda pp: pp > 1, " to 2 or more")
+TRAINING = Use("eval_only", lambda eval_only: not eval_only, " to false")
+USES = {
+    **dict.fromkeys(("beta1", "beta2", "eps"), use("optimizer", "adamw", "muon")),
+    "momentum": use("optimizer", "sgd", "muon"),
+    "muon_lr": use("optimizer", "muon"),
+    **dict.fromkeys(("min_lr", "lr_decay_iters"), use("lr_schedule", "cosine", "linear", STABLE)),
+    "max_skips": use("non_finite", "skip"),
+    "max_alive": use("schedule", SEARCH),
+    **dict.fromkeys(("trace", "balance"), PIPELINE),
+    **dict.fromkeys(("expert_capacity", "balance_loss"), EXPERTS),
+    **dict.fromkeys(("checkpoint_interval", "checkpoints_kept"), CHECKPOINTS),
+    **dict.fromkeys(("report", "prometheus", "tensorboard", "wandb"), TRAINING),
+}
+
+
+def check_uses(settings: RunSettings) -> None:
+    """Refuse settings, other than their defaults, that have no effect."""
+    for field in fields(settings):
+        value, use = getattr(settings, field.name), USES.get(field.name)
+        if use and value not in (None, field.default) and not use.has_effect(getattr(settings, use.other)):
+            now = getattr(settings, use.other)
+            why = f"with {use.other}={now}" if now else f"without {use.other}"
+            raise ValueError(f"{field.name}={value} has no effect {why}: omit it, or set {use.other}{use.values}")
+
+
+def check_weights(settings: RunSettings) -> None:
+    """Check that there are weights to evaluate or to resume from."""
+    if settings.eval_only and not (settings.resume or settings.init_from):
+        raise ValueError("eval_only evaluates existing weights: set resume or init_from")
+    if settings.eval_only and settings.resume and settings.init_from:
+        raise ValueError(
+            f"eval_only evaluates either resume={settings.resume} or init_from={settings.init_from}: omit one"
+        )
+    if settings.resume and not settings.checkpoint_dir and not (settings.eval_only and settings.resume != AUTO):
+        raise ValueError(f"resume={settings.resume} continues with checkpoints of its own: set checkpoint_dir")
+
+
+def check_rates(settings: RunSettings) -> None:
+    """Refuse learning rates that do not rise to `lr`, or decay before they have."""
+    decay, last, warmed = settings.lr_decay_iters, settings.max_iters, f"warmup_iters={settings.warmup_iters}"
+    if settings.min_lr is not None and settings.min_lr > settings.lr:
+        raise ValueError(f"min_lr={settings.min_lr} must be at most lr={settings.lr}, from which it falls")
+    if settings.warmup_iters > last and settings.warmup_iters != RunSettings.warmup_iters:
+        raise ValueError(
+            f"{warmed} is longer than the run of max_iters={last} steps, which would never reach lr={settings.lr}: use "
+            f"at most {last}"
+        )
+    if decay is None:
+        return
+    if settings.lr_schedule == STABLE and settings.warmup_iters + decay > last:
+        raise ValueError(
+            f"{warmed} and lr_decay_iters={decay} are more than max_iters={last} with lr_schedule=wsd: use fewer of one"
+        )
+    if settings.lr_schedule != STABLE and settings.warmup_iters >= decay:
+        raise ValueError(f"{warmed} must be below lr_decay_iters={decay}, by which the learning rate has fallen")
+
+
+def check_vocabulary(settings: RunSettings, tokens: Tokens) -> None:
+    end, last = settings.document_end, tokens.vocab_size - 1
+    if end is not None and end > last:
+        raise ValueError(f"document_end={end} is not a token of {tokens.name}: use one from 0 to {last}")
+
+
+def check_memory(settings: RunSettings, vocab_size: int, topology: Topology) -> None:
+    """Check that a host can hold a whole model for each of its ranks, which they all start with."""
+    (num_params,) = rank_params(TrainingJob(shape_of(settings, vocab_size), 1), ParallelLayout())
+    ranks = max(map(len, topology.nodes))
+    nbytes = num_params * 4 * ranks  # initialized in float32
+    there = system.total_memory_bytes()
+    if nbytes > there:
+        raise ValueError(
+            f"n_layer={settings.n_layer} and n_embd={settings.n_embd} make {num_params:,} parameters, "
+            f"{in_bytes(nbytes)} for {ranks} ranks of a host that has {in_bytes(there)}: use a smaller model, or fewer "
+            "ranks a host"
+        )
+
+
+def check_mixture(settings: RunSettings, num_ranks: int) -> None:
+    """Check that ranks can divide the experts, and refuse per-sequence limits if ranks divide sequences."""
+    outer = mesh_shape(num_ranks, **axes_of(replace(settings, ep=1)))
+    check_experts(settings.num_experts, settings.ep, outer.lengths["dp"])
+    if settings.sp > 1 and settings.num_experts and (settings.balance_loss or settings.expert_capacity is not None):
+        raise ValueError(
+            f"expert_capacity and balance_loss count the tokens of whole sequences, which sp={settings.sp} splits: use "
+            "sp=1, or neither"
+        )
+
+
+def check_sequences(settings: RunSettings, shape: dict[str, int]) -> int:
+    """Check that sp and tp ranks can divide sequences; return the number of sp ranks that exchange heads."""
+    shards = shard_tokens(settings.block_size, shape["sp"], settings.sp_mode, settings.sp_order, settings.sp_heads)
+    if settings.sequence_parallel:
+        check_between_layers(settings.block_size, shape["sp"], shape["tp"])
+    return shards.parts
+
+
+def check_zero_group(settings: RunSettings, mesh: MeshShape, topology: Topology) -> None:
+    """Check that the group size divides the ranks with the same part of the model."""
+    for ranks in mesh.groups(*replica_axes(mesh.lengths)):
+        nodes = Topology.from_ids([topology.node_of[rank] for rank in ranks]).nodes
+        groups_of(zero_group(settings), len(ranks), nodes)
+
+
+def num_micro_batches(settings: RunSettings, dp_size: int, num_samples: int) -> int:
+    """Return a rank's number of micro-batches per step: as set, from the global batch, or by the model's depth.
+
+    By depth, the global batch is the nearest one that the ranks divide, of at most `num_samples`.
+    """
+    together = dp_size * settings.micro_batch_size
+    batch, number = settings.global_batch_size, settings.num_micro_batches
+    if batch is None:
+        if number is not None or settings.depth is None:
+            return number or 1
+        target = min(samples_of_depth(settings.depth, settings.block_size), num_samples)
+        return max(1, min(round(target / together), num_samples // together))
+    check_batch(settings, dp_size)
+    if batch % together:
+        nearest = max(1, round(batch / together)) * together
+        raise ValueError(
+            f"global_batch_size={batch} is not divisible by dp={dp_size} ranks in micro-batches of "
+            f"{settings.micro_batch_size}: use a multiple of {together}, such as {nearest}, or another micro_batch_size"
+        )
+    return batch // together
+
+
+def check_batch(settings: RunSettings, dp_size: int) -> None:
+    """Refuse a global batch other than that of the micro-batches."""
+    batch, number = settings.global_batch_size, settings.num_micro_batches
+    if batch is None or number is None:
+        return
+    samples = dp_size * settings.micro_batch_size * number
+    if samples != batch:
+        raise ValueError(
+            f"global_batch_size={batch} differs from the {samples} samples of num_micro_batches={number} on "
+            f"dp={dp_size} ranks: omit one of the two"
+        )
+
+
+def make_schedule(settings: RunSettings, num_micro_batches: int) -> Schedule:
+    """Make the pipeline schedule; raise ValueError if ranks, micro-batches or layers are incompatible with it.
+
+    If a schedule is to be searched, return a placeholder with as many stages.
+    """
+    name = settings.schedule
+    if name == SEARCH:
+        name = "1f1b" if settings.virtual_stages in (None, 1) else "interleaved"
+        limits_of(settings.max_alive, settings.pp, num_micro_batches, settings.virtual_stages or 1)
+    if name in registry.names():
+        schedule = registry.make_schedule(name, settings.pp, num_micro_batches, settings.virtual_stages)
+    elif os.path.exists(name):
+        schedule = read_schedule(settings, num_micro_batches)
+    else:
+        raise ValueError(f"schedule={name!r} is neither a file nor one of {', '.join(registry.names())}, {SEARCH}")
+    if schedule.num_stages > settings.n_layer:
+        raise ValueError(
+            f"pp={settings.pp} with schedule={settings.schedule} makes {schedule.num_stages} stages of n_layer="
+            f"{settings.n_layer} blocks: use at most {settings.n_layer} stages, or more blocks"
+        )
+    return schedule
+
+
+def read_schedule(settings: RunSettings, num_micro_batches: int) -> Schedule:
+    schedule = files.read(settings.schedule)
+    shape = settings.pp, num_micro_batches
+    if (schedule.num_ranks, schedule.num_micro_batches) != shape:
+        raise ValueError(
+            f"schedule={settings.schedule} is for pp={schedule.num_ranks} and num_micro_batches="
+            f"{schedule.num_micro_batches}, not for {shape[0]} and {shape[1]}: use those, or another schedule"
+        )
+    return schedule

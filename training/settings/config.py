@@ -1,0 +1,108 @@
+"""Configuration of a training run: its settings, filled and checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from collectives.algorithms.groups import Topology
+from collectives.job.settings import check
+from models.config import LlamaConfig, ModelConfig
+from models.hf import initialize, load_config
+from models.model import Model
+from parallelism.data.sampler import DistributedSampler
+from parallelism.mesh import axes_of, mesh_shape
+from parallelism.numerics.precision import Precision
+from parallelism.pipeline.schedule.actions import Schedule
+from parallelism.planner import presets
+from parallelism.tensor.sharding_plan import strategies
+from training.data.token_files import TokenSequence
+from training.data.tokenizer import BYTE_VOCABULARY, BYTES, TOKEN_IDS, saved_name
+from training.data.tokens import Tokens, TokenWindows, split
+from training.parallel.compiling import check_compiler
+from training.parallel.family import plan_of
+from training.settings import checks, paths
+from training.settings.derived import make_model, tokens_of
+from training.settings.fields import RunSettings
+
+
+class Inputs(NamedTuple):
+    """Inputs of a run, the same on every rank."""
+
+    tokens: Tokens
+    windows: TokenWindows  # to train on
+    val_ids: TokenSequence
+    num_micro_batches: int  # per rank
+    batch_size: int  # over all ranks
+    schedule: Schedule
+    precision: Precision
+    model: Model  # before it is divided
+
+
+@dataclass
+class Config(RunSettings):
+    """A run's settings, as flags, in a TOML file, or in Python; those that are None follow from others.
+
+    Raises: ValueError for invalid values.
+    """
+
+    def __post_init__(self):
+        check(self, "init_from")
+        shape, number = load_config(self.init_from) if self.init_from else None, self.num_micro_batches
+        presets.fill(self, None if shape is None else presets.Preset(family_of(shape), vars(shape)))
+        self.num_micro_batches = number  # follows from the batch, which may follow from the number of ranks
+        if shape is not None:
+            presets.set_missing(self, {"vocab_size": shape.vocab_size})
+        presets.set_missing(self, {"tokenizer": BYTES if shape is None else weights_tokenizer(self.init_from, shape)})
+        check(self)
+        presets.refuse_other_family(self)
+
+    def checked(self, topology: Topology, rank: int = 0) -> Inputs:
+        """Check the settings against each other, the ranks, and the data; return the inputs of a run.
+
+        Nothing is communicated or printed.  Rank 0 also checks what is installed, and that the trace can be written.
+
+        Raises: ValueError with the value and the remedy.
+        """
+        num_ranks = len(topology.node_of)
+        checks.check_uses(self)
+        checks.check_weights(self)
+        checks.check_rates(self)
+        paths.check_logs(self, rank)
+        paths.check_trace(self, rank)
+        precision = Precision(self.dtype, self.master_weights, self.grad_dtype)
+        checks.check_mixture(self, num_ranks)
+        mesh = mesh_shape(num_ranks, **axes_of(self))
+        lengths = mesh.lengths
+        head_ranks = checks.check_sequences(self, lengths)
+        checks.check_zero_group(self, mesh, topology)
+
+        tokens = tokens_of(self)
+        checks.check_vocabulary(self, tokens)
+        checks.check_memory(self, tokens.vocab_size, topology)
+        train_ids, val_ids = split(tokens, self.val_fraction, self.block_size)
+        windows = TokenWindows(train_ids, self.block_size, self.seed)
+        number = checks.num_micro_batches(self, lengths["dp"], len(windows))
+        batch_size = lengths["dp"] * self.micro_batch_size * number
+        DistributedSampler(len(windows), batch_size, rank=0, size=lengths["dp"])  # raises for an epoch without steps
+        schedule = checks.make_schedule(self, number)
+
+        model = make_model(self, tokens.vocab_size)
+        if self.init_from:
+            initialize(model, self.init_from)
+        strategies(model, plan_of(model.config), {**lengths, "heads": head_ranks})  # raises if not divisible
+        check_compiler(self)  # last, as its import takes long
+        return Inputs(tokens, windows, val_ids, number, batch_size, schedule, precision, model)
+
+
+def family_of(shape: ModelConfig) -> presets.Family:
+    return presets.LLAMA if isinstance(shape, LlamaConfig) else presets.GPT2
+
+
+def weights_tokenizer(folder: str, shape: ModelConfig) -> str | None:
+    """Return the tokenizer in a folder of weights, or bytes if these can be the model's tokens, or None."""
+    name = saved_name(Path(folder))
+    if name in (None, TOKEN_IDS):
+        return BYTES if shape.vocab_size == BYTE_VOCABULARY else None
+    return name

@@ -1,0 +1,52 @@
+"""What follows from a run's settings: its tokens, its model, the learning rate of a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from models.config import GPTConfig, LlamaConfig, ModelConfig
+from models.model import Model, make
+from parallelism.planner import presets
+from training.data.tokenizer import TOKEN_IDS, differ, saved_tokenizer
+from training.data.tokens import Tokens, load_tokens
+from training.optim.learning_rate import learning_rate
+from training.settings.fields import RunSettings
+
+
+def tokens_of(settings: RunSettings) -> Tokens:
+    """Load the data.
+
+    Raises: ValueError for what cannot be read, or other tokens than those of the initial weights.
+    """
+    options = settings.tokenizer, settings.vocab_size, settings.text_field, settings.token_dtype
+    tokens = load_tokens(settings.data, settings.val_data, *options)
+    own = saved_tokenizer(Path(settings.init_from)) if settings.init_from else None
+    if own and own.name != TOKEN_IDS and differ(own, tokens.tokenizer):
+        raise ValueError(
+            f"init_from={settings.init_from} has tokens of {own.name}, but the data of {tokens.tokenizer.name}: omit "
+            "tokenizer, or use other data"
+        )
+    return tokens
+
+
+def model_config(settings: RunSettings, vocab_size: int) -> ModelConfig:
+    kind = LlamaConfig if presets.PRESETS[settings.model].family is presets.LLAMA else GPTConfig
+    return kind(**presets.model_settings(settings, vocab_size))
+
+
+def make_model(settings: RunSettings, vocab_size: int) -> Model:
+    model = make(model_config(settings, vocab_size), settings.seed)
+    return model.double() if settings.dtype == "float64" else model
+
+
+def learning_rate_of(settings: RunSettings, iteration: int) -> float:
+    course = settings.lr_schedule, settings.min_lr, settings.lr_decay_iters
+    return learning_rate(iteration, settings.lr, settings.warmup_iters, settings.max_iters, *course)
+
+
+def zero_group(settings: RunSettings) -> str | int:
+    return int(settings.zero_group) if settings.zero_group.isdigit() else settings.zero_group
+
+
+def picture_of(trace: str) -> str:
+    return str(Path(trace).with_suffix(".png"))
