@@ -17,7 +17,7 @@ train: .venv/kernels
 
 # Without ranks, on 8 ranks, and a handful of programs from end to end: minutes.
 test: .venv/kernels
-	$(RUN) $(PYTEST) --doctest-modules collectives models parallelism teaching training benchmarks/held_bytes.py \
+	$(RUN) $(PYTEST) --doctest-modules collectives models parallelism teaching training benchmarks/helpers/zero_bytes.py \
 		mpi_tests/fuzz.py mpi_tests/fuzz_settings.py mpi_tests/mutants.py mpi_tests/mutants_list.py \
 		mpi_tests/release.py mpi_tests/stranger.py mpi_tests/container.py mpi_tests/helpers mpi_tests/without_ranks
 	$(RUN) $(ON_RANKS) mpi_tests/with_ranks

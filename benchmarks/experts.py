@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from document import output, table, write
+from helpers.result_files import output, table, write
 from peers import MPI, start_torch
 from torch import Tensor, distributed
 

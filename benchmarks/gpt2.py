@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from document import output, table, write
+from helpers.result_files import output, table, write
 
 import collectives
 from collectives.job.progress_bar import progress_bar

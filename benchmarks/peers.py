@@ -5,7 +5,7 @@
 Times are medians of the slowest rank, with peers alternating; results are checked.  Sizes are those of the whole
 vector: the input of all_reduce, reduce_scatter and all_to_all, the output of all_gather, the message of broadcast.
 "copy" is a concurrent NumPy copy on every rank of as many bytes as it must read and write: n for an all-reduce of n
-bytes, so that p ranks move 2pn.  benchmarks/table.py makes tables of the files.
+bytes, so that p ranks move 2pn.  benchmarks/peers_table.py makes tables of the files.
 """
 
 import argparse

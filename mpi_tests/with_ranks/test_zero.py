@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.held_bytes import counting, held, held_by_formula, sent_by_formula
+from benchmarks.helpers.zero_bytes import counting, held, held_by_formula, sent_by_formula
 from collectives import Communicator, InputError
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.models import share

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.held_bytes import counting
+from benchmarks.helpers.zero_bytes import counting
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.ranks import IS_PROOF
 from parallelism.checkpoint import Checkpoints, make_states, model_parts, state_parts

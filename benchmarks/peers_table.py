@@ -1,6 +1,6 @@
 """Make tables of the results of benchmarks/peers.py: speedups over the best peer.
 
-    python benchmarks/table.py benchmarks/results/peers-*.json
+    python benchmarks/peers_table.py benchmarks/results/peers-*.json
 
 The best peer at a size is the faster one of the same run: the MPI library's own collective, or gloo's.
 """

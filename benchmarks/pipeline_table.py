@@ -1,6 +1,6 @@
-"""Make tables of the results of benchmarks/pipelining.py.
+"""Make tables of the results of benchmarks/pipeline_parallel.py.
 
-    python benchmarks/pipelining_table.py benchmarks/results/pipelining-*.json
+    python benchmarks/pipeline_table.py benchmarks/results/pipeline-parallel-*.json
 
 Ratios are ours over torch's: of steps, and of their overhead over the schedule's price.
 """

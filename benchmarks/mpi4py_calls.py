@@ -1,6 +1,6 @@
 """Compare mpi4py's calls with our collectives and with the library's own, alternating in one run.
 
-mpirun -n 4 python benchmarks/mpi4py_face.py --out benchmarks/results/mpi4py-face-openmpi-4.md
+mpirun -n 4 python benchmarks/mpi4py_calls.py --out benchmarks/results/mpi4py-face-openmpi-4.md
 
 Buffers are plain NumPy arrays of float64; sizes are those of a call's vector.  A cell is the ratio of medians, the
 library's over ours, which is near 1 for calls that the library does in both; the last row has geometric means from
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def table(ratios: dict[str, dict[int, float]], sizes: list[int], where: str) -> str:
-    rows = [f"The library's time over that with ours, {where}; by `benchmarks/mpi4py_face.py`.", ""]
+    rows = [f"The library's time over that with ours, {where}; by `benchmarks/mpi4py_calls.py`.", ""]
     rows += [f"| bytes | {' | '.join(ratios)} |", f"|---:|{'---:|' * len(ratios)}"]
     rows += [f"| {n:,} | {' | '.join(f'{of[n]:.2f}' for of in ratios.values())} |" for n in sizes]
     large = [[of[n] for n in sizes if n >= MEANS_FROM] for of in ratios.values()]

@@ -1,6 +1,6 @@
 """Compare our pipelines with torch.distributed.pipelining over gloo, in one run: same model, stages and schedules.
 
-    mpirun -n 2 python benchmarks/pipelining.py --output benchmarks/results/pipelining-openmpi-2.json
+    mpirun -n 2 python benchmarks/pipeline_parallel.py --output benchmarks/results/pipeline-parallel-openmpi-2.json
 
 A step is a schedule's forward and backward passes of some micro-batches, without an optimizer.  Before anything is
 timed, every contestant's loss and gradients are compared with those of the plain model.  In breadth-first, torch runs
@@ -24,11 +24,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from document import output, write
+from helpers.pipeline_models import Gpt, Model, Sleep
+from helpers.result_files import output, write
+from helpers.torch_pipelines import SCHEDULES
 from peers import MPI, start_torch
-from pipelining_models import Gpt, Model, Sleep
-from pipelining_peers import SCHEDULES
-from pipelining_table import table
+from pipeline_table import table
 from torch import Tensor
 
 import collectives
@@ -190,7 +190,7 @@ def models(comm: collectives.Communicator, args: argparse.Namespace) -> dict[str
 def main() -> None:
     torch.set_num_threads(1)
     comm = collectives.world()
-    with comm.agreed("pipelining"):
+    with comm.agreed("pipeline_parallel"):
         args, schedules = parse(comm.size)
     start_torch(MPI.COMM_WORLD, "gloo", alone=True)
     pairs = models(comm, args).items()

@@ -6,8 +6,8 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from pipelining_peers import GPTStage, TorchPipeline
-from sleeping import Layer, Naps, Sleeping
+from helpers.sleeping_stages import Layer, Naps, Sleeping
+from helpers.torch_pipelines import GPTStage, TorchPipeline
 from torch import Tensor, nn
 from torch.nn import functional as F
 

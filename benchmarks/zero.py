@@ -1,6 +1,6 @@
 """Compare our data parallelism and ZeRO with torch's DDP and FSDP2 over gloo, in one run.
 
-    mpirun -n 2 python benchmarks/sharing.py --output benchmarks/results/sharing-openmpi-2.json
+    mpirun -n 2 python benchmarks/zero.py --output benchmarks/results/zero-openmpi-2.json
 
 A step is a forward and a backward pass of one GPT, with a different batch on each rank, and AdamW's update.  Before
 anything is timed, the losses of each contestant's first steps are compared with those of one process that has all
@@ -21,14 +21,14 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import sharing_peers
 import torch
-from data_parallelism_ways import Way, adamw, replicated, shared
-from document import output, table, write
+from helpers import torch_data_parallel
+from helpers.contestants import Contestant
+from helpers.data_parallel_variants import Way, adamw, replicated, shared
+from helpers.result_files import output, table, write
 from memory import of_others, of_process, settled
 from peers import MPI, start_torch
 from torch import Tensor, nn
-from turns import Contestant
 
 import collectives
 from collectives.job.progress_bar import progress_bar
@@ -49,9 +49,9 @@ class Contest:
         self.comm, self.config = comm, config
         self.ways: dict[str, Callable[[GPT], Way]] = {
             "DataParallel: ours": lambda gpt: replicated(gpt, comm),
-            "DDP: torch": sharing_peers.ddp,
+            "DDP: torch": torch_data_parallel.ddp,
             **{f"ZeRO {stage}: ours": partial(shared, wire=comm, zero_stage=stage) for stage in (1, 2, 3)},
-            "FSDP2: torch": sharing_peers.fsdp2,
+            "FSDP2: torch": torch_data_parallel.fsdp2,
         }
 
     def way(self, name: str) -> Way:
@@ -140,7 +140,7 @@ def parse() -> tuple[argparse.Namespace, GPTConfig]:
 def main() -> None:
     torch.set_num_threads(1)
     comm = collectives.world()
-    with comm.agreed("sharing"):
+    with comm.agreed("zero"):
         args, config = parse()
     start_torch(MPI.COMM_WORLD, "gloo", alone=True)
     Contest(comm, replace(config, n_layer=1, n_embd=2 * config.n_head), args.batch).memory()  # warm-up

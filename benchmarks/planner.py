@@ -1,6 +1,6 @@
 """Compare the planner's predictions of memory and time with steps of train.py, for layouts of 4 ranks.
 
-    mpirun -n 4 python benchmarks/planning.py --output planning.json
+    mpirun -n 4 python benchmarks/planner.py --output planner.json
 
 First, the ranks' links and their speed, while all compute at once, are measured.  Memory is the largest increase on any
 rank during some steps, relative to the time before the run was set up, with a rank's part of shared memory; it includes
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from document import output, table, write
+from helpers.result_files import output, table, write
 from memory import LIBC, M_MMAP_THRESHOLD, MIB, of_others, of_process, settled
 from peers import MPI
 
@@ -137,14 +137,14 @@ def main() -> None:
     torch.set_num_threads(1)
     comm = collectives.world()
     LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # return freed memory immediately
-    with comm.agreed("planning"):
+    with comm.agreed("planner"):
         args = parse(comm.size)
         shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "block_size")}
         plain = Config(out_dir="", **shape)
         job = TrainingJob(shape_of(plain, load_tokens(plain.data).vocab_size), args.samples)
         configs = {name: replace(plain, **EXPERTS) if "experts" in name else plain for name in args.layouts}
     target = machine(comm, job)._replace(network=speeds(comm, *PROBES))
-    with comm.agreed("planning"):
+    with comm.agreed("planner"):
         plans = {name: planned(name, config, args.samples, target) for name, config in configs.items()}
     figures = {}
     # Exclude the memory of loading and compiling.

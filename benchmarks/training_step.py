@@ -1,6 +1,6 @@
 """Compare a step of train.py on one rank with plain torch loops, for a GPT-2 and a Llama.
 
-    OMP_NUM_THREADS=1 python benchmarks/one_rank.py --output benchmarks/results/one-rank.json
+    OMP_NUM_THREADS=1 python benchmarks/training_step.py --output benchmarks/results/training-step.json
 
 "train.py" fetches its batch, computes, clips, updates and reads its numbers.  A plain loop does the same on a prepared
 batch: "same kernels" with this project's fused passes and AdamW, "torch's" with torch's own.  All alternate in turns of
@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import torch
-from document import output, table, write
+from helpers.result_files import output, table, write
 
 import collectives
 from collectives.job.progress_bar import progress_bar
@@ -91,7 +91,7 @@ def arguments() -> argparse.Namespace:
     for name, default in (("n_layer", 4), ("n_head", 4), ("n_embd", 128), ("block_size", 128), ("micro_batch_size", 8)):
         parser.add_argument(f"--{name}", type=positive, default=default)
     parser.add_argument("--turns", type=positive, default=15)
-    parser.add_argument("--output", type=output, default=Path("one-rank.json"))
+    parser.add_argument("--output", type=output, default=Path("training-step.json"))
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """Compare our tensor and sequence parallelism with torch's (DTensor plans) and DeepSpeed's (Ulysses), in one run.
 
-    mpirun -n 2 python benchmarks/splitting.py --output benchmarks/results/splitting-openmpi-2.json
+    mpirun -n 2 python benchmarks/tensor_parallel.py --output benchmarks/results/tensor-parallel-openmpi-2.json
 
 A step is the forward and the backward pass of one GPT on one batch, without an optimizer, and without the sums of
 weight gradients over ranks that split a sequence, which belong to data parallelism.  The peers use gloo.  Before
@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
-import splitting_peers
 import torch
-from document import output, table, write
+from helpers import tensor_parallel_peers
+from helpers.contestants import Contestant
+from helpers.result_files import output, table, write
 from peers import MPI, start_torch
 from torch import Tensor
-from turns import Contestant
 
 import collectives
 from collectives.job.progress_bar import progress_bar
@@ -60,7 +60,7 @@ class Ours:
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the rank's shards of gradients, or their means over the ranks that split sequences."""
-        mean = splitting_peers.averaged if self.sp else (lambda x: x)
+        mean = tensor_parallel_peers.averaged if self.sp else (lambda x: x)
         return {name: mean(p.grad) for name, p in self.model.named_parameters()}
 
 
@@ -112,7 +112,7 @@ class Contest:
         for name, sequence in (("tp", False), ("tp, sequence-parallel", True)):
             ours = Ours(self.model(), self.comm, *self.batch, sequence=sequence)
             contestants[f"{name}: ours"] = Contestant(ours, ours, Silence())
-            theirs = [self.torch(group, sequence) for group in splitting_peers.groups()]
+            theirs = [self.torch(group, sequence) for group in tensor_parallel_peers.groups()]
             contestants[f"{name}: torch"] = Contestant(*theirs)
         return contestants
 
@@ -123,15 +123,18 @@ class Contest:
             ours = Ours(self.model(), alone, *self.batch, sp)
             contestants[f"sp, {mode}: ours"] = Contestant(ours, ours, Silence())
         if with_deepspeed:
-            theirs = [splitting_peers.DeepSpeedUlysses(self.model(), g, *self.batch) for g in splitting_peers.groups()]
+            theirs = [
+                tensor_parallel_peers.DeepSpeedUlysses(self.model(), g, *self.batch)
+                for g in tensor_parallel_peers.groups()
+            ]
             contestants["sp, ulysses: DeepSpeed"] = Contestant(*theirs)
         return contestants
 
     def model(self) -> GPT:
         return GPT(self.config)
 
-    def torch(self, group: Any, sequence: bool) -> splitting_peers.TorchTensorParallel:
-        return splitting_peers.TorchTensorParallel(self.model(), group, sequence, *self.batch)
+    def torch(self, group: Any, sequence: bool) -> tensor_parallel_peers.TorchTensorParallel:
+        return tensor_parallel_peers.TorchTensorParallel(self.model(), group, sequence, *self.batch)
 
     def check(self, contestants: dict[str, Contestant]) -> None:
         """Compare loss and gradients with the plain model's.
@@ -184,11 +187,11 @@ def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:
 def main() -> None:
     torch.set_num_threads(1)
     comm = collectives.world()
-    with comm.agreed("splitting"):
+    with comm.agreed("tensor_parallel"):
         args, config = parse(comm.size)
     start_torch(MPI.COMM_WORLD, "gloo", alone=True)
     contest = Contest(comm, config, args.batch)
-    with_deepspeed = splitting_peers.start_deepspeed()
+    with_deepspeed = tensor_parallel_peers.start_deepspeed()
     if not with_deepspeed and comm.rank == 0:
         print("DeepSpeed is not here: ours have no peer in sequence parallelism (pip install deepspeed)")
     contestants = contest.tensor_parallel() | contest.sequence_parallel(with_deepspeed)

@@ -1,6 +1,6 @@
 """Compare calls with plans and with the MPI library's own collectives, in one run.
 
-    mpirun -n 2 python benchmarks/calls.py --out benchmarks/results/calls-openmpi-2.md
+    mpirun -n 2 python benchmarks/calls_vs_mpi.py --out benchmarks/results/calls-openmpi-2.md
 
 Arrays are ordinary NumPy arrays of float32.  "call" passes the same arrays each time, "moving" alternates between 8
 sets at different addresses; "symmetric" uses arrays from `comm.empty`.  Sizes are those of the whole vector: the input
@@ -8,7 +8,7 @@ of all_reduce, reduce_scatter and all_to_all, the output of all_gather, the mess
 the slowest rank, in us: medians of rounds in which all ways alternate.  `--collectives`, `--bytes` and `--rounds`
 choose.
 
-    python benchmarks/calls.py --median run1.md run2.md run3.md --out benchmarks/results/calls-openmpi-2.md
+    python benchmarks/calls_vs_mpi.py --median run1.md run2.md run3.md --out benchmarks/results/calls-openmpi-2.md
 
 writes the medians of several runs.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from document import machine, output
+from helpers.result_files import machine, output
 from peers import COLLECTIVES, LONG_ENOUGH_S, arrays, mpi_call
 
 import collectives

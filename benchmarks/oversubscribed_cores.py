@@ -1,6 +1,6 @@
 """all_reduce on oversubscribed cores: plans, calls, the MPI library's; by torch.distributed, ours and gloo's.
 
-    mpirun -n 2 python benchmarks/busy_neighbours.py --out busy.md
+    mpirun -n 2 python benchmarks/oversubscribed_cores.py --out busy.md
 
 Rank 0 starts the neighbours, processes that compute without waiting.  Times are those of the slowest rank, in us: the
 median of rounds in which all ways alternate and, in brackets, the mean, which includes stalls.  A round has as many
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from document import machine, output
+from helpers.result_files import machine, output
 
 import collectives
 import collectives.torch_backend  # registers the backend

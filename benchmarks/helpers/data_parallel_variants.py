@@ -1,4 +1,4 @@
-"""The ways to train in data parallelism that benchmarks/data_parallelism.py compares, with formulas for their bytes."""
+"""The ways to train in data parallelism that benchmarks/data_parallel.py compares, with formulas for their bytes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from held_bytes import HeldBytes, held, held_by_formula, sent_by_formula
+from helpers.traffic import Wire
+from helpers.zero_bytes import HeldBytes, held, held_by_formula, sent_by_formula
 from torch import Tensor, nn
-from wire import Wire
 
 from collectives import Communicator
 from models.gpt import GPT

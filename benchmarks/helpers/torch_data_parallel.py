@@ -1,6 +1,6 @@
 """Data parallelism by torch: DDP, and FSDP2, which shards parameters, gradients and optimizer states."""
 
-from data_parallelism_ways import Way, adamw
+from helpers.data_parallel_variants import Way, adamw
 from torch import distributed
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel

@@ -1,4 +1,4 @@
-"""Draw the results of benchmarks/data_parallelism.py: a bar for each way, beside the formula's value."""
+"""Draw the results of benchmarks/data_parallel.py: a bar for each way, beside the formula's value."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Compare variants of data parallelism: bytes, memory and time of each to train the same GPT.
 
-    mpirun -n 4 python benchmarks/data_parallelism.py --output ways.json --picture ways.png
+    mpirun -n 4 python benchmarks/data_parallel.py --output ways.json --picture ways.png
 
 Every rank computes a part of a batch.  A parameter server gathers all gradients, updates the parameters and broadcasts
 them; an all-reduce at the end needs no server; in buckets it overlaps with the backward pass; a hierarchical one runs
@@ -8,9 +8,9 @@ within groups and across them; ZeRO's stages shard optimizer states, gradients a
 timed, the parameters after two steps are compared with those of plain training on the whole batch.
 
 All communicate by messages, as between machines.  "busiest" is the largest number of bytes that a rank sends and
-receives in a step, counted from the schedules; formulas are in `benchmarks/held_bytes.py`.  ZeRO stage 3 keeps the
-last two blocks from the forward to the backward pass, and so sends less than its formula.  "out of a group" counts the
-bytes that leave one half of the ranks, as if that were a node.
+receives in a step, counted from the schedules; formulas are in `benchmarks/helpers/zero_bytes.py`.  ZeRO stage 3
+keeps the last two blocks from the forward to the backward pass, and so sends less than its formula.  "out of a group"
+counts the bytes that leave one half of the ranks, as if that were a node.
 
 "held" are parameters, gradients and optimizer states between steps, "peak" is the largest increase of a rank's memory
 since before the model was built; both for the rank with most.  Linux with glibc only.
@@ -28,14 +28,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from data_parallelism_picture import picture
-from data_parallelism_ways import WAYS, Kind, Way, adamw
-from document import output, table, write
+from helpers.contestants import Contestant
+from helpers.data_parallel_picture import picture
+from helpers.data_parallel_variants import WAYS, Kind, Way, adamw
+from helpers.result_files import output, table, write
+from helpers.traffic import Traffic, Wire
 from memory import LIBC, M_MMAP_THRESHOLD, MIB, of_process, settled
 from peers import MPI
 from torch import Tensor
-from turns import Contestant
-from wire import Traffic, Wire
 
 import collectives
 from collectives.job.progress_bar import progress_bar
@@ -177,7 +177,7 @@ def main() -> None:
     if MPI.COMM_WORLD.size % 2 == 0:
         os.environ["COLLECTIVES_FAKE_NODES"] = f"2x{MPI.COMM_WORLD.size // 2}"
     comm = collectives.world()
-    with comm.agreed("data_parallelism"):
+    with comm.agreed("data_parallel"):
         args, config = parse(comm.size)
     LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # return freed memory immediately
     contest = Contest(comm, args, config)

@@ -1,7 +1,7 @@
 """Make a table of a benchmark on the rig: `auto` beside the best algorithm, the wire's share, and the model's time.
 
 python -m mpi_tests.rig run -- python -m collectives.bench all_reduce -A all auto mpi -f 8 -e 16M --json rig.json
-python benchmarks/rig.py rig.json
+python benchmarks/rig_table.py rig.json
 """
 
 import json
