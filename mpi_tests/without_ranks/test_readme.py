@@ -102,11 +102,26 @@ def test_links_to_files_lead_somewhere(page):
         assert (ROOT / target).exists(), target
 
 
-def test_its_figures_are_those_of_the_results():
-    runs = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("peers-*.json"))]
-    assert len(runs) == 4
-    table = runpy.run_path(str(ROOT / "benchmarks" / "peers_table.py"))["table"]
-    assert "\n".join(table(runs)) in (RESULTS / "README.md").read_text()
+def test_the_files_of_results_are_those_of_their_table():
+    """A row's first cell names files; N stands for a number of ranks, * for anything."""
+    cells = re.findall(r"^\| (`[^|]*) \|", (RESULTS / "README.md").read_text().partition("\n## ")[0], re.MULTILINE)
+    patterns = [name.replace("-N.", "-[0-9].") for cell in cells for name in re.findall(r"`(\S+)`", cell)]
+    named = {path.name for pattern in patterns for path in RESULTS.glob(pattern)}
+    assert all(any(RESULTS.glob(pattern)) for pattern in patterns)
+    assert {path.name for path in RESULTS.iterdir()} - {"README.md"} == named
+
+
+def test_the_commands_of_results_run_files_that_exist():
+    """Those of the pages, and those recorded in files of results."""
+    pages = "\n".join(page.read_text() for page in RESULTS.glob("*.md"))
+    commands = re.findall(r"python (?:-m )?[\w./]+", pages)
+    for file in RESULTS.glob("*.json"):
+        words = json.loads(file.read_text()).get("command", "")
+        commands.append(words if isinstance(words, str) else shlex.join(words))
+    programs = {words.split()[2 if " -m " in words else 1] for words in commands if words.startswith("python ")}
+    assert len(programs) > 15
+    for program in programs:
+        assert (ROOT / program).is_file() if program.endswith(".py") else find_spec(program), program
 
 
 def test_the_ratios_of_the_readme_are_those_of_the_results():
