@@ -32,8 +32,8 @@ from helpers.contestants import Contestant
 from helpers.data_parallel_picture import picture
 from helpers.data_parallel_variants import WAYS, Kind, Way, adamw
 from helpers.result_files import output, table, write
-from helpers.traffic import Traffic, Wire
-from memory import LIBC, M_MMAP_THRESHOLD, MIB, of_process, settled
+from helpers.traffic import MessageCommunicator, Traffic
+from memory import LIBC, M_MMAP_THRESHOLD, MIB, process_mib, settled_mib
 from peers import MPI
 from torch import Tensor
 
@@ -65,18 +65,18 @@ class Entry:
 
     def __init__(self, name: str, kind: Kind, contest: "Contest"):
         self.kind, self.contest = kind, contest
-        self.wire, before = Wire(contest.comm), settled()
+        self.comm, before = MessageCommunicator(contest.comm), settled_mib()
         self.gpt = GPT(contest.config)
-        self.way: Way = kind.make(self.gpt, self.wire, contest.bucket_mb)
-        self.way.batch = contest.share()
-        settled()
+        self.way: Way = kind.make(self.gpt, self.comm, contest.bucket_mb)
+        self.way.batch = contest.own_batch()
+        settled_mib()
         for _ in range(CHECKED):
             self.way.model.zero_grad()
-            self.wire.traffic = Traffic()
+            self.comm.traffic = Traffic()
             self.way.step()
-        self.traffic, self.peak_mib = self.wire.traffic, of_process("VmHWM") - before
+        self.traffic, self.peak_mib = self.comm.traffic, process_mib("VmHWM") - before
         contest.check(name, self.parameters())
-        self.contestant = Contestant(self.way, self.way, self.wire.silence)
+        self.contestant = Contestant(self.way, self.way, self.comm.silence)
 
     def parameters(self) -> dict[str, Tensor]:
         with self.way.model.replica.whole() if isinstance(self.way.model, Sharded) else nullcontext():
@@ -86,7 +86,7 @@ class Entry:
         """Return the figures of the busiest rank, or of the one with the most memory.  Collective."""
         comm, num_params = self.contest.comm, self.contest.num_params
         groups = np.zeros(comm.size)
-        groups[self.wire.group[0]] = self.traffic.beyond
+        groups[self.comm.group[0]] = self.traffic.beyond
         nbytes = self.way.held()
         mine = np.array([self.traffic.through, nbytes.total, *nbytes, self.peak_mib * MIB])
         through, total, parameters, gradients, states, peak = comm.all_reduce(mine, op="max") / MIB
@@ -116,7 +116,7 @@ class Contest:
         self.wanted = self.plain()
         self.num_params = sum(p.numel() for p in self.wanted.values())
 
-    def share(self) -> tuple[Tensor, ...]:
+    def own_batch(self) -> tuple[Tensor, ...]:
         """Return the rank's samples."""
         return tuple(x.chunk(self.comm.size)[self.comm.rank] for x in self.batch)
 

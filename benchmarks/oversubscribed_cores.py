@@ -89,12 +89,12 @@ def ways(comm: collectives.Communicator, gloo: dist.ProcessGroup, nbytes: int) -
 
 def measure(ways: Ways, num_rounds: int, limit_s: float) -> dict[str, list[float]]:
     """Return the seconds of a call of each way, round by round."""
-    quickest = {name: min(timed(way, 3) for _ in range(9)) for name, way in ways.items()}
+    quickest = {name: min(calls_s(way, 3) for _ in range(9)) for name, way in ways.items()}
     counts = {name: max(1, int(limit_s / seconds)) for name, seconds in quickest.items()}
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(num_rounds):
         for name, way in ways.items():
-            times[name].append(timed(way, counts[name]))
+            times[name].append(calls_s(way, counts[name]))
     return times
 
 
@@ -102,7 +102,7 @@ def cell(times: list[float]) -> str:
     return f"{1e6 * statistics.median(times):.1f} ({1e6 * statistics.mean(times):.1f})"
 
 
-def timed(way: Callable[[], object], count: int) -> float:
+def calls_s(way: Callable[[], object], count: int) -> float:
     """Return the slowest rank's seconds of a call."""
     mpi = start_mpi()
     way()

@@ -53,8 +53,8 @@ def ours(comm: collectives.Communicator, collective: str, x: Any, out: Any, algo
 
 def copy(collective: str, nbytes: int, size: int) -> Callable:
     """Return a function that copies a rank's part of the memory that the collective must at least read and write."""
-    share = {"reduce_scatter": (size + 1) / (2 * size), "broadcast": (size - 1) / size}.get(collective, 1)
-    source = np.ones(max(1, int(nbytes * share) // 4), "float32")
+    fraction = {"reduce_scatter": (size + 1) / (2 * size), "broadcast": (size - 1) / size}.get(collective, 1)
+    source = np.ones(max(1, int(nbytes * fraction) // 4), "float32")
     target = np.ones_like(source)
     return lambda: np.copyto(target, source)
 

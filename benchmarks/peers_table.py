@@ -35,7 +35,7 @@ def ratios(run: dict, collective: str, name: str, sizes: range) -> Ratios:
     return Ratios(exp(sum(map(log, speedups.values())) / len(speedups)), speedups[at], at)
 
 
-def of_copy(run: dict, collective: str) -> float:
+def fraction_of_copy(run: dict, collective: str) -> float:
     """Return the lowest fraction of a copy's speed, at 16 MiB and up."""
     results = [r["seconds"] for r in run["results"] if r["collective"] == collective and r["bytes"] >= HUGE]
     return min(seconds["copy"] / seconds["auto symmetric"] for seconds in results)
@@ -75,7 +75,7 @@ def table(runs: list[dict]) -> list[str]:
             )
             cases = [ratios(run, collective, name, sizes) for name, sizes in spans]
             cells = [f"{r.mean:.2f} (least {r.least:.2f} at {show(r.at)})" for r in cases]
-            lines.append(row(run["mpi"], run["ranks"], collective, *cells, f"{of_copy(run, collective):.0%}"))
+            lines.append(row(run["mpi"], run["ranks"], collective, *cells, f"{fraction_of_copy(run, collective):.0%}"))
     return lines
 
 

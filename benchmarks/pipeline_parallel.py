@@ -82,18 +82,18 @@ class Match:
 
     def round(self) -> None:
         price_s = price(self.schedule, self.costs()).span_s
-        self.rounds.append(Round(price_s, **{name: timed(each) for name, each in self.contestants.items()}))
+        self.rounds.append(Round(price_s, **{name: step_s(each) for name, each in self.contestants.items()}))
 
     def costs(self) -> Costs:
         """Measure each stage's actions; whole backward passes count as INPUTS."""
         parts = any(action.kind == WEIGHTS for order in self.schedule.orders for action in order)
         MPI.COMM_WORLD.Barrier()
         stages = self.contestants["ours"].stages
-        own = {number: self.rehearsed(number, stage, parts) for number, stage in stages.items()}
+        own = {number: self.action_costs_s(number, stage, parts) for number, stage in stages.items()}
         times = dict(sorted(item for each in MPI.COMM_WORLD.allgather(own) for item in each.items()))
         return Costs(*zip(*times.values(), strict=True))
 
-    def rehearsed(self, number: int, stage: Any, parts: bool) -> list[float]:
+    def action_costs_s(self, number: int, stage: Any, parts: bool) -> list[float]:
         """Return the seconds of a stage's forward pass, and of its backward pass: in parts, or whole and 0."""
         x = self.model.activation if number else None
         times = [rehearse(stage, x, self.model.batches[0], parts) for _ in range(REHEARSALS)]
@@ -137,7 +137,7 @@ def duration_s(act: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def timed(contestant: Any) -> float:
+def step_s(contestant: Any) -> float:
     """Return the slowest rank's seconds."""
     contestant.zero_grad()
     MPI.COMM_WORLD.Barrier()

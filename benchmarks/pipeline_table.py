@@ -22,14 +22,14 @@ def row(ranks: int, name: str, figures: Mapping[str, float | None]) -> str:
         figures[key] for key in ("price_ms", "ours_ms", "torch_ms", "ours_overhead_ms", "torch_overhead_ms")
     )
     steps, overheads = pairs[:2], pairs[2:]
-    return line(str(ranks), name, number(price), *compared(*steps), *compared(*overheads))
+    return line(str(ranks), name, number(price), *comparison(*steps), *comparison(*overheads))
 
 
 def number(milliseconds: float | None) -> str:
     return "" if milliseconds is None else f"{milliseconds:.1f}"
 
 
-def compared(ours: float | None, theirs: float | None) -> tuple[str, str, str]:
+def comparison(ours: float | None, theirs: float | None) -> tuple[str, str, str]:
     """Return both numbers, and their ratio if the peer's is positive."""
     ratio = "" if ours is None or theirs is None or theirs <= 0 else f"{ours / theirs:.2f}"
     return number(ours), number(theirs), ratio

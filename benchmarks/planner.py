@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from helpers.result_files import output, table, write
-from memory import LIBC, M_MMAP_THRESHOLD, MIB, of_others, of_process, settled
+from memory import LIBC, M_MMAP_THRESHOLD, MIB, process_mib, settled_mib, shared_by_others_mib
 from peers import MPI
 
 import collectives
@@ -72,7 +72,7 @@ class Figures(NamedTuple):
         }
 
 
-def sized(layout: ParallelLayout, samples: int) -> ParallelLayout:
+def with_batch_size(layout: ParallelLayout, samples: int) -> ParallelLayout:
     """Return the layout with one micro-batch of all samples, or for a pipeline with one sample per micro-batch."""
     own = samples // layout.dp
     return layout._replace(
@@ -80,25 +80,25 @@ def sized(layout: ParallelLayout, samples: int) -> ParallelLayout:
     )
 
 
-def planned(name: str, config: Config, samples: int, target: Machine) -> PlannedLayout:
+def plan_layout(name: str, config: Config, samples: int, target: Machine) -> PlannedLayout:
     """Plan the only layout with all values that a name stands for."""
     job = TrainingJob(shape_of(config, load_tokens(config.data).vocab_size), samples)
-    return best(job, target._replace(memory_bytes=float("inf")), sized(LAYOUTS[name], samples)._asdict())
+    return best(job, target._replace(memory_bytes=float("inf")), with_batch_size(LAYOUTS[name], samples)._asdict())
 
 
-def measured(config: Config, world: collectives.Communicator, num_steps: int) -> tuple[float, float]:
+def measure(config: Config, world: collectives.Communicator, num_steps: int) -> tuple[float, float]:
     """Return the largest rank's MiB, and the slowest rank's median seconds.  Collective."""
     MPI.COMM_WORLD.Barrier()
-    before = settled() - of_others()
+    before = settled_mib() - shared_by_others_mib()
     run = TrainingRun(config, world.split(0))  # a communicator with separate memory
-    settled()
-    steps_s = [timed(run, *each) for each in enumerate(islice(run.inputs(), WARMUPS + num_steps), 1)]
+    settled_mib()
+    steps_s = [step_s(run, *each) for each in enumerate(islice(run.inputs(), WARMUPS + num_steps), 1)]
     MPI.COMM_WORLD.Barrier()
-    grown = of_process("VmHWM") - of_others() - before
+    grown = process_mib("VmHWM") - shared_by_others_mib() - before
     return MPI.COMM_WORLD.allreduce(grown, MPI.MAX), float(np.median(steps_s[WARMUPS:]))
 
 
-def timed(run: TrainingRun, iteration: int, batches: list[Batch]) -> float:
+def step_s(run: TrainingRun, iteration: int, batches: list[Batch]) -> float:
     """Return the slowest rank's seconds."""
     MPI.COMM_WORLD.Barrier()
     begin = time.perf_counter()
@@ -145,13 +145,13 @@ def main() -> None:
         configs = {name: replace(plain, **EXPERTS) if "experts" in name else plain for name in args.layouts}
     target = machine(comm, job)._replace(network=speeds(comm, *PROBES))
     with comm.agreed("planner"):
-        plans = {name: planned(name, config, args.samples, target) for name, config in configs.items()}
+        plans = {name: plan_layout(name, config, args.samples, target) for name, config in configs.items()}
     figures = {}
     # Exclude the memory of loading and compiling.
     for recompute in ("none", "full"):  # torch loads Dynamo when it first recomputes
-        measured(replace(plain, recompute=recompute), comm, 1)
+        measure(replace(plain, recompute=recompute), comm, 1)
     for name, plan in progress_bar(plans.items(), "layout", comm.rank):
-        mib, seconds = measured(replace(configs[name], **plan.layout._asdict()), comm, args.steps)
+        mib, seconds = measure(replace(configs[name], **plan.layout._asdict()), comm, args.steps)
         figures[name] = Figures(plan.memory.total / MIB, mib, 1e3 * plan.time.total, 1e3 * seconds)
     if comm.rank == 0:
         report(args, figures)

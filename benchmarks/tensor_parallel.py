@@ -60,7 +60,7 @@ class Ours:
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the rank's shards of gradients, or their means over the ranks that split sequences."""
-        mean = tensor_parallel_peers.averaged if self.sp else (lambda x: x)
+        mean = tensor_parallel_peers.mean_over_ranks if self.sp else (lambda x: x)
         return {name: mean(p.grad) for name, p in self.model.named_parameters()}
 
 

@@ -33,7 +33,7 @@ BETAS = (0.9, 0.95)
 WARM_UP, STEPS = 2, 8  # steps per turn
 
 
-def trained(run: TrainingRun) -> Callable[[], float]:
+def train_py_step(run: TrainingRun) -> Callable[[], float]:
     """Return a function that runs the next step of a run and returns its loss."""
     steps = enumerate(run.inputs(), run.first)
 
@@ -65,10 +65,14 @@ def ways(config: Config, run: TrainingRun) -> dict[str, Callable[[], float]]:
     own = adamw(list(mine.parameters()), config.lr, config.weight_decay, BETAS, config.eps)
     theirs = torch.optim.AdamW(groups, config.lr, BETAS, config.eps, fused=True)
     both = batch.tokens, batch.targets
-    return {"train.py": trained(run), "same kernels": plain(mine, own, both), "torch's": plain(torchs, theirs, both)}
+    return {
+        "train.py": train_py_step(run),
+        "same kernels": plain(mine, own, both),
+        "torch's": plain(torchs, theirs, both),
+    }
 
 
-def timed(step: Callable[[], float]) -> float:
+def step_s(step: Callable[[], float]) -> float:
     begin_s = time.perf_counter()
     step()
     return time.perf_counter() - begin_s
@@ -81,7 +85,7 @@ def measure(config: Config, comm: collectives.Communicator, turns: int) -> dict[
         times: dict[str, list[float]] = {name: [] for name in steps}
         for _ in progress_bar(range(turns), "turn"):
             for name, step in steps.items():
-                times[name] += [timed(step) for _ in range(WARM_UP + STEPS)][WARM_UP:]
+                times[name] += [step_s(step) for _ in range(WARM_UP + STEPS)][WARM_UP:]
     medians = {name: statistics.median(seconds) for name, seconds in times.items()}
     return {name: {"step_ms": 1e3 * s, "train.py beside it": s / medians["train.py"]} for name, s in medians.items()}
 

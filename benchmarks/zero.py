@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from helpers import torch_data_parallel
 from helpers.contestants import Contestant
-from helpers.data_parallel_variants import Way, adamw, replicated, shared
+from helpers.data_parallel_variants import Way, adamw, data_parallel, zero
 from helpers.result_files import output, table, write
-from memory import of_others, of_process, settled
+from memory import process_mib, settled_mib, shared_by_others_mib
 from peers import MPI, start_torch
 from torch import Tensor, nn
 
@@ -48,9 +48,9 @@ class Contest:
         self.tokens, self.targets = (torch.randint(config.vocab_size, shape, generator=draws) for _ in range(2))
         self.comm, self.config = comm, config
         self.ways: dict[str, Callable[[GPT], Way]] = {
-            "DataParallel: ours": lambda gpt: replicated(gpt, comm),
+            "DataParallel: ours": lambda gpt: data_parallel(gpt, comm),
             "DDP: torch": torch_data_parallel.ddp,
-            **{f"ZeRO {stage}: ours": partial(shared, wire=comm, zero_stage=stage) for stage in (1, 2, 3)},
+            **{f"ZeRO {stage}: ours": partial(zero, comm=comm, zero_stage=stage) for stage in (1, 2, 3)},
             "FSDP2: torch": torch_data_parallel.fsdp2,
         }
 
@@ -60,8 +60,8 @@ class Contest:
 
     def alone(self, name: str) -> Way:
         """Construct a contestant's computation without its communication."""
-        shares_update = name.startswith(("ZeRO", "FSDP2"))
-        return self.with_batch(Alone(GPT(self.config), self.comm.size if shares_update else 1))
+        shards_update = name.startswith(("ZeRO", "FSDP2"))
+        return self.with_batch(Alone(GPT(self.config), self.comm.size if shards_update else 1))
 
     def with_batch(self, way: Way) -> Way:
         way.batch = self.tokens[self.comm.rank], self.targets[self.comm.rank]
@@ -71,7 +71,7 @@ class Contest:
         """Return the first steps' losses of one process that has all batches."""
         one = Alone(GPT(self.config))
         one.batch = self.tokens.flatten(0, 1), self.targets.flatten(0, 1)
-        return [float(trained(one)) for _ in range(NUM_CHECKED)]
+        return [float(train_step(one)) for _ in range(NUM_CHECKED)]
 
     def memory(self) -> dict[str, float]:
         """Return the MiB of each contestant."""
@@ -83,41 +83,41 @@ class Contest:
 
         Raises: SystemExit with the difference.
         """
-        before = settled() - not_counted()
+        before = settled_mib() - uncounted_mib()
         way = self.way(name)
-        settled()
-        losses = [MPI.COMM_WORLD.allreduce(float(trained(way))) / self.comm.size for _ in expected]
+        settled_mib()
+        losses = [MPI.COMM_WORLD.allreduce(float(train_step(way))) / self.comm.size for _ in expected]
         if not np.allclose(losses, expected, rtol=RTOL):
             message = f"{name}: losses are {losses}, those of one process {expected}"
             raise SystemExit(1 if self.comm.rank else message)
-        return MPI.COMM_WORLD.allreduce(of_process("VmHWM") - not_counted() - before) / self.comm.size
+        return MPI.COMM_WORLD.allreduce(process_mib("VmHWM") - uncounted_mib() - before) / self.comm.size
 
 
-def not_counted() -> float:
+def uncounted_mib() -> float:
     """Return the MiB of this process that belong to others or to files."""
-    return of_others() + of_process("RssFile")
+    return shared_by_others_mib() + process_mib("RssFile")
 
 
-def trained(way: Way) -> Tensor:
+def train_step(way: Way) -> Tensor:
     """Run a step from cleared gradients; return its loss."""
     way.model.zero_grad()
     return way.step()
 
 
 class Alone(Way):
-    """Computation of a step: the whole model's passes, and the update of one of `num_shares` shards."""
+    """Computation of a step: the whole model's passes, and the update of one of `num_shards` shards."""
 
-    def __init__(self, gpt: GPT, num_shares: int = 1):
-        self.num_shares = num_shares
-        self.shares = {param: nn.Parameter(self.share(param.data)) for param in gpt.parameters()}
-        super().__init__(gpt, adamw(self.shares.values()), self.update_shares)
+    def __init__(self, gpt: GPT, num_shards: int = 1):
+        self.num_shards = num_shards
+        self.shards = {param: nn.Parameter(self.shard(param.data)) for param in gpt.parameters()}
+        super().__init__(gpt, adamw(self.shards.values()), self.update_shard)
 
-    def share(self, x: Tensor) -> Tensor:
-        return x.view(-1)[: -(-x.numel() // self.num_shares)]
+    def shard(self, x: Tensor) -> Tensor:
+        return x.view(-1)[: -(-x.numel() // self.num_shards)]
 
-    def update_shares(self) -> None:
-        for param, own in self.shares.items():
-            own.grad = self.share(param.grad)
+    def update_shard(self) -> None:
+        for param, own in self.shards.items():
+            own.grad = self.shard(param.grad)
         self.optimizer.step()
 
 

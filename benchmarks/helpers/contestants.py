@@ -18,9 +18,9 @@ class Contestant:
         self.computing_s: list[float] = []
 
     def round(self) -> None:
-        self.steps_s.append(timed(self.talking))
+        self.steps_s.append(step_s(self.talking))
         with self.silence():
-            self.computing_s.append(timed(self.silent))
+            self.computing_s.append(step_s(self.silent))
 
     def figures(self, num_tokens: int) -> dict[str, float]:
         """Return the medians over all rounds but the first."""
@@ -30,7 +30,7 @@ class Contestant:
         return {"tokens_per_s": 1e3 * num_tokens / milliseconds["step_ms"]} | milliseconds
 
 
-def timed(way: Any) -> float:
+def step_s(way: Any) -> float:
     """Return the slowest rank's seconds."""
     way.model.zero_grad()
     MPI.COMM_WORLD.Barrier()

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from helpers.traffic import Wire
-from helpers.zero_bytes import HeldBytes, held, held_by_formula, sent_by_formula
+from helpers.traffic import MessageCommunicator
+from helpers.zero_bytes import HeldBytes, expected_held_bytes, expected_sent_bytes, held
 from torch import Tensor, nn
 
 from collectives import Communicator
@@ -50,14 +50,14 @@ class ParameterServer(nn.Module):
     Source: Li et al., "Scaling Distributed Machine Learning with the Parameter Server", 2014.
     """
 
-    def __init__(self, module: nn.Module, wire: Wire, arena: Arena):
+    def __init__(self, module: nn.Module, comm: MessageCommunicator, arena: Arena):
         super().__init__()
         self.module, self.arena = module, arena
         self.optimizer = adamw(module.parameters())
-        self.gather = wire.plan("gather", arena.gradients)
-        self.broadcast = wire.plan("broadcast", arena.parameters)
-        self.is_server, self.size = wire.rank == 0, wire.size
-        wire.broadcast(arena.parameters)
+        self.gather = comm.plan("gather", arena.gradients)
+        self.broadcast = comm.plan("broadcast", arena.parameters)
+        self.is_server, self.size = comm.rank == 0, comm.size
+        comm.broadcast(arena.parameters)
 
     def forward(self, *batch: Tensor) -> Any:
         return self.module(*batch)
@@ -73,30 +73,30 @@ class ParameterServer(nn.Module):
         self.arena.zero_grad()
 
 
-def parameter_server(gpt: GPT, wire: Wire, bucket_mb: float) -> Way:
-    arena = Arena(gpt, wire)
-    model = ParameterServer(gpt, wire, arena)
+def parameter_server(gpt: GPT, comm: MessageCommunicator, bucket_mb: float) -> Way:
+    arena = Arena(gpt, comm)
+    model = ParameterServer(gpt, comm, arena)
     return Way(model, model.optimizer, model.update, (arena.parameters, arena.gradients))
 
 
-def replicated(gpt: GPT, wire: Wire | Communicator, bucket_mb: float = 4.0, **reduction: Any) -> Way:
-    model = DataParallel(gpt, wire, bucket_mb=bucket_mb, **reduction)
+def data_parallel(gpt: GPT, comm: MessageCommunicator | Communicator, bucket_mb: float = 4.0, **reduction: Any) -> Way:
+    model = DataParallel(gpt, comm, bucket_mb=bucket_mb, **reduction)
     optimizer = adamw(gpt.parameters())
     return Way(model, optimizer, optimizer.step, model.replica.arrays)
 
 
-def at_the_end(gpt: GPT, wire: Wire, bucket_mb: float) -> Way:
+def all_reduce_at_the_end(gpt: GPT, comm: MessageCommunicator, bucket_mb: float) -> Way:
     """Reduce a single bucket, which is complete with the last gradient."""
-    return replicated(gpt, wire, EVERYTHING_MB)
+    return data_parallel(gpt, comm, EVERYTHING_MB)
 
 
-def hierarchical(gpt: GPT, wire: Wire, bucket_mb: float) -> Way:
-    return replicated(gpt, wire, bucket_mb, algorithm="hierarchical")
+def hierarchical(gpt: GPT, comm: MessageCommunicator, bucket_mb: float) -> Way:
+    return data_parallel(gpt, comm, bucket_mb, algorithm="hierarchical")
 
 
-def shared(gpt: GPT, wire: Wire | Communicator, bucket_mb: float = 4.0, zero_stage: int = 1) -> Way:
+def zero(gpt: GPT, comm: MessageCommunicator | Communicator, bucket_mb: float = 4.0, zero_stage: int = 1) -> Way:
     layers = [f"transformer.h.{number}" for number in range(gpt.config.n_layer)]
-    model = Sharded(gpt, ShardGroups(wire, wire), adamw, zero_stage, layers, bucket_mb=bucket_mb)
+    model = Sharded(gpt, ShardGroups(comm, comm), adamw, zero_stage, layers, bucket_mb=bucket_mb)
     return Way(model, model.replica.optimizer, model.replica.update, model.replica.arrays)
 
 
@@ -111,7 +111,7 @@ class Kind(NamedTuple):
     zero_stage: int = 0
 
     def held(self, num_params: int, num_ranks: int) -> HeldBytes:
-        return held_by_formula(self.zero_stage, num_params, num_ranks)
+        return expected_held_bytes(self.zero_stage, num_params, num_ranks)
 
 
 def through_server(num_bytes: float, num_ranks: int) -> float:
@@ -121,7 +121,7 @@ def through_server(num_bytes: float, num_ranks: int) -> float:
 
 def through_each(zero_stage: int, num_bytes: float, num_ranks: int) -> float:
     """Return the bytes that each rank sends and receives."""
-    return 2 * sent_by_formula(zero_stage, num_bytes, num_ranks)
+    return 2 * expected_sent_bytes(zero_stage, num_bytes, num_ranks)
 
 
 def kind(zero_stage: int, make: Callable[..., Way]) -> Kind:
@@ -130,8 +130,8 @@ def kind(zero_stage: int, make: Callable[..., Way]) -> Kind:
 
 WAYS = {
     "parameter server": Kind(parameter_server, through_server),
-    "all-reduce at the end": kind(0, at_the_end),
-    "in buckets, overlapped": kind(0, replicated),
+    "all-reduce at the end": kind(0, all_reduce_at_the_end),
+    "in buckets, overlapped": kind(0, data_parallel),
     "hierarchical": kind(0, hierarchical),
-    **{f"ZeRO stage {stage}": kind(stage, partial(shared, zero_stage=stage)) for stage in (1, 2, 3)},
+    **{f"ZeRO stage {stage}": kind(stage, partial(zero, zero_stage=stage)) for stage in (1, 2, 3)},
 }

@@ -74,9 +74,9 @@ class TorchTensorParallel:
 
 
 @torch.no_grad()
-def reorder(weight: Tensor, shares: tuple[int, ...], size: int) -> None:
+def reorder(weight: Tensor, lengths: tuple[int, ...], size: int) -> None:
     """Reorder rows so that each rank's shard is its q, k and v."""
-    split = placement.Shard(0, len(weight), shares)
+    split = placement.Shard(0, len(weight), lengths)
     weight.copy_(torch.cat([split.local(weight, rank, size) for rank in range(size)]))
 
 
@@ -127,10 +127,10 @@ class DeepSpeedUlysses:
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the means of the gradients over the ranks."""
-        return {name: averaged(p.grad) for name, p in self.model.named_parameters()}
+        return {name: mean_over_ranks(p.grad) for name, p in self.model.named_parameters()}
 
 
-def averaged(gradient: Tensor) -> Tensor:
+def mean_over_ranks(gradient: Tensor) -> Tensor:
     mean = gradient / distributed.get_world_size()
     distributed.all_reduce(mean)
     return mean

@@ -27,7 +27,7 @@ class Traffic(NamedTuple):
         return Traffic(self.through + other.through, self.beyond + other.beyond)
 
 
-class Wire:
+class MessageCommunicator:
     """Communicator by messages; `traffic` counts the runs of its plans, by their schedules."""
 
     def __init__(self, comm: collectives.Communicator):

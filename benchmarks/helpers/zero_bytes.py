@@ -33,7 +33,7 @@ class HeldBytes(NamedTuple):
         return sum(self)
 
 
-def held_by_formula(
+def expected_held_bytes(
     zero_stage: int,
     num_params: int,
     num_ranks: int,
@@ -46,7 +46,7 @@ def held_by_formula(
     In mixed precision the states include the float32 parameters, and K is 12; as in the source's figure 1, in GB:
 
     >>> mixed = dict(num_params=7.5e9, num_ranks=64, parameter_bytes=2, gradient_bytes=2, state_bytes=12)
-    >>> [round(held_by_formula(stage, **mixed).total / 1e9, 1) for stage in range(4)]
+    >>> [round(expected_held_bytes(stage, **mixed).total / 1e9, 1) for stage in range(4)]
     [120.0, 31.4, 16.6, 1.9]
     """
     parameters, gradients, states = parameter_bytes * num_params, gradient_bytes * num_params, state_bytes * num_params
@@ -64,13 +64,13 @@ def held(parameters: Any, gradients: Any, optimizer: Optimizer, masters: MasterW
     return HeldBytes(parameters.nbytes, gradients.nbytes, sum(tensor.nbytes for tensor in (*tensors, *weights)))
 
 
-def sent_by_formula(zero_stage: int, num_bytes: float, num_ranks: int, kept_bytes: float = 0.0) -> float:
+def expected_sent_bytes(zero_stage: int, num_bytes: float, num_ranks: int, kept_bytes: float = 0.0) -> float:
     """Return the bytes that a rank sends in a step of one micro-batch; parameters and gradients have `num_bytes`.
 
     That is 2 Psi, with stage 3 it is 3 Psi, if the chunk that a rank need not send to itself is counted.  Stage 3 does
     not gather `kept_bytes` again: those of the last two layers, which the backward pass begins with.
 
-    >>> [sent_by_formula(stage, 100, num_ranks=4, kept_bytes=20) for stage in range(4)]
+    >>> [expected_sent_bytes(stage, 100, num_ranks=4, kept_bytes=20) for stage in range(4)]
     [150.0, 150.0, 150.0, 210.0]
     """
     return (3 * num_bytes - kept_bytes if zero_stage == 3 else 2 * num_bytes) * (num_ranks - 1) / num_ranks
@@ -94,7 +94,7 @@ class CountingCommunicator:
         counts = arguments.get("counts") or [len(whole) / self.comm.size] * self.comm.size
         row = algorithms.find(collective, plan.name.rpartition(" ")[2])
         rounds = row.rounds(self.comm.rank, self.comm.size, 0, self.comm.topology.nodes)
-        count, begin = received(rounds, self.comm.rank, counts) * whole.itemsize, plan.begin
+        count, begin = num_received(rounds, self.comm.rank, counts) * whole.itemsize, plan.begin
 
         def count_and_begin() -> None:
             self.nbytes += count
@@ -104,18 +104,20 @@ class CountingCommunicator:
         return plan
 
 
-def counting(ranks: ShardGroups) -> tuple[ShardGroups, list[CountingCommunicator]]:
+def with_counters(ranks: ShardGroups) -> tuple[ShardGroups, list[CountingCommunicator]]:
     """Return the same groups of ranks with communicators that count their traffic."""
     counters = [CountingCommunicator(comm) for comm in (ranks.shard, ranks.replicate) if comm]
     return ShardGroups(ranks.every, *counters), counters  # type: ignore[arg-type]
 
 
-def received(rounds: Sequence[Round], rank: int, counts: Sequence[float]) -> float:
+def num_received(rounds: Sequence[Round], rank: int, counts: Sequence[float]) -> float:
     """Count the elements that a rank receives or reads from others; chunk sizes repeat `counts`.
 
     >>> from collectives.algorithms import direct, ring
-    >>> [received(list(all_reduce(0, 4)), 0, counts=[5, 5, 5, 5]) for all_reduce in (ring.all_reduce, direct.two_shot)]
-    [30, 30]
+    >>> num_received(list(ring.all_reduce(0, 4)), 0, counts=[5, 5, 5, 5])
+    30
+    >>> num_received(list(direct.two_shot(0, 4)), 0, counts=[5, 5, 5, 5])
+    30
     """
     moves = [move for moves in rounds for move in moves]
     runs = [m.run for m in moves if isinstance(m, Recv | RecvReduce | Get) and m.source != rank]

@@ -130,7 +130,7 @@ def test_gpt2(tmp_path):
         assert figures["tokens_per_s"] * figures["step_ms"] == pytest.approx(1e3 * 2 * 8)
         a_token = 6 * (50304 * 16 + 12 * 16 * 16 + 3 * 16) + 12 * 16 * 8
         assert figures["model_flops_per_s"] == pytest.approx(figures["tokens_per_s"] * a_token)
-        assert figures["share"] == pytest.approx(figures["model_flops_per_s"] / figures["matrix_flops_per_s"])
+        assert figures["fraction"] == pytest.approx(figures["model_flops_per_s"] / figures["matrix_flops_per_s"])
     assert "goal: at least 45%" in output
 
 
@@ -247,7 +247,7 @@ def test_data_parallel(tmp_path):
 SUMMED_UP = """
 import sys
 sys.path.insert(0, "benchmarks")
-import data_parallel
+import data_parallel, torch
 from helpers import data_parallel_variants
 data_parallel_variants.torch.mean = torch.sum
 data_parallel.main()
