@@ -25,7 +25,7 @@ Result = tuple[float, dict[str, Tensor]]  # loss and gradients
 
 
 class Ours(NamedTuple):
-    """Our pipeline of a model."""
+    """Our pipeline of a model, and stages like its own, whose actions can be timed outside of its steps."""
 
     stages: Mapping[int, Stage | Sleeping]
     step: Callable[[], float]
@@ -78,7 +78,9 @@ class Gpt(Model):
         model = GPT(self.config)
         pp = PipelineParallel(model, gpt2_layers(model), schedule, Mesh(self.comm, pp=self.comm.size))
         step, gradients = partial(pp.step, self.batches), partial(gradients_of, model)
-        return Ours(pp.stages, step, gradients, pp.zero_grad)
+        timed, splits = GPT(self.config), any(stage.splits for stage in pp.stages.values())
+        stages = cut(timed, gpt2_layers(timed), pp.parts, splits=splits)
+        return Ours(stages, step, gradients, pp.zero_grad)
 
     def torch(self, schedule: Schedule) -> TorchPipeline:
         num_stages = schedule.num_stages
