@@ -9,7 +9,7 @@ RUN := source .venv/bin/activate &&
 PYTEST := python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 ON_RANKS := timeout --kill-after 10 1800 mpirun -n 8 python -m pytest --color=no --with-mpi --only-mpi
 
-.PHONY: train test test-system test-all proof mutants lint bench docs
+.PHONY: train test test-system test-all mutants lint bench docs
 .DELETE_ON_ERROR:
 
 train: .venv/kernels
@@ -17,7 +17,7 @@ train: .venv/kernels
 
 # Without ranks, on 8 ranks, and a handful of programs from end to end: minutes.
 test: .venv/kernels
-	$(RUN) $(PYTEST) --doctest-modules collectives models parallelism teaching training benchmarks/held_bytes.py \
+	$(RUN) $(PYTEST) --doctest-modules collectives models parallelism teaching training benchmarks/helpers/zero_bytes.py \
 		mpi_tests/fuzz.py mpi_tests/fuzz_settings.py mpi_tests/mutants.py mpi_tests/mutants_list.py \
 		mpi_tests/release.py mpi_tests/stranger.py mpi_tests/container.py mpi_tests/helpers mpi_tests/without_ranks
 	$(RUN) $(ON_RANKS) mpi_tests/with_ranks
@@ -33,19 +33,36 @@ test-system: .venv/kernels
 test-all: test test-system
 	$(RUN) python -m mpi_tests.release --out benchmarks/results/release.md $(ARGS)
 
-# The contract of every algorithm on 1 to 64 ranks, the page's states on 1 to 16, and every pipeline schedule of 1 to 16
-# ranks and 1 to 64 micro-batches, of which `make test` tries some; tests on every number of ranks from 1 to 8; training on
-# 64 ranks; every kernel for three kinds of GPU; training without what Linux has; every benchmark in small; and 30 times a rank
-# is killed while it writes checkpoints.
-proof: .venv/kernels
+# What `make test` tries a part of, in parts that may be run by themselves: the contract of every algorithm on 1 to 64 ranks, and
+# the page's states on 1 to 16; every pipeline schedule of 1 to 16 ranks and 1 to 64 micro-batches; tests on every number of ranks
+# from 1 to 8; training on 64 ranks; every kernel for three kinds of GPU, and training without what Linux has; every benchmark in
+# small; and 30 times a rank is killed while it writes checkpoints.
+PROOF := proof-schedules proof-pipelines proof-sizes proof-64-ranks proof-kernels proof-benchmarks proof-kills
+.PHONY: proof $(PROOF)
+proof: $(PROOF)
+$(PROOF): .venv/kernels
+
+proof-schedules:
 	$(RUN) LARGEST=64 $(PYTEST) mpi_tests/without_ranks/test_schedule.py mpi_tests/without_ranks/test_hierarchical.py \
 		mpi_tests/without_ranks/test_page.py -k 'contract_holds or prover_s or order_of_the_ranks or any_number_of_ranks'
+
+proof-pipelines:
 	$(RUN) LARGEST=64 $(PYTEST) mpi_tests/without_ranks/test_pipeline_schedule.py mpi_tests/without_ranks/test_stage.py -k 'is_proved or whole_batchs'
+
+proof-sizes:
 	$(RUN) EVERY_SIZE=1 $(ON_RANKS) mpi_tests/with_ranks
+
+proof-64-ranks:
 	$(RUN) LARGEST=64 python -m pytest mpi_tests/systems/test_64_ranks.py mpi_tests/systems/test_compile.py
-	$(RUN) EVERY_KERNEL=1 python -m pytest mpi_tests/systems/test_nvrtc.py mpi_tests/systems/test_portability.py
-	$(RUN) EVERY_BENCHMARK=1 python -m pytest mpi_tests/systems/test_benchmarks.py
 	$(RUN) LARGEST=64 python -m pytest mpi_tests/systems/test_slurm.py -k time_limit
+
+proof-kernels:
+	$(RUN) EVERY_KERNEL=1 python -m pytest mpi_tests/systems/test_nvrtc.py mpi_tests/systems/test_portability.py
+
+proof-benchmarks:
+	$(RUN) EVERY_BENCHMARK=1 python -m pytest mpi_tests/systems/test_benchmarks.py
+
+proof-kills:
 	$(RUN) KILLS=30 python -m pytest mpi_tests/systems/test_checkpoint_kill.py
 
 # One-line faults in the sources, each of which tests must catch.

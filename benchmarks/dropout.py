@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from document import output, table, write
+from helpers.result_files import output, table, write
 
 import collectives
 from collectives.job.progress_bar import progress_bar

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from document import output, table, write
+from helpers.result_files import output, table, write
 from peers import MPI, start_torch
 from torch import Tensor, distributed
 
@@ -104,7 +104,7 @@ def check(name: str, way: Any, x: Tensor, experts: Tensor) -> int:
     return MPI.COMM_WORLD.allreduce(num_rows, MPI.MAX)
 
 
-def timed(way: Any, x: Tensor, experts: Tensor) -> float:
+def round_s(way: Any, x: Tensor, experts: Tensor) -> float:
     """Return the slowest rank's seconds."""
     MPI.COMM_WORLD.Barrier()
     begin = time.perf_counter()
@@ -149,7 +149,7 @@ def main() -> None:
         experts = choices(args, comm.rank, comm.size, kind == "skewed")
         most = {name: check(name, way, x, experts) for name, way in ways.items()}
         rounds = progress_bar(range(args.repeats + 1), "round", comm.rank)
-        seconds = [[timed(way, x, experts) for way in ways.values()] for _ in rounds]
+        seconds = [[round_s(way, x, experts) for way in ways.values()] for _ in rounds]
         for name, median in zip(ways, np.median(seconds[1:], axis=0).tolist(), strict=True):
             values = {"ms": 1e3 * median, "rows": most[name], "us_per_row": 1e6 * median / most[name]}
             figures[f"{name}, {kind}"] = values

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from document import output, table, write
+from helpers.result_files import output, table, write
 
 import collectives
 from collectives.job.progress_bar import progress_bar
@@ -38,7 +38,7 @@ from training.reports.pending import LateReport
 from training.settings.config import Config
 from training.settings.derived import make_model
 
-SHARE_GOAL = 0.45  # fraction of the matrix product's rate
+FRACTION_GOAL = 0.45  # fraction of the matrix product's rate
 VOCABULARY = 50304  # GPT-2's, padded to a multiple of 64
 MATRIX_REPEATS = 10
 
@@ -64,7 +64,7 @@ class Plain:
     """A step of a loop of torch alone.  Source: nanoGPT, train.py."""
 
     def __init__(self, run: TrainingRun):
-        self.config, self.windows, self.shares, self.iteration = run.config, run.windows, run.samples.shares(1), 0
+        self.config, self.windows, self.samples, self.iteration = run.config, run.windows, run.samples.shares(1), 0
         self.model = make_model(run.config, run.tokens.vocab_size).to(run.config.device)
         groups = decay_groups(self.model.parameters(), run.config.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, run.config.lr, BETAS, fused=True)
@@ -72,12 +72,12 @@ class Plain:
 
     def steps(self, number: int) -> float:
         for _ in range(number):
-            loss = self.step(next(self.shares))
+            loss = self.step(next(self.samples))
         return float(loss)
 
-    def step(self, share: np.ndarray) -> torch.Tensor:
+    def step(self, indices: np.ndarray) -> torch.Tensor:
         config, self.iteration = self.config, self.iteration + 1
-        tokens, targets = self.batch(share)
+        tokens, targets = self.batch(indices)
         with self.autocast():
             loss = self.call(tokens, targets)[1]
         loss.backward()
@@ -93,8 +93,8 @@ class Plain:
         half = self.config.dtype in HALVES
         return torch.autocast(kind, getattr(torch, self.config.dtype)) if half else nullcontext()
 
-    def batch(self, share: np.ndarray) -> Iterator[torch.Tensor]:
-        for part in map(torch.from_numpy, self.windows.batch(share)):
+    def batch(self, indices: np.ndarray) -> Iterator[torch.Tensor]:
+        for part in map(torch.from_numpy, self.windows.batch(indices)):
             yield part if self.config.device == "cpu" else part.pin_memory().to(self.config.device, non_blocking=True)
 
 
@@ -103,7 +103,7 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def timed(steps: Callable[[int], float], number: int, device: str) -> float:
+def steps_s(steps: Callable[[int], float], number: int, device: str) -> float:
     synchronize(device)
     begin = time.perf_counter()
     steps(number)
@@ -115,11 +115,11 @@ def matrix_flops_per_s(length: int, dtype: torch.dtype, device: str) -> float:
     """Measure the FLOP/s of a square matrix product, by events on a device, by the clock on the CPU."""
     a, b = (torch.randn(length, length, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
-    times = [multiplied(a, b, out) for _ in range(MATRIX_REPEATS + 2)]
+    times = [product_s(a, b, out) for _ in range(MATRIX_REPEATS + 2)]
     return 2 * length**3 / float(np.median(times[2:]))
 
 
-def multiplied(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> float:
+def product_s(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> float:
     if not a.is_cuda:
         begin = time.perf_counter()
         torch.mm(a, b, out=out)
@@ -182,7 +182,7 @@ def make_data(args: argparse.Namespace, path: Path) -> None:
     tokens.tofile(path)
 
 
-def measured(run: TrainingRun, args: argparse.Namespace) -> dict[str, dict[str, float]]:
+def measure(run: TrainingRun, args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Measure each contestant, after a turn that loads and compiles, and compares losses."""
     contestants = {"ours": Ours(run), "plain loop": Plain(run)}
     device, config = run.config.device, run.config
@@ -193,7 +193,7 @@ def measured(run: TrainingRun, args: argparse.Namespace) -> dict[str, dict[str, 
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in progress_bar(range(args.turns), "turn"):
         for name, one in contestants.items():
-            times[name].append(timed(one.steps, args.steps, device))
+            times[name].append(steps_s(one.steps, args.steps, device))
     rate = matrix_flops_per_s(args.matrix, getattr(torch, args.dtype), device)
     flops, num_tokens = flops_per_token(run.model.config, run.num_params), config.micro_batch_size * config.block_size
     return {name: figures(float(np.median(each)), num_tokens, flops, rate) for name, each in times.items()}
@@ -202,7 +202,7 @@ def measured(run: TrainingRun, args: argparse.Namespace) -> dict[str, dict[str, 
 def figures(step_s: float, num_tokens: int, flops: int, rate: float) -> dict[str, float]:
     """Return the figures derived from a step's time, the FLOPs per token and the rate of matrix products.
 
-    >>> figures(0.5, 1000, 10**9, 4e12)["share"]
+    >>> figures(0.5, 1000, 10**9, 4e12)["fraction"]
     0.5
     """
     tokens_per_s = num_tokens / step_s
@@ -212,7 +212,7 @@ def figures(step_s: float, num_tokens: int, flops: int, rate: float) -> dict[str
         "tokens_per_s": tokens_per_s,
         "model_flops_per_s": flops_per_s,
         "matrix_flops_per_s": rate,
-        "share": flops_per_s / rate,
+        "fraction": flops_per_s / rate,
     }
 
 
@@ -220,7 +220,7 @@ def goals(results: dict[str, dict[str, float]]) -> list[str]:
     ours, plain = results["ours"], results["plain loop"]
     return [
         f"tokens/s {ours['tokens_per_s'] / plain['tokens_per_s']:.3f} times the plain loop's (goal: at least 1)",
-        f"model FLOP/s {ours['share']:.1%} of the matrix rate (goal: at least {SHARE_GOAL:.0%})",
+        f"model FLOP/s {ours['fraction']:.1%} of the matrix rate (goal: at least {FRACTION_GOAL:.0%})",
     ]
 
 
@@ -232,8 +232,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_data(args, Path(folder) / "tokens.bin")
         run = TrainingRun(config_of(args, f"{folder}/tokens.bin"), comm)
-        results = measured(run, args)
-    names = ["step, ms", "tokens/s", "model TFLOP/s", "matrix TFLOP/s", "share"]
+        results = measure(run, args)
+    names = ["step, ms", "tokens/s", "model TFLOP/s", "matrix TFLOP/s", "fraction"]
     units = [1, 1, 1e12, 1e12, 1]
     rows = [[n, *(f"{v / unit:.3f}" for v, unit in zip(f.values(), units, strict=True))] for n, f in results.items()]
     print(table(["", *names], rows))

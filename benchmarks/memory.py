@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from document import output, table, write
+from helpers.result_files import output, table, write
 from torch import Tensor, nn
 
 import collectives
@@ -57,35 +57,35 @@ class SavedTensors:
         return sum(self.bytes_at.values()) / MIB
 
 
-def of_process(field: str) -> float:
+def process_mib(field: str) -> float:
     """Return VmRSS, the memory of this process, or VmHWM, its peak, in MiB."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) / 1024
 
 
-def of_others() -> float:
+def shared_by_others_mib() -> float:
     """Return the shared memory that this process has touched, minus its proportional part, in MiB."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     part_kib = next(int(line.split()[1]) for line in lines if line.startswith("Pss_Shmem"))
-    return of_process("RssShmem") - part_kib / 1024
+    return process_mib("RssShmem") - part_kib / 1024
 
 
-def settled() -> float:
+def settled_mib() -> float:
     """Return this process's memory in MiB after freeing unused memory, and reset its peak."""
     gc.collect()
     LIBC.malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
-    return of_process("VmRSS")
+    return process_mib("VmRSS")
 
 
-def measured(module: nn.Module, forward: Callable[[], Tensor]) -> dict[str, float]:
+def passes_mib(module: nn.Module, forward: Callable[[], Tensor]) -> dict[str, float]:
     """Return the MiB that a forward pass saves, and the peak of both passes."""
-    before, saved = settled(), SavedTensors(module)
+    before, saved = settled_mib(), SavedTensors(module)
     with saved.hooks:
         result = forward()
     kept_mib = saved.mib()
     result.sum().backward()
-    return {"kept": kept_mib, "peak": of_process("VmHWM") - before}
+    return {"kept": kept_mib, "peak": process_mib("VmHWM") - before}
 
 
 def attention(comm: collectives.Communicator, args: argparse.Namespace, mode: str) -> dict[str, float]:
@@ -96,16 +96,16 @@ def attention(comm: collectives.Communicator, args: argparse.Namespace, mode: st
     num_tokens = len(sp.positions(args.seq))
     brief, long = (torch.randn(1, n, args.n_embd, requires_grad=True) for n in (4, num_tokens))
     module(brief).sum().backward()  # excludes memory of loading and compiling
-    return measured(module, lambda: module(long))
+    return passes_mib(module, lambda: module(long))
 
 
 def parameters(comm: collectives.Communicator, args: argparse.Namespace) -> dict[str, float]:
     """Measure a GPT after a backward pass."""
     config = GPTConfig(vocab_size=args.vocab_size, n_head=8, n_embd=args.model_n_embd)
-    before = settled()
+    before = settled_mib()
     model = GPT(config)
     parallelize(model, gpt2_plan(config.vocab_size, config.n_head), comm)
-    grown = settled() - before
+    grown = settled_mib() - before
     tokens = torch.zeros(1, 8, dtype=torch.long)
     model(tokens, tokens)[1].backward()
     params = list(model.parameters())
@@ -130,7 +130,7 @@ def loss(comm: collectives.Communicator | None, args: argparse.Namespace) -> dic
         parallelize(module, {"lm_head": Vocabulary(args.vocab_size), "loss": Loss(args.vocab_size)}, comm)
     x = torch.randn(1, args.tokens, args.n_embd, requires_grad=True)
     targets = torch.randint(args.vocab_size, (1, args.tokens))
-    return measured(module, lambda: module(x, targets))
+    return passes_mib(module, lambda: module(x, targets))
 
 
 def parts(world: collectives.Communicator) -> Iterator[tuple[int, collectives.Communicator | None]]:
@@ -147,7 +147,7 @@ def most(comm: collectives.Communicator, figures: dict[str, float]) -> dict[str,
     return dict(zip(figures, highest.tolist(), strict=True))
 
 
-def over_sizes(world: collectives.Communicator, axis: str, measure: Callable) -> dict[str, dict[str, float]]:
+def figures_by_size(world: collectives.Communicator, axis: str, measure: Callable) -> dict[str, dict[str, float]]:
     return {f"{axis} {size}": most(part, measure(part)) for size, part in parts(world) if part}
 
 
@@ -180,11 +180,11 @@ def main() -> None:
     results: dict[str, Any] = {}
     for mode in progress_bar(args.modes, "mode", world.rank):
         title = f"attention to {args.seq} tokens, {mode}, MiB"
-        results[title] = over_sizes(world, "sp", lambda comm, mode=mode: attention(comm, args, mode))
-    results["a GPT's parameters, MiB"] = over_sizes(world, "tp", lambda comm: parameters(comm, args))
+        results[title] = figures_by_size(world, "sp", lambda comm, mode=mode: attention(comm, args, mode))
+    results["a GPT's parameters, MiB"] = figures_by_size(world, "tp", lambda comm: parameters(comm, args))
     plain = {"plain": loss(None, args)} if world.rank == 0 else {}
     title = f"loss of {args.tokens} tokens, vocabulary of {args.vocab_size}, MiB"
-    results[title] = plain | over_sizes(world, "tp", lambda comm: loss(comm, args))
+    results[title] = plain | figures_by_size(world, "tp", lambda comm: loss(comm, args))
     if world.rank == 0:
         for title, rows in results.items():
             columns = next(iter(rows.values()))

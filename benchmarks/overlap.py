@@ -21,7 +21,7 @@ import collectives
 from collectives.job.launch import library_name
 
 
-def timed(comm: collectives.Communicator, action: Callable[[], None], repeats: int) -> float:
+def median_ms(comm: collectives.Communicator, action: Callable[[], None], repeats: int) -> float:
     """Return the slowest rank's median milliseconds."""
     times = []
     for _ in range(repeats + 1):
@@ -62,7 +62,7 @@ def main() -> None:
     for algorithm in args.algorithms:
         x[:] = 0
         plan = comm.plan("all_reduce", x, algorithm=algorithm)
-        alone = timed(comm, plan, args.repeats)
+        alone = median_ms(comm, plan, args.repeats)
         for name, work in {"torch": products(alone / 1e3), "idle": lambda s=alone: time.sleep(s / 1e3)}.items():
 
             def overlapped(plan=plan, work=work) -> None:
@@ -70,11 +70,11 @@ def main() -> None:
                 work()
                 plan.wait()
 
-            def in_turn(plan=plan, work=work) -> None:
+            def in_sequence(plan=plan, work=work) -> None:
                 plan()
                 work()
 
-            other, both, after = (timed(comm, action, args.repeats) for action in (work, overlapped, in_turn))
+            other, both, after = (median_ms(comm, action, args.repeats) for action in (work, overlapped, in_sequence))
             hidden = (after - both) / min(alone, other)
             times = {"all_reduce_ms": alone, "work_ms": other, "in_turn_ms": after, "overlapped_ms": both}
             results.append({"algorithm": plan.name.split()[-1], "work": name, **times, "hidden": hidden})

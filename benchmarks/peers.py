@@ -5,7 +5,7 @@
 Times are medians of the slowest rank, with peers alternating; results are checked.  Sizes are those of the whole
 vector: the input of all_reduce, reduce_scatter and all_to_all, the output of all_gather, the message of broadcast.
 "copy" is a concurrent NumPy copy on every rank of as many bytes as it must read and write: n for an all-reduce of n
-bytes, so that p ranks move 2pn.  benchmarks/table.py makes tables of the files.
+bytes, so that p ranks move 2pn.  benchmarks/peers_table.py makes tables of the files.
 """
 
 import argparse
@@ -53,8 +53,8 @@ def ours(comm: collectives.Communicator, collective: str, x: Any, out: Any, algo
 
 def copy(collective: str, nbytes: int, size: int) -> Callable:
     """Return a function that copies a rank's part of the memory that the collective must at least read and write."""
-    share = {"reduce_scatter": (size + 1) / (2 * size), "broadcast": (size - 1) / size}.get(collective, 1)
-    source = np.ones(max(1, int(nbytes * share) // 4), "float32")
+    fraction = {"reduce_scatter": (size + 1) / (2 * size), "broadcast": (size - 1) / size}.get(collective, 1)
+    source = np.ones(max(1, int(nbytes * fraction) // 4), "float32")
     target = np.ones_like(source)
     return lambda: np.copyto(target, source)
 

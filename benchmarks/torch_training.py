@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from document import output, write
+from helpers.result_files import output, write
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
@@ -146,11 +146,11 @@ def wrap_ddp(model: torch.nn.Module, group: dist.ProcessGroup) -> torch.nn.Modul
 def silent_ddp(model: torch.nn.Module, group: dist.ProcessGroup) -> torch.nn.Module:
     """Wrap a model in a DDP that omits the all_reduce, but not its copies to and from buckets."""
     ddp = wrap_ddp(model, group)
-    ddp.register_comm_hook(None, as_it_is)
+    ddp.register_comm_hook(None, leave_bucket)
     return ddp
 
 
-def as_it_is(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def leave_bucket(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future

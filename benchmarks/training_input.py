@@ -17,7 +17,7 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-from document import output, table, write
+from helpers.result_files import output, table, write
 
 import collectives
 from collectives.job.launch import start_mpi

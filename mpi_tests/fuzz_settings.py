@@ -113,7 +113,7 @@ def number(draws: random.Random, values: Range, is_whole: bool) -> Draw:
     return Draw(str(draws.choice(usual)))
 
 
-def of_field(draws: random.Random, field: Any, hint: Any) -> Draw:
+def field_draw(draws: random.Random, field: Any, hint: Any) -> Draw:
     kind = value_type(hint)
     if choices := field.metadata.get("choices"):
         choice = draws.choice(choices)
@@ -129,7 +129,7 @@ def settings(draws: random.Random, kind: type, base: dict[str, Any]) -> tuple[li
     """Draw fields of a dataclass as flags or a TOML file; return both, and the fields with absurd values."""
     hints, in_file = get_type_hints(kind), draws.random() < 0.4
     subset = draws.sample(fields(kind), draws.randint(1, 4))  # type: ignore[arg-type]
-    draw_by_name = {field.name: of_field(draws, field, hints[field.name]) for field in subset}
+    draw_by_name = {field.name: field_draw(draws, field, hints[field.name]) for field in subset}
     absurd = [f"{name}={draw.text!r:.40}" for name, draw in draw_by_name.items() if draw.is_absurd]
     lines, words = [], []
     for name, value in base.items():
@@ -294,7 +294,7 @@ def outcome(case: Case, limit_s: float) -> tuple[int, str]:
         file.flush()
         words = [*case.words, *([f"--config={file.name}"] if case.file else [])]
         if case.is_process:
-            return of_process([sys.executable, *COMMANDS[case.command], *words], dict(case.variables), limit_s)
+            return process_result([sys.executable, *COMMANDS[case.command], *words], dict(case.variables), limit_s)
         errors = io.StringIO()
         variables, silent = mock.patch.dict(os.environ, dict(case.variables)), contextlib.redirect_stdout(io.StringIO())
         with variables, silent, contextlib.redirect_stderr(errors), alarm(limit_s):
@@ -307,7 +307,7 @@ def outcome(case: Case, limit_s: float) -> tuple[int, str]:
         return 0, errors.getvalue()
 
 
-def of_process(command: list[str], variables: dict[str, str], limit_s: float) -> tuple[int, str]:
+def process_result(command: list[str], variables: dict[str, str], limit_s: float) -> tuple[int, str]:
     with tempfile.TemporaryDirectory() as folder:
         env = surroundings() | {"PYTHONPATH": str(ROOT), "COLLECTIVES_LINKS": folder} | variables
         result = subprocess.run(

@@ -203,8 +203,8 @@ def examine(clean: dict[Selection, Ended], patience: float, tree: Path, mutant: 
     compiled = "njit" in text  # in a separate cache, so that the code without the fault need not be compiled again
     kernels, more_s = ("faulty_kernels", COMPILING_S) if compiled else ("kernels", MORE_S)
     path.write_text(text.replace(mutant.old, mutant.new))
-    later_ns = max(time.time_ns(), stat.st_mtime_ns + 10**9)  # in one second, Python would take the old bytecode
-    os.utime(path, ns=(stat.st_atime_ns, later_ns))
+    future_ns = max(time.time_ns(), stat.st_mtime_ns + 10**9)  # in one second, Python would take the old bytecode
+    os.utime(path, ns=(stat.st_atime_ns, future_ns))
     try:
         for tests in mutant.tests:
             limits_s = patience * (more_s + SLOWER * clean[tests].seconds), patience * more_s

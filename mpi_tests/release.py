@@ -1,7 +1,7 @@
 """Run the checks of a release beyond `make test` and `make test-system`, and write a table of the outcomes.
 
 python -m mpi_tests.release --out benchmarks/results/release.md
-python -m mpi_tests.release --only MPICH fuzz    # keeps the other rows of the table
+python -m mpi_tests.release --out benchmarks/results/release.md --only MPICH fuzz    # keeps the other rows of the table
 python -m mpi_tests.release --only fuzz --fuzz_s 60
 
 The table is written after each check; to resume an interrupted run, pass the remaining checks to `--only`.  Other
@@ -50,8 +50,8 @@ class Row(NamedTuple):
 
     >>> Row.parse("| fuzz | passed | 2026-11-23 | 15.2 | 9 passed |")
     Row(check='fuzz', outcome='passed', day='2026-11-23', minutes='15.2', last='9 passed')
-    >>> print(Row("proof", "not run"))
-    | proof | not run |  |  |  |
+    >>> print(Row("MPICH", "not run"))
+    | MPICH | not run |  |  |  |
     """
 
     check: str
@@ -97,12 +97,14 @@ LIBRARIES = (
     "pip install --quiet setuptools wheel && pip install --quiet --no-build-isolation deepspeed"  # asks for torch
 )
 TORCHRUN = f"{LIBRARIES} && python -m pytest mpi_tests/systems/test_torch_backend.py -k 'torchrun or Trainer'"
+PROOF = ("schedules", "pipelines", "sizes", "64 ranks", "kernels", "benchmarks", "kills")
 DEBIAN = "test $(id -u) = 0 && debootstrap --version"
 CHECKS = (
-    Check("proof", "make proof"),
+    *(Check(f"proof, {part}", f"make proof-{part.replace(' ', '-')}") for part in PROOF),
     Check("fuzz", FUZZ),
     Check("PyTorch's own suite", SUITE),
-    Check("mpi4py's own suite", f"{MPI4PY_SUITE} 8"),
+    Check("mpi4py's own suite", MPI4PY_SUITE),
+    Check("mpi4py's own suite, 8 ranks", "python -m mpi_tests.mpi4py_suite --ranks 8"),
     Check("programs of mpi4py", "python -m mpi_tests.mpi4py_programs --ranks 2 3"),
     elsewhere("MPICH", "mpich torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks"),
     elsewhere("mpi4py's own suite, MPICH", "mpich torch==2.13.0", MPI4PY_SUITE, folder="MPICH"),

@@ -28,7 +28,7 @@ from collectives.schedule.spec import COLLECTIVES
 REFUSALS = NotOurs, TypeError, ValueError, LookupError, AttributeError, BufferError, ImportError, OverflowError
 REFUSALS += (MPI.Exception,)  # type: ignore[assignment]
 
-# The bytes of a vector from which a call is worth our Python, where ranks share memory: benchmarks/mpi4py_face.py.
+# The bytes of a vector from which a call is worth our Python, where ranks share memory: benchmarks/mpi4py_calls.py.
 KIB = 1 << 10
 WORTH_BYTES = {
     "all_reduce": 1024 * KIB,

@@ -11,7 +11,7 @@ from typing import Any
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 RESULTS = BENCHMARKS / "results"
-RIG = runpy.run_path(str(BENCHMARKS / "rig.py"), run_name="rig")
+RIG = runpy.run_path(str(BENCHMARKS / "rig_table.py"), run_name="rig_table")
 ARRAYS = {"call": "ordinary", "symmetric": "from `comm.empty`"}  # by column
 SHORT_BYTES = 16 << 10
 
@@ -29,7 +29,7 @@ def losses() -> Iterator[str]:
 
 
 def ratios(text: str) -> Iterator[tuple[Any, ...]]:
-    """Read the mean and least ratio of each collective, kind of arrays and span of sizes from a document of calls.py.
+    """Read the mean and least ratio of each collective, kind of arrays and span of sizes from a table of calls.
 
     Those of long vectors are in its summary.
     """

@@ -34,7 +34,7 @@ class ListedCheck(NamedTuple):
     """A check, imported only by the child process that runs it."""
 
     function: str
-    share_s: float  # of a whole of ten minutes
+    budget_s: float  # of a whole of ten minutes
 
 
 SECONDS = 600.0
@@ -72,7 +72,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 
 def limit_s(names: Sequence[str], left_s: float) -> float:
     """Return the time of the first of these checks: its share of what is left, so that they all fit."""
-    return left_s * CHECKS[names[0]].share_s / sum(CHECKS[name].share_s for name in names)
+    return left_s * CHECKS[names[0]].budget_s / sum(CHECKS[name].budget_s for name in names)
 
 
 def absent(device: str) -> str:

@@ -38,10 +38,10 @@ def rows(setting: Setting, size: int, figures: dict[str, Any]) -> list[Row]:
     limit_s = size * figures["copy_s"]
     name = min(figures["ours_s"], key=lambda name: figures["ours_s"][name])
     ours_s = figures["ours_s"][name]
-    share, goal = limit_s / ours_s, f"{LIMIT_GOAL:.0%} of the memory limit"
+    fraction, goal = limit_s / ours_s, f"{LIMIT_GOAL:.0%} of the memory limit"
     each = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in figures["ours_s"].items())
-    text = f"{share:.1%}: {name}; limit {1e3 * limit_s:.2f} ms; {each}"
-    first = Row(f"{NAME}, {size} ranks", f"at least {goal}", text, setting.speed(share >= LIMIT_GOAL))
+    text = f"{fraction:.1%}: {name}; limit {1e3 * limit_s:.2f} ms; {each}"
+    first = Row(f"{NAME}, {size} ranks", f"at least {goal}", text, setting.speed(fraction >= LIMIT_GOAL))
     beside, mpi_s = f"at least {MPI_GOAL:g} times as fast as MPI's own", figures["mpi_s"]
     if mpi_s is None:
         return [first, Row(f"{NAME}, {size} ranks", beside, figures["why_no_mpi"], SKIPPED)]

@@ -26,7 +26,7 @@ def kinds(comm: collectives.Communicator, device: str) -> Mapping[str, Put]:
     def symmetric(values: np.ndarray) -> Any:
         return filled(memory, comm.empty(values.size, values.dtype, device), values)
 
-    torchs = {"torch": lambda values: of_torch(values).to(device)} if knows(device) else {}
+    torchs = {"torch": lambda values: torch_tensor(values).to(device)} if knows(device) else {}
     return {"own": own, "symmetric": symmetric, **torchs}
 
 
@@ -47,7 +47,7 @@ def filled(memory: Device, array: Any, values: np.ndarray) -> Any:
     return array
 
 
-def of_torch(values: np.ndarray) -> Any:
+def torch_tensor(values: np.ndarray) -> Any:
     return views.to_torch(values.copy())
 
 

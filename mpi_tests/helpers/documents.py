@@ -54,7 +54,7 @@ ELSEWHERE = {
     r"(COMMAND=.* )?sbatch ": "systems/test_slurm.py::test_the_guide_submits_it",
     r"mpirun --hostfile hostfiles/8x8": "systems/test_rig.py::test_64_ranks_on_eight_hosts",
     r"python -m mpi_tests\.rig run ": "systems/test_rig.py::test_the_command_of_the_guide",
-    r"mpirun -n \d python benchmarks/data_parallelism\.py": "systems/test_benchmarks.py::test_data_parallelism",
+    r"mpirun -n \d python benchmarks/data_parallel\.py": "systems/test_benchmarks.py::test_data_parallel",
 }
 
 

@@ -49,9 +49,9 @@ def main() -> None:
     x, *others = [np.ones(1000 * length) for length in range(1, 1 + NUM_CALLS)]
     first = entered(partial(comm.all_reduce, x))
     of_a_kind = min((entered(partial(comm.all_reduce, array)) for array in others), key=len)
-    later = min((entered(partial(comm.all_reduce, x)) for _ in range(NUM_CALLS)), key=len)
+    repeated = min((entered(partial(comm.all_reduce, x)) for _ in range(NUM_CALLS)), key=len)
     if comm.rank == 0:
-        for name, times in (("job's first", first), ("kind's first", of_a_kind), ("later", later)):
+        for name, times in (("job's first", first), ("kind's first", of_a_kind), ("later", repeated)):
             pure = [path for path in times if path.startswith(PURE)]
             print(f"a {name} all-reduce enters {len(times) - len(pure)} files, and {len(pure)} that are pure:")
             for path in sorted(times, key=pure.__contains__):

@@ -3,7 +3,7 @@
 import numpy as np
 
 
-def of_hugging_face(tensors, tokens, n_head=3):
+def gpt2_logits(tensors, tokens, n_head=3):
     """Compute the logits of a GPT-2 in NumPy from tensors in Hugging Face's format.  Source: their modeling_gpt2.py."""
     w = {name: tensor.double().numpy() for name, tensor in tensors.items()}
 

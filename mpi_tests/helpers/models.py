@@ -10,7 +10,7 @@ from models.model import make
 from parallelism.placement import shard_of
 
 
-def share(comm, x: torch.Tensor) -> torch.Tensor:
+def own_rows(comm, x: torch.Tensor) -> torch.Tensor:
     return x.chunk(comm.size)[comm.rank]
 
 

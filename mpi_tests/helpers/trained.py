@@ -119,11 +119,11 @@ def plain_steps(config: Config, model: GPT, make_optimizer=plain_adamw) -> Itera
     windows = TokenWindows(train_ids, config.block_size, config.seed)
     sampler = DistributedSampler(len(windows), GLOBAL_BATCH, 0, 1, seed=config.seed)
     optimizer = make_optimizer(model)
-    for iteration, share in zip(range(1, config.max_iters + 1), sampler, strict=False):
+    for iteration, indices in zip(range(1, config.max_iters + 1), sampler, strict=False):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(iteration, config.lr, config.warmup_iters, config.max_iters)
         model.zero_grad()
-        loss = loss_of(model, windows, share)
+        loss = loss_of(model, windows, indices)
         loss.backward()
         gradients = {name: p.grad.clone() for name, p in model.named_parameters(remove_duplicate=False)}
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)

@@ -54,14 +54,14 @@ def end_of(run):
 def test_a_whole_checkpoint_is_always_left(tmp_path):
     draw, last = random.Random(0), 0
     for _ in range(KILLS):
-        last_said, noticed = run_until_killed(tmp_path, draw)
-        assert last_said > last
+        last_reported, noticed = run_until_killed(tmp_path, draw)
+        assert last_reported > last
         assert noticed == (last > 0)
         path = CheckpointLoader(tmp_path, ALONE, say=lambda line: None).newest()
         assert path == complete_checkpoints(tmp_path)[-1]  # it is complete, as its name claims
         checkpoint = Checkpoint(path)
         last = checkpoint.index.step
-        assert last_said <= last <= last_said + 1  # a checkpoint reported as complete stays
+        assert last_reported <= last <= last_reported + 1  # a checkpoint reported as complete stays
         part = state(0, parts=NUM_RANKS)
         checkpoint.fill([part])
         assert torch.equal(part.tensor, state(last, parts=NUM_RANKS).tensor)

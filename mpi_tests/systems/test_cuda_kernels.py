@@ -157,7 +157,7 @@ def test_the_speeds_of_a_gpu(launches, monkeypatch):
     copy, *reductions = gpu_kernels.speed()
     assert copy[0] == "copy"
     assert [name for name, *_ in reductions] == [f"sum of 4 sources of {name}" for name in ("bfloat16", "float32")]
-    assert all(rate > 0 and share > 0 for _, rate, share in reductions)
+    assert all(rate > 0 and fraction > 0 for _, rate, fraction in reductions)
 
 
 def test_the_check_of_a_gpu(launches):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from mpi_tests.helpers.models import share
+from mpi_tests.helpers.models import own_rows
 from parallelism import DataParallel
 from parallelism.buffers.arena import Arena
 from parallelism.data.buckets import cut_buckets
@@ -56,7 +56,7 @@ def test_gradients_are_those_of_the_whole_batch(comm, bucket_mb):
     for seed in (1, 2):  # the second step runs the plans again
         arena.zero_grad()
         reference.zero_grad()
-        model(share(comm, batch(seed))).backward()
+        model(own_rows(comm, batch(seed))).backward()
         reference(batch(seed)).backward()
         assert_same_gradients(model.module, reference)
 
@@ -69,7 +69,7 @@ def test_ranks_start_from_the_weights_and_buffers_of_rank_0(comm):
 
 def test_no_sync_accumulates_and_the_next_pass_reduces_the_sum(comm):
     model, _ = parallel(comm, bucket_mb=1e-6)
-    micro = share(comm, batch()).chunk(2)
+    micro = own_rows(comm, batch()).chunk(2)
     with model.no_sync():
         (model(micro[0]) / 2).backward()
     alone = Model()
@@ -99,7 +99,7 @@ def test_parameters_that_a_pass_does_not_reach_count_as_zero(comm):
     model, arena = parallel(comm, bucket_mb=1e-6)
     for _ in range(2):  # a pass without them must not affect the next one
         arena.zero_grad()
-        model(share(comm, batch()), use_extra=False).backward()
+        model(own_rows(comm, batch()), use_extra=False).backward()
         reference = Model()
         reference(batch(), use_extra=False).backward()
         assert_same_gradients(model.module, reference)
@@ -121,7 +121,7 @@ def test_buckets_start_while_the_backward_pass_goes_on(comm):
         start = bucket.plan.start
         bucket.plan.start = lambda start=start: (events.append("bucket"), start())[1]
     model.module.layers[0].weight.register_hook(lambda _: events.append("last gradient"))
-    model(share(comm, batch())).backward()
+    model(own_rows(comm, batch())).backward()
     assert events.index("last gradient") >= 4
     assert events.count("bucket") == len(model.replica.buckets)
 

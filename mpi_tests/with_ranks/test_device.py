@@ -222,8 +222,8 @@ def test_segments_are_copied_while_others_travel(mpi_comm, cuda, monkeypatch):
         assert [word for word in events[:6] if "copy" not in word] == ["queue 0", "queue 1", "start 0", "start 1"]
         for i in range(5):
             assert events.index(f"queue {i}") < events.index(f"copy {i}") < events.index(f"start {i}")
-        later = [word for i in (2, 3, 4) for word in ("await", f"queue {i}", f"start {i}")]
-        assert [word for word in events if "copy" not in word][4:14] == [*later, "await"]
+        following = [word for i in (2, 3, 4) for word in ("await", f"queue {i}", f"start {i}")]
+        assert [word for word in events if "copy" not in word][4:14] == [*following, "await"]
 
 
 @pytest.mark.sizes(2)

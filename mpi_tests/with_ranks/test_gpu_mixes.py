@@ -14,7 +14,7 @@ ITERATIONS = 2
 
 
 @cache
-def of_one_rank(settings):
+def one_rank_run(settings):
     """Return the losses of a run of one process with these settings."""
     with Communicator(MPI.COMM_SELF) as alone:
         mix = next(mix for mix in MIXES.values() if mix.settings == settings)
@@ -26,5 +26,5 @@ def of_one_rank(settings):
 def test_every_mix_has_the_losses_of_one_rank(comm, name):
     mix = MIXES[name]
     rtol = 1e-3 if mix.settings.startswith("--dtype") else 1e-5
-    want = comm.mpi.bcast(of_one_rank(mix.settings) if comm.rank == 0 else None)
+    want = comm.mpi.bcast(one_rank_run(mix.settings) if comm.rank == 0 else None)
     np.testing.assert_allclose(losses(comm, mix, "cpu", ITERATIONS), want, rtol=rtol)

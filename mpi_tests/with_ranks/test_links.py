@@ -37,11 +37,11 @@ def test_ranks_measure_the_same_and_auto_uses_it(mpi_comm, monkeypatch, shared_f
     assert (network.staged_s_per_byte != NETWORK.staged_s_per_byte) == has_pair
     assert min(*network.system, network.staged_s_per_byte) > 0
     mpi_comm.Barrier()  # rank 0 has saved it
-    later = Communicator(mpi_comm)
-    assert "with the speeds measured on these hosts" in later.explain("all_reduce", 1 << 20)
-    part = later.split(0)
+    another = Communicator(mpi_comm)
+    assert "with the speeds measured on these hosts" in another.explain("all_reduce", 1 << 20)
+    part = another.split(0)
     assert "with the speeds measured on these hosts" in part.explain("all_reduce", 1 << 20)
-    for each in (comm, part, later):
+    for each in (comm, part, another):
         each.free()
 
 

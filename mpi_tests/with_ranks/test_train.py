@@ -23,7 +23,7 @@ from collectives import Communicator, InputError
 from models import hf
 from models.hf import load_hugging_face, save_hugging_face
 from mpi_tests.helpers.folders import shared_folder
-from mpi_tests.helpers.hugging_face import of_hugging_face
+from mpi_tests.helpers.hugging_face import gpt2_logits
 from mpi_tests.helpers.ranks import IS_PROOF
 from mpi_tests.helpers.trained import (
     SMALL,
@@ -218,7 +218,7 @@ def copied(comm, saved, folder):
     return path
 
 
-def of_step(folder, step):
+def checkpoint_of(folder, step):
     (path,) = folder.glob(f"*-step-{step}")
     return str(path)
 
@@ -228,7 +228,7 @@ def of_step(folder, step):
 def test_a_checkpoint_goes_on_in_any_layout(comm, saved, copied, case):
     """A resumed run equals the uninterrupted one; in the same layout, bit for bit."""
     size, layout = GOING_ON[case]
-    saving = {"checkpoint_dir": str(copied), "resume": of_step(copied, HALF), "checkpoints_kept": 1}
+    saving = {"checkpoint_dir": str(copied), "resume": checkpoint_of(copied, HALF), "checkpoints_kept": 1}
     outcome = on_first(comm, size, **layout, **saving)
     assert [record["iter"] for record in outcome.records if "loss" in record] == [*range(HALF + 1, LAST + 1)]
     assert [path.name.partition("-")[2] for path in copied.glob("*step*")] == [f"step-{LAST}"]
@@ -261,7 +261,7 @@ def test_a_checkpoint_of_tp_pp_and_zero_has_the_logits_of_a_gpt2(comm, saved, co
         check_bits(load_file(copied / "model.safetensors"), saved[1])
         assert torch.equal(load_hugging_face(copied).eval()(TOKENS)[0], logits)
         tensors = {name: torch.from_numpy(array) for name, array in saved[1].items()}
-        np.testing.assert_allclose(logits, of_hugging_face(tensors, TOKENS, SMALL.n_head), atol=1e-5)
+        np.testing.assert_allclose(logits, gpt2_logits(tensors, TOKENS, SMALL.n_head), atol=1e-5)
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
@@ -283,7 +283,7 @@ def test_a_run_that_goes_on_has_the_loss_scale_and_all_ranks_weights(comm, folde
     settings = {"zero_stage": 1, "dtype": "float16", "dropout": 0.1}
     saving = {"checkpoint_dir": str(folder), "checkpoint_interval": HALF}
     whole = on(comm, **settings, **saving)
-    resumed = on(comm, **settings, **saving, resume=of_step(folder, HALF))
+    resumed = on(comm, **settings, **saving, resume=checkpoint_of(folder, HALF))
     check_bits(resumed.weights, whole.weights)
     comm.barrier()
     last = [json.loads((path / "index.json").read_text()) for path in folder.glob(f"*-step-{LAST}")]
@@ -398,7 +398,7 @@ def test_a_checkpoint_of_master_weights_goes_on_in_any_precision(comm, folder):
     half = {"dtype": "float16", "master_weights": True, "grad_dtype": "float16", "num_micro_batches": 2}
     saving = {"checkpoint_dir": str(folder / "whole"), "checkpoint_interval": HALF}
     whole = on(comm, **half, **saving, zero_stage=3)
-    resume = of_step(folder / "whole", HALF)
+    resume = checkpoint_of(folder / "whole", HALF)
     stages = {"pp": 2, "zero_stage": 1, "num_micro_batches": 2}
     for name, settings in (("same", half | {"zero_stage": 3}), ("float32", stages)):
         outcome = on(comm, **settings, checkpoint_dir=str(folder / name), resume=resume)

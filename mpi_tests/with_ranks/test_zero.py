@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.held_bytes import counting, held, held_by_formula, sent_by_formula
+from benchmarks.helpers.zero_bytes import expected_held_bytes, expected_sent_bytes, held, with_counters
 from collectives import Communicator, InputError
 from models.gpt import GPT, GPTConfig
-from mpi_tests.helpers.models import share
+from mpi_tests.helpers.models import own_rows
 from mpi_tests.helpers.ranks import IS_PROOF
 from parallelism import (
     Batch,
@@ -116,7 +116,7 @@ class Run:
             return
         ranks, self.counters = ShardGroups.of(comm, group), []
         if count:
-            ranks, self.counters = counting(ranks)
+            ranks, self.counters = with_counters(ranks)
         options = {"bucket_mb": SMALL_BUCKETS, **reduction, **precision.arena_dtypes}
         self.model = Sharded(self.plain, ranks, make, zero_stage, layers, **options)
         self.zero = self.model.replica
@@ -147,7 +147,7 @@ class Run:
 
     def train(self, num_steps, **options):
         """Train; return the mean losses of all ranks' samples."""
-        losses = [self.step(share(self.comm, batch(seed)), **options) for seed in range(num_steps)]
+        losses = [self.step(own_rows(self.comm, batch(seed)), **options) for seed in range(num_steps)]
         return self.comm.all_reduce(np.array(losses), op="avg")
 
     def parameters(self):
@@ -235,7 +235,7 @@ def test_parameters_that_a_pass_does_not_reach_count_as_zero(comm, zero_stage):
     """The pass misses the parameters on all ranks, or on all but one."""
     plain, run = Run(comm, 0), Run(comm, zero_stage)
     for everywhere in (False, True, False):
-        x, use_extra = share(comm, batch(1)), everywhere or comm.rank == 0
+        x, use_extra = own_rows(comm, batch(1)), everywhere or comm.rank == 0
         for flag in (False, use_extra):
             plain.step(x, use_extra=flag)
             run.step(x, use_extra=flag)
@@ -278,7 +278,7 @@ def test_gradients_are_cleared_between_reductions_of_stage_1(comm):
     run = Run(comm, 1)
     run.train(1)
     with pytest.raises(RuntimeError, match=r"reduced to their owners: zero_grad\(\) before"):
-        run.model(share(comm, batch(0))).backward()
+        run.model(own_rows(comm, batch(0))).backward()
 
 
 @pytest.mark.sizes(1, 2)
@@ -289,7 +289,7 @@ def test_gradients_that_are_replaced_in_stage_1_are_refused(comm):
     with pytest.raises(
         RuntimeError, match=r"^the gradient of .* was replaced, .*: clear gradients by the module's zero"
     ):
-        run.model(share(comm, batch(0))).backward()
+        run.model(own_rows(comm, batch(0))).backward()
 
 
 @pytest.mark.parametrize("zero_stage", [2, 3])
@@ -352,7 +352,7 @@ def test_what_was_gathered_before_an_update_is_gathered_anew(comm):
     for one in (plain, run):
         for _ in range(2):
             one.model.zero_grad()
-            one.model(share(comm, batch(1))).backward()
+            one.model(own_rows(comm, batch(1))).backward()
             with torch.no_grad():
                 one.model(batch(0))
             one.masters.take_gradients()
@@ -363,7 +363,7 @@ def test_what_was_gathered_before_an_update_is_gathered_anew(comm):
 
 def tokens(comm, seed):
     ids = torch.randint(0, GPT_CONFIG.vocab_size, (SAMPLES, 9), generator=torch.Generator().manual_seed(seed))
-    mine = share(comm, ids)
+    mine = own_rows(comm, ids)
     return mine[:, :-1].contiguous(), mine[:, 1:].contiguous()
 
 
@@ -456,11 +456,11 @@ def test_bytes_are_those_of_the_formulas(comm, zero_stage, precision, each):
         counter.nbytes = 0
     run.step(*tokens(comm, 0))
     measured = held(*run.zero.arrays, run.zero.optimizer, run.zero.masters)
-    for actual, want in zip(measured, held_by_formula(zero_stage, num_params, comm.size, *each), strict=True):
+    for actual, want in zip(measured, expected_held_bytes(zero_stage, num_params, comm.size, *each), strict=True):
         assert actual == pytest.approx(want, rel=0.05)
     sent = comm.all_reduce(np.array([sum(counter.nbytes for counter in run.counters)]))[0] / comm.size
     last_two = each[0] * sum(p.numel() for p in model.transformer.h[-2:].parameters())
-    assert sent == pytest.approx(sent_by_formula(zero_stage, each[0] * num_params, comm.size, last_two), rel=0.02)
+    assert sent == pytest.approx(expected_sent_bytes(zero_stage, each[0] * num_params, comm.size, last_two), rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.held_bytes import counting
+from benchmarks.helpers.zero_bytes import with_counters
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.ranks import IS_PROOF
 from parallelism import Batch, GradientClip, Mesh, PipelineParallel, ShardGroups, parallelize, recompute
@@ -263,7 +263,7 @@ def test_bytes_are_sent_for_each_micro_batch(started, monkeypatch, zero_stage):
     counters = []
 
     def counting_groups(*groups):
-        ranks, more = counting(ShardGroups.of(*groups))
+        ranks, more = with_counters(ShardGroups.of(*groups))
         counters.extend(more)
         return ranks
 

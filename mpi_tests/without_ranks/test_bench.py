@@ -47,7 +47,7 @@ def test_numbers_are_exact_in_any_order(dtype):
     for op in ops_of(dtype):
         for size in (1, 2, 3, 8, 64):
             operands = [numbers.operand(30, dtype_of(dtype), rank, size, op) for rank in range(size)]
-            same(numbers.reduction(30, dtype_of(dtype), size, op), of_parts(operands, op), (op, size))
+            same(numbers.reduction(30, dtype_of(dtype), size, op), exact_reduction(operands, op), (op, size))
             partial = np.prod if op == "prod" else np.sum
             largest = partial([np.abs(widened(x).real) for x in operands], axis=0).max()
             assert largest <= 64 or op in ("min", "max", *BITS, *TRUTHS)
@@ -57,7 +57,7 @@ def test_numbers_are_exact_in_any_order(dtype):
             assert dtype == "bool" or whole or len(np.unique(numbers.reduction(30, dtype_of(dtype), size, op))) > 1
 
 
-def of_parts(arrays: list[np.ndarray], op: str) -> np.ndarray:
+def exact_reduction(arrays: list[np.ndarray], op: str) -> np.ndarray:
     """Reduce exactly, which includes complex averages, whose quotients NumPy rounds twice."""
     if arrays[0].dtype.kind != "c" or op == "prod":
         return reduced(arrays, op)
@@ -149,9 +149,9 @@ def test_arrays_may_be_unaligned():
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests():
-    share = {"all_reduce": 14 / 8, "broadcast": 1, "reduce": 1}
-    assert {name: bus_factor(name, 8) for name in EVERY} == dict.fromkeys(EVERY, 7 / 8) | share
-    assert {name: bus_factor(f"i{name}", 8) for name in EVERY} == dict.fromkeys(EVERY, 7 / 8) | share
+    factors = {"all_reduce": 14 / 8, "broadcast": 1, "reduce": 1}
+    assert {name: bus_factor(name, 8) for name in EVERY} == dict.fromkeys(EVERY, 7 / 8) | factors
+    assert {name: bus_factor(f"i{name}", 8) for name in EVERY} == dict.fromkeys(EVERY, 7 / 8) | factors
     assert bus_factor("all_to_all_v", 8) == 7 / 8
     links = {"sendrecv": 1, "latency": 1, "bandwidth": 1, "bidirectional": 2, "message_rate": 4}
     assert {name: bus_factor(name, 9) for name in links} == links

@@ -172,13 +172,13 @@ def test_a_peer_may_be_the_fastest():
 
 
 def test_two_documents_are_side_by_side():
-    later = [row(each["name"], each["bytes"], 100 + i) for i, each in enumerate(ROWS[:-1])]
-    page = Page(html.report({"a": document(ROWS), "b": document(later)}))
+    others = [row(each["name"], each["bytes"], 100 + i) for i, each in enumerate(ROWS[:-1])]
+    page = Page(html.report({"a": document(ROWS), "b": document(others)}))
     check_charts(page)
-    assert len(page.tables["t0"]) == len(ROWS) + len(later)
+    assert len(page.tables["t0"]) == len(ROWS) + len(others)
     assert {line["where"].get("run") for line in page.charts[0]["lines"]} == {"a", "b"}
     both, last = page.tables["c0"], ROWS[-1]
-    for each, a, b in zip(both, ROWS, later, strict=False):
+    for each, a, b in zip(both, ROWS, others, strict=False):
         assert (each["a, µs"], each["b, µs"]) == pytest.approx((a["median_us"], b["median_us"]), rel=1e-5)
         assert each["ratio"] == pytest.approx(b["median_us"] / a["median_us"], rel=1e-5)
     assert (both[-1]["size"], both[-1]["b, µs"], both[-1]["ratio"]) == (last["bytes"], None, None)

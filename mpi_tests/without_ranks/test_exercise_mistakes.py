@@ -12,7 +12,7 @@ from collectives.schedule.proof import ContractError, check
 from teaching.exercise import catalogue
 from teaching.exercise.__main__ import main
 from teaching.exercise.exercise import MistakeError
-from teaching.exercise.message_exercise import MessageExercise, of_ranks
+from teaching.exercise.message_exercise import MessageExercise, rank_instance
 
 EXERCISES = {exercise.name: exercise for exercise in catalogue.EXERCISES}
 MOVES = "from collectives.schedule.moves import Copy, Recv, RecvReduce, Send, chunk"
@@ -706,7 +706,7 @@ ON_RANKS = [each.name for each in catalogue.EXERCISES if isinstance(each, Messag
 def test_what_is_named_is_what_a_simulation_finds(name, size):
     """One random move of a schedule is changed; the judge's report matches the simulation, its verdict the prover's."""
     exercise, draws, num_named = EXERCISES[name], random.Random(f"{name} {size}"), 0
-    instance = of_ranks(size, 0 if exercise.spec.rooted else None)
+    instance = rank_instance(size, 0 if exercise.spec.rooted else None)
     textbook = [list(exercise.algorithm(rank, *instance.arguments)) for rank in range(size)]
     for _ in range(60):
         programs = mutated(textbook, draws)

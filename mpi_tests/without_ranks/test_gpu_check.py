@@ -20,9 +20,9 @@ def test_the_checks_fit_the_time_and_leave_theirs_to_later_ones(used, seconds):
         limits.append(limit_s(names[nth:], left_s))
         left_s -= used * limits[-1]
     assert left_s == pytest.approx((1 - used) * limits[-1])
-    shares = [limit / check.share_s for limit, check in zip(limits, CHECKS.values(), strict=True)]
-    assert shares[0] == pytest.approx(seconds / SECONDS)
-    assert shares == (pytest.approx([shares[0]] * len(names)) if used == 1 else sorted(shares))
+    fractions = [limit / check.budget_s for limit, check in zip(limits, CHECKS.values(), strict=True)]
+    assert fractions[0] == pytest.approx(seconds / SECONDS)
+    assert fractions == (pytest.approx([fractions[0]] * len(names)) if used == 1 else sorted(fractions))
 
 
 def test_a_check_has_time_to_say_what_was_late():

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from models.gpt import GPT, GPTConfig
 from models.hf import initialize, load_hugging_face, save_hugging_face, to_hugging_face
-from mpi_tests.helpers.hugging_face import of_hugging_face
+from mpi_tests.helpers.hugging_face import gpt2_logits
 
 SMALL: dict[str, Any] = {
     "vocab_size": 29,
@@ -205,7 +205,7 @@ def test_logits_are_those_of_hugging_faces_formulas(tmp_path, bias):
     save_hugging_face(small_weights(bias), tmp_path)
     with torch.no_grad():
         logits, _ = load_hugging_face(tmp_path).eval()(TOKENS)
-    np.testing.assert_allclose(logits, of_hugging_face(load_file(tmp_path / "model.safetensors"), TOKENS), atol=1e-5)
+    np.testing.assert_allclose(logits, gpt2_logits(load_file(tmp_path / "model.safetensors"), TOKENS), atol=1e-5)
 
 
 @pytest.mark.filterwarnings("default")
@@ -306,7 +306,7 @@ def test_a_width_of_the_mlp(tmp_path):
     loaded = load_hugging_face(tmp_path)
     with torch.no_grad():
         logits, _ = loaded.eval()(TOKENS)
-    np.testing.assert_allclose(logits, of_hugging_face(load_file(tmp_path / "model.safetensors"), TOKENS), atol=1e-5)
+    np.testing.assert_allclose(logits, gpt2_logits(load_file(tmp_path / "model.safetensors"), TOKENS), atol=1e-5)
     for width, message in (
         (None, r"c_fc.bias is \(40,\), but \(96,\) by config.json"),
         ("x", "n_hidden='x' must be of"),

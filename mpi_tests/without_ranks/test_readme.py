@@ -102,11 +102,26 @@ def test_links_to_files_lead_somewhere(page):
         assert (ROOT / target).exists(), target
 
 
-def test_its_figures_are_those_of_the_results():
-    runs = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("peers-*.json"))]
-    assert len(runs) == 4
-    table = runpy.run_path(str(ROOT / "benchmarks" / "table.py"))["table"]
-    assert "\n".join(table(runs)) in (RESULTS / "README.md").read_text()
+def test_the_files_of_results_are_those_of_their_table():
+    """A row's first cell names files; N stands for a number of ranks, * for anything."""
+    cells = re.findall(r"^\| (`[^|]*) \|", (RESULTS / "README.md").read_text().partition("\n## ")[0], re.MULTILINE)
+    patterns = [name.replace("-N.", "-[0-9].") for cell in cells for name in re.findall(r"`(\S+)`", cell)]
+    named = {path.name for pattern in patterns for path in RESULTS.glob(pattern)}
+    assert all(any(RESULTS.glob(pattern)) for pattern in patterns)
+    assert {path.name for path in RESULTS.iterdir()} - {"README.md"} == named
+
+
+def test_the_commands_of_results_run_files_that_exist():
+    """Those of the pages, and those recorded in files of results."""
+    pages = "\n".join(page.read_text() for page in RESULTS.glob("*.md"))
+    commands = re.findall(r"python (?:-m )?[\w./]+", pages)
+    for file in RESULTS.glob("*.json"):
+        words = json.loads(file.read_text()).get("command", "")
+        commands.append(words if isinstance(words, str) else shlex.join(words))
+    programs = {words.split()[2 if " -m " in words else 1] for words in commands if words.startswith("python ")}
+    assert len(programs) > 15
+    for program in programs:
+        assert (ROOT / program).is_file() if program.endswith(".py") else find_spec(program), program
 
 
 def test_the_ratios_of_the_readme_are_those_of_the_results():
@@ -139,19 +154,19 @@ def test_its_times_of_calls_are_those_of_the_results():
 
 
 def test_tables_of_the_rig_are_those_of_the_results():
-    table = runpy.run_path(str(ROOT / "benchmarks" / "rig.py"))["table"]
+    table = runpy.run_path(str(ROOT / "benchmarks" / "rig_table.py"))["table"]
     for name in ("rig-openmpi.json", "rig-openmpi-tuned.json"):
         assert "\n".join(table(json.loads((RESULTS / name).read_text()))) in (RESULTS / "README.md").read_text()
 
 
 def test_tables_of_split_models_are_those_of_the_results():
     for ranks in (2, 4):
-        for name, row in json.loads((RESULTS / f"splitting-openmpi-{ranks}.json").read_text())["results"].items():
+        for name, row in json.loads((RESULTS / f"tensor-parallel-openmpi-{ranks}.json").read_text())["results"].items():
             cells = f"{row['tokens_per_s']:.0f} | {row['step_ms']:.1f} | {row['exposed_ms']:.1f}"
             assert f"| {ranks} | {name} | {cells} |" in (RESULTS / "README.md").read_text()
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("sharing-*.json")))
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("zero-*.json")))
 def test_tables_of_data_parallelism_are_those_of_the_results(path):
     run = json.loads(path.read_text())
     for name, row in run["results"].items():
@@ -159,8 +174,8 @@ def test_tables_of_data_parallelism_are_those_of_the_results(path):
         assert f"| {run['ranks']} | {name} | {cells} |" in (path.parent / "README.md").read_text()
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("pipelining-*.json")))
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("pipeline-parallel-*.json")))
 def test_tables_of_pipelines_are_those_of_the_results(path):
     run = json.loads(path.read_text())
-    table = runpy.run_path(str(ROOT / "benchmarks" / "pipelining_table.py"))["table"]
+    table = runpy.run_path(str(ROOT / "benchmarks" / "pipeline_table.py"))["table"]
     assert "\n".join(table(run["ranks"], run["results"])) in (path.parent / "README.md").read_text()

@@ -1,6 +1,7 @@
 """The list of release checks, and their table."""
 
 import re
+import subprocess
 import tomllib
 from datetime import date
 
@@ -22,6 +23,21 @@ def test_the_backend_s_tests_run_on_the_oldest_and_the_newest_torch():
 def test_torch_s_own_suite_runs_on_as_many_ranks_as_its_tests_tell_apart():
     suite = next(check.command for check in CHECKS if "torch_suite.py" in check.command)
     assert "for n in 2 3 4" in suite
+
+
+def test_the_kept_table_has_a_row_for_each_check_in_order():
+    assert list(release.earlier(ROOT / "benchmarks" / "results" / "release.md")) == [check.name for check in CHECKS]
+
+
+def test_the_parts_of_the_proof_are_those_of_make_proof():
+    command = ["make", "--dry-run", "--assume-old=.venv/kernels"]
+    parts = [check.command.split()[1] for check in CHECKS if check.name.startswith("proof, ")]
+    whole, each = (
+        subprocess.run([*command, *goals], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for goals in (["proof"], parts)
+    )
+    assert whole.count("pytest") > len(parts) > 5
+    assert each == whole
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ def epoch(num_samples, batch_size, size, number=0, **options):
     samplers = [DistributedSampler(num_samples, batch_size, rank, size, **options) for rank in range(size)]
     for one in samplers:
         one.set_epoch(number)
-    steps = [np.concatenate(shares).tolist() for shares in zip(*samplers, strict=True)]
+    steps = [np.concatenate(indices).tolist() for indices in zip(*samplers, strict=True)]
     assert all(len(one) == len(steps) for one in samplers)
     return steps
 
@@ -36,9 +36,9 @@ def test_steps_do_not_depend_on_the_number_of_ranks(size):
 
 
 def test_ranks_share_a_batch_equally_and_in_order():
-    shares = np.array([list(DistributedSampler(8, 4, rank, 2)) for rank in range(2)])
+    indices = np.array([list(DistributedSampler(8, 4, rank, 2)) for rank in range(2)])
     order = np.array(list(DistributedSampler(8, 4, 0, 1)))
-    assert shares.tolist() == [order[:, :2].tolist(), order[:, 2:].tolist()]
+    assert indices.tolist() == [order[:, :2].tolist(), order[:, 2:].tolist()]
 
 
 @pytest.mark.parametrize("num_samples", [12, 13, 23, 24, 25])

@@ -348,7 +348,7 @@ def test_what_would_move_nothing_is_not_embedded():
 def test_shares_are_as_equal_as_can_be():
     for num_chunks in range(12):
         for parts in range(1, 6):
-            lengths = [len(share) for share in shares(num_chunks, parts)]
+            lengths = [len(run) for run in shares(num_chunks, parts)]
             assert sum(lengths) == num_chunks
             assert lengths == sorted(lengths, reverse=True)
             assert lengths[0] - lengths[-1] <= 1

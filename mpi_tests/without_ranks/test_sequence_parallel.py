@@ -85,12 +85,12 @@ def test_attention_with_dropout_passes_on_what_is_not_finite(number):
 def test_all_ranks_have_as_much_to_do(order, ring):
     from parallelism.sequence.token_shards import TokenShards
 
-    shares = TokenShards(2 * ring * 64, ring, order=order)
+    shards = TokenShards(2 * ring * 64, ring, order=order)
     work = np.zeros(ring)
     for member in range(ring):
-        here = shares.ring_positions(member)
+        here = shards.ring_positions(member)
         for source in range(ring):
-            there, pair = shares.ring_positions(source), shares.pair(member, source)
+            there, pair = shards.ring_positions(source), shards.pair(member, source)
             pairs = np.zeros((len(here), len(there)), bool)
             if pair:
                 block = pairs[pair.queries, pair.keys]
@@ -105,6 +105,6 @@ def test_the_tokens_of_all_ranks_are_the_sequence():
 
     for order in ORDERS:
         for ring, parts in ((1, 1), (2, 2), (3, 1), (1, 4)):
-            shares = TokenShards(48, ring, parts, order)
-            positions = np.concatenate([shares.positions(rank) for rank in range(ring * parts)])
+            shards = TokenShards(48, ring, parts, order)
+            positions = np.concatenate([shards.positions(rank) for rank in range(ring * parts)])
             assert sorted(positions) == list(range(48))

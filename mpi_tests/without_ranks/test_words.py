@@ -2,6 +2,8 @@
 
 import pytest
 
+from mpi_tests.helpers import words
+from mpi_tests.helpers.house import PACKAGES
 from mpi_tests.helpers.words import findings, main
 
 PLANTED = {
@@ -9,6 +11,11 @@ PLANTED = {
     "class SendLetter:\n    pass\n": "1: SendLetter: say message, point to point",
     "def run():\n    num_meetings = 0\n": "2: num_meetings: say barrier",
     "for each in NCCLPulls, pushes:\n    SHMPush2 = each\n": "2: SHMPush2: say put",
+    "def run():\n    puts = put_off_all = 0\n": "2: put_off_all: say defer",
+    "last_said = 1\n": "1: last_said: say description, text",
+    "num_shares = 1\n": "1: num_shares: say shards, fractions",
+    "is_later = 1\n": "1: is_later: say deferred, following, ...",
+    "def of_rank(a):\n    pass\n": "1: of_rank: say what the function returns",
     "own_place = 1\n": "1: own_place: say address, index, position, call site, ...",
     "class Run:\n    known: int\n": "2: known: say what the value is, not how it was obtained",
     "def add(a, *given):\n    pass\n": "1: given: say what the value is, not how it was obtained",
@@ -17,7 +24,7 @@ PLANTED = {
     "for given in range(3):\n    pass\n": "1: given: say what the value is, not how it was obtained",
     "sizes = [len(kept) for kept in all_sizes]\n": "1: kept: say what the value is, not how it was obtained",
     "while made := start():\n    pass\n": "1: made: say what the value is, not how it was obtained",
-    "with open(a) as (said, _):\n    pass\n": "1: said: say what the value is, not how it was obtained",
+    "with open(a) as (told, _):\n    pass\n": "1: told: say what the value is, not how it was obtained",
     "try:\n    pass\nexcept OSError as told:\n    pass\n": "3: told: say what the value is, not how it was obtained",
     "match a:\n    case [1, *asked]:\n        pass\n": "2: asked: say what the value is, not how it was obtained",
     "from a import b as known\n": "1: known: say what the value is, not how it was obtained",
@@ -39,6 +46,11 @@ class Run:
         run_in_place, OUT_OF_PLACE, placement, replaced = self.options
         return len(known_ranks) + self.push(made=1)
 
+    @classmethod
+    def of(cls, shared):
+        """Make one; `put`, `off` and `put_officer` are words, and a variable may be `of_rank`."""
+        put_officer, share_stream, of_rank = shared
+
     def start(self):
         """Start what goes on."""
         raise ValueError("there is no mpirun, and it is no longer running")
@@ -55,9 +67,21 @@ def lines(tmp_path, name, text):
     return [str(finding) for finding in findings(tmp_path)]
 
 
+@pytest.mark.parametrize("folder", PACKAGES)
+def test_every_package_is_read(tmp_path, folder):
+    assert lines(tmp_path, f"{folder}/a.py", "fold = 1\n") == [f"{folder}/a.py:1: fold: say reduce, reduction"]
+
+
 @pytest.mark.parametrize(("source", "line"), PLANTED.items())
 def test_a_planted_word_is_named_in_a_line(tmp_path, source, line):
     assert lines(tmp_path, "collectives/a.py", source) == [f"collectives/a.py:{line}"]
+
+
+def test_a_pending_name_is_passed_over_in_its_folder_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(words, "PENDING", {"models/": frozenset({"share"})})
+    source = "share = shares = 1\n"
+    assert lines(tmp_path, "models/a.py", source) == ["models/a.py:1: shares: say shards, fractions"]
+    assert len(lines(tmp_path, "training/a.py", source)) == 1 + 2
 
 
 def test_what_is_right_passes(tmp_path):

@@ -14,7 +14,7 @@ from parallelism.planner.layout import ParallelLayout, TrainingJob
 from parallelism.planner.shape import ModelShape
 
 STATES = {"adamw": (2, 2), "sgd": (1, 1), "muon": (1, 2)}  # states per element: in blocks' matrices, in others
-FULLEST = 1.25  # rows of the fullest ep rank relative to the mean; benchmarks/planning.py has had 1.2 to 1.6
+FULLEST = 1.25  # rows of the fullest ep rank relative to the mean; benchmarks/planner.py has had 1.2 to 1.6
 
 
 def widths(model: ModelShape) -> tuple[int, int]:

@@ -99,7 +99,7 @@ def fill(settings: Any, weights: Preset | None = None) -> None:
         set_missing(settings, {"model": DEFAULT})
         check(settings, "model", "depth")
         chosen = PRESETS[settings.model]
-    values = {**EXPERTS, **chosen.settings, "lr": LR, **({} if settings.depth is None else of_depth(settings.depth))}
+    values = {**EXPERTS, **chosen.settings, "lr": LR, **({} if settings.depth is None else settings_of_depth(settings.depth))}
     del values["vocab_size"]  # determined by the data
     if settings.depth is None:
         values["num_micro_batches"] = 1
@@ -112,12 +112,12 @@ def set_missing(settings: Any, values: Mapping[str, Any]) -> None:
             setattr(settings, name, value)
 
 
-def of_depth(depth: int) -> dict[str, Any]:
+def settings_of_depth(depth: int) -> dict[str, Any]:
     """Return the shape and learning rate for a depth in blocks; 12 gives nanoGPT's GPT-2 124M.
 
     The head size is 64; the learning rate is inversely proportional to the root of the width.
 
-    >>> of_depth(12)["n_embd"], of_depth(12)["lr"], of_depth(48)["lr"]
+    >>> settings_of_depth(12)["n_embd"], settings_of_depth(12)["lr"], settings_of_depth(48)["lr"]
     (768, 0.0006, 0.0003)
 
     Source: Karpathy 2025, nanochat, scripts/base_train.py (`depth`).

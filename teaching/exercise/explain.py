@@ -126,8 +126,8 @@ def loss(other: int, changes: Sequence[Change]) -> Change | None:
 def sent_without(other: int, world: World, goal: Value, changes: Sequence[Change]) -> Change | None:
     """Return the loss of a rank's contribution on that rank itself, if it sends the chunk on without."""
     overwrite = loss(other, [c for c in changes if (c.rank, c.chunk) == (other, goal.chunk)])
-    later = world.programs[other][overwrite.round + 1 :] if overwrite else []
-    return overwrite if any(isinstance(m, Send) and goal.chunk in m.run for moves in later for m in moves) else None
+    following = world.programs[other][overwrite.round + 1 :] if overwrite else []
+    return overwrite if any(isinstance(m, Send) and goal.chunk in m.run for moves in following for m in moves) else None
 
 
 def origin(change: Change) -> str:

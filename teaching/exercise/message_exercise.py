@@ -11,7 +11,7 @@ from collectives.schedule.spec import spec_of
 from teaching.exercise.exercise import Exercise, Instance, MistakeError, counted
 from teaching.exercise.explain import check_results
 from teaching.exercise.history import follow
-from teaching.exercise.messages import as_round, check_messages, check_moves
+from teaching.exercise.messages import check_messages, check_moves, to_round
 from teaching.exercise.price import BETWEEN, MEASURES, prices
 
 LARGEST, PRICED, DRAWN = 16, 8, 8  # ranks
@@ -50,15 +50,17 @@ class MessageExercise(Exercise):
         self.function = self.collective
         self.parameters = "rank, size" + ", root" * self.spec.rooted + ", nodes" * self.nodes
         if self.nodes:
-            self.instances = [in_nodes(nodes) for nodes in NODES]
+            self.instances = [node_instance(nodes) for nodes in NODES]
             self.tried = f"{len(NODES)} divisions into nodes, of up to {LARGEST} ranks"
-            priced = in_nodes(PRICED_NODES)
+            priced = node_instance(PRICED_NODES)
         else:
             sizes = [size for size in range(1, LARGEST + 1) if not self.powers or size & (size - 1) == 0]
             roots = [range(size) if self.spec.rooted else [None] for size in sizes]
-            self.instances = [of_ranks(size, root) for size, some in zip(sizes, roots, strict=True) for root in some]
+            self.instances = [
+                rank_instance(size, root) for size, some in zip(sizes, roots, strict=True) for root in some
+            ]
             self.tried = f"1 to {LARGEST} ranks" + ", powers of two" * self.powers
-            priced = of_ranks(PRICED, 0 if self.spec.rooted else None)
+            priced = rank_instance(PRICED, 0 if self.spec.rooted else None)
         self.priced = priced._replace(words=f"{priced.words}, a vector of {PRICED} MiB")
 
     def contract(self) -> str:
@@ -72,7 +74,7 @@ class MessageExercise(Exercise):
         return "\n".join(lines)
 
     def step(self, value: Any) -> Round:
-        return as_round(value)
+        return to_round(value)
 
     def check(self, instance: Instance, schedules: list[list[Round]]) -> None:
         spec, size = self.spec, instance.num_ranks
@@ -98,12 +100,12 @@ class MessageExercise(Exercise):
         return prices(padded(schedules), nodes=self.priced.arguments[1] if self.nodes else ())
 
 
-def of_ranks(size: int, root: int | None) -> Instance:
+def rank_instance(size: int, root: int | None) -> Instance:
     words = counted(size, "rank")
     return Instance(size, (size,), words) if root is None else Instance(size, (size, root), f"{words}, root {root}")
 
 
-def in_nodes(nodes: Groups) -> Instance:
+def node_instance(nodes: Groups) -> Instance:
     size = sum(map(len, nodes))
     return Instance(size, (size, nodes), f"{size} ranks in nodes of {len(nodes[0])}")
 

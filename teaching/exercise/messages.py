@@ -13,7 +13,7 @@ MOVES = Send, Recv, RecvReduce, Copy
 ROUND = "a round is a tuple of moves, as in yield (Send(to, run),)"
 
 
-def as_round(value: Any) -> Round:
+def to_round(value: Any) -> Round:
     """Convert a value that a student yields to a round.
 
     Raises: ValueError for anything else.
@@ -22,10 +22,10 @@ def as_round(value: Any) -> Round:
         raise ValueError(f"yields {type(value).__name__}(...) by itself: {ROUND}")
     if not isinstance(value, tuple | list):
         raise ValueError(f"yields {shortened(value)}: {ROUND}")
-    return tuple(as_move(move) for move in value)
+    return tuple(to_move(move) for move in value)
 
 
-def as_move(value: Any) -> Move:
+def to_move(value: Any) -> Move:
     """Convert an item of a student's round to a move, with ranks as Python's integers.
 
     Raises: ValueError for anything else.

@@ -15,7 +15,7 @@ from teaching.exercise.exercise import Exercise, Instance, Measure, MistakeError
 MOST_STAGES, MOST_MICRO_BATCHES = 6, 8
 
 
-def of_size(num_stages: int, num_micro_batches: int) -> Instance:
+def pipeline_instance(num_stages: int, num_micro_batches: int) -> Instance:
     words = f"{counted(num_stages, 'stage')} and {counted(num_micro_batches, 'micro-batch')}"
     return Instance(num_stages, (num_stages, num_micro_batches), words)
 
@@ -38,9 +38,11 @@ class PipelineExercise(Exercise):
     )
     imports = ""
     textbook = "1F1B"
-    instances = tuple(of_size(*sizes) for sizes in product(range(1, MOST_STAGES + 1), range(1, MOST_MICRO_BATCHES + 1)))
+    instances = tuple(
+        pipeline_instance(*sizes) for sizes in product(range(1, MOST_STAGES + 1), range(1, MOST_MICRO_BATCHES + 1))
+    )
     tried = f"1 to {MOST_STAGES} stages and 1 to {MOST_MICRO_BATCHES} micro-batches"
-    priced = of_size(4, 8)
+    priced = pipeline_instance(4, 8)
     measures = (
         Measure("takes", "forward passes' time"),
         Measure("keeps", "activations on a rank", "activation on a rank"),
@@ -65,7 +67,7 @@ class PipelineExercise(Exercise):
                 if action.micro_batch >= num_micro_batches:
                     there = f"there are micro-batches 0 to {num_micro_batches - 1}"
                     raise MistakeError(rank, index, f"action {index} of stage {rank} is {action}: {there}")
-        schedule = with_peaks(schedules)
+        schedule = student_schedule(schedules)
         try:
             prove(schedule)
         except ProofError as error:
@@ -81,9 +83,9 @@ class PipelineExercise(Exercise):
         return [list(order) for order in one_f_one_b(*self.priced.arguments).orders]
 
     def costs(self, schedules: list[list[Action]]) -> list[float]:
-        schedule = with_peaks(schedules)
+        schedule = student_schedule(schedules)
         return [price(schedule).span_s, max(schedule.peaks), sum(schedule.peaks)]
 
 
-def with_peaks(orders: list[list[Action]]) -> Schedule:
+def student_schedule(orders: list[list[Action]]) -> Schedule:
     return Schedule("yours", tuple(map(tuple, orders)), count_peaks(orders))

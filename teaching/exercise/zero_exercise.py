@@ -104,7 +104,7 @@ class BlockRun:
         return MistakeError(self.rank, self.num_steps, why)
 
 
-def of_size(size: int, num_blocks: int) -> Instance:
+def zero_instance(size: int, num_blocks: int) -> Instance:
     return Instance(size, (size, num_blocks), f"{size} ranks and {counted(num_blocks, 'block')}")
 
 
@@ -127,9 +127,9 @@ class ZeroExercise(Exercise):
     )
     imports = ""
     textbook = "ZeRO 3"
-    instances = tuple(of_size(*sizes) for sizes in product((2, 3), range(1, MOST_BLOCKS + 1)))
+    instances = tuple(zero_instance(*sizes) for sizes in product((2, 3), range(1, MOST_BLOCKS + 1)))
     tried = f"2 and 3 ranks and 1 to {MOST_BLOCKS} blocks"
-    priced = of_size(2, 4)
+    priced = zero_instance(2, 4)
     measures = (
         Measure("gathers", "blocks", "block"),
         Measure("waits for", "gathers", "gather"),

@@ -84,7 +84,7 @@ class SourceTable:
     def number(self, code: CodeType) -> int:
         return self.codes.setdefault(code, len(self.codes))
 
-    def of_rank(self, row: Algorithm, rank: int, size: int, groups: Groups) -> list[Lines]:
+    def rank_lines(self, row: Algorithm, rank: int, size: int, groups: Groups) -> list[Lines]:
         """Return for each round of a rank the functions that yield it, by their numbers, and the lines."""
         every = yield_lines(row, rank, size, 0, groups)
         return [tuple((self.number(code), line) for code, line in lines) for lines in every]
@@ -125,7 +125,7 @@ def run_data(
 ) -> dict[str, Any]:
     """Return a run: its first and last vectors, its rounds, and their costs."""
     run = record(row, size, groups)
-    lines = [sources.of_rank(row, rank, size, groups) for rank in range(size)]
+    lines = [sources.rank_lines(row, rank, size, groups) for rank in range(size)]
     columns = Columns(*([] for _ in Columns._fields))
     for number, (ranks, vectors) in enumerate(zip(run.rounds, run.states(), strict=False)):
         for rank, each in enumerate(ranks):
@@ -197,11 +197,11 @@ def vector_data(vector: Vector, rank: int, size: int) -> list[int]:
 
 def busiest(run: RecordedRun) -> list[tuple[int, ...]]:
     """Return, after each round, the chunks that the busiest ranks have sent, reached in others' memory, and reduced."""
-    by_rank = [list(accumulate(of_rounds(rounds, rank), add)) for rank, rounds in enumerate(run.programs)]
+    by_rank = [list(accumulate(round_work(rounds, rank), add)) for rank, rounds in enumerate(run.programs)]
     return [tuple(map(max, zip(*counts, strict=True))) for counts in zip(*by_rank, strict=True)]
 
 
-def of_rounds(rounds: Iterable[Any], rank: int) -> Iterator[tuple[int, int, int]]:
+def round_work(rounds: Iterable[Any], rank: int) -> Iterator[tuple[int, int, int]]:
     for moves in rounds:
         work = summary(moves, rank)
         reduced = work.reduced + sum(message.reduced for message in work.messages)

@@ -24,11 +24,11 @@ def orders(name: str) -> dict[str, list[str]]:
         for num_micro_batches in MICRO_BATCHES:
             schedule = registry.make_schedule(name, num_ranks, num_micro_batches)
             prove(schedule)
-            table[f"{num_ranks}x{num_micro_batches}"] = list(map(in_words, schedule.orders))
+            table[f"{num_ranks}x{num_micro_batches}"] = list(map(order_text, schedule.orders))
     return table
 
 
-def in_words(order: Order) -> str:
+def order_text(order: Order) -> str:
     return " ".join(map(str, order))
 
 

@@ -1,0 +1,180 @@
+"""Compare the planner's predictions of memory and time with steps of train.py, for layouts of 4 ranks.
+
+    mpirun -n 4 python benchmarks/planner.py --output planner.json
+
+First, the ranks' links and their speed, while all compute at once, are measured.  Memory is the largest increase on any
+rank during some steps, relative to the time before the run was set up, with a rank's part of shared memory; it includes
+data and libraries' memory.  Time is the median step of the slowest rank.  For both, the rank correlation of predicted
+and measured values is printed: 1 if the order of the layouts is the same.  Linux with glibc only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from helpers.result_files import output, table, write
+from memory import LIBC, M_MMAP_THRESHOLD, MIB, process_mib, settled_mib, shared_by_others_mib
+from peers import MPI
+
+import collectives
+from collectives.bench.constants import speeds
+from collectives.job.progress_bar import progress_bar
+from collectives.job.settings import Parser, positive
+from parallelism.pipeline.stage import Batch
+from parallelism.planner import Machine, ParallelLayout, PlannedLayout, TrainingJob, best
+from parallelism.planner.presets import shape_of
+from parallelism.planner.ranks import machine
+from training.data.tokens import load_tokens
+from training.loop import step
+from training.parallel.run import TrainingRun
+from training.settings.config import Config
+
+RANKS = 4
+LAYOUTS = {
+    "dp 4": ParallelLayout(dp=4),
+    "dp 4, zero 1": ParallelLayout(dp=4, zero_stage=1),
+    "dp 4, zero 2": ParallelLayout(dp=4, zero_stage=2),
+    "dp 4, zero 3": ParallelLayout(dp=4, zero_stage=3),
+    "dp 4, recomputed": ParallelLayout(dp=4, recompute="full"),
+    "dp 2, tp 2": ParallelLayout(dp=2, tp=2),
+    "dp 2, sp 2": ParallelLayout(dp=2, sp=2),
+    "dp 2, pp 2": ParallelLayout(dp=2, pp=2),
+    "tp 4": ParallelLayout(tp=4),
+    "pp 4": ParallelLayout(pp=4),
+    "tp 2, pp 2": ParallelLayout(tp=2, pp=2),
+    "dp 4, 8 experts": ParallelLayout(dp=4),
+    "dp 4, ep 2, 8 experts": ParallelLayout(dp=4, ep=2),
+    "dp 4, ep 4, 8 experts": ParallelLayout(dp=4, ep=4),
+    "dp 4, ep 2, zero 1, 8 experts": ParallelLayout(dp=4, ep=2, zero_stage=1),
+}
+EXPERTS = {"num_experts": 8, "experts_per_token": 2}  # for layouts with experts in their name
+WARMUPS = 2  # steps
+PROBES = 5, 1  # measurements of each link, and warm-ups
+
+
+class Figures(NamedTuple):
+    """MiB per rank, and milliseconds per step."""
+
+    predicted_mib: float
+    measured_mib: float
+    predicted_ms: float
+    measured_ms: float
+
+    def ratios(self) -> dict[str, float]:
+        return {
+            "predicted_to_measured_mib": self.predicted_mib / self.measured_mib,
+            "predicted_to_measured_ms": self.predicted_ms / self.measured_ms,
+        }
+
+
+def with_batch_size(layout: ParallelLayout, samples: int) -> ParallelLayout:
+    """Return the layout with one micro-batch of all samples, or for a pipeline with one sample per micro-batch."""
+    own = samples // layout.dp
+    return layout._replace(
+        micro_batch_size=own if layout.pp == 1 else 1, num_micro_batches=1 if layout.pp == 1 else own
+    )
+
+
+def plan_layout(name: str, config: Config, samples: int, target: Machine) -> PlannedLayout:
+    """Plan the only layout with all values that a name stands for."""
+    job = TrainingJob(shape_of(config, load_tokens(config.data).vocab_size), samples)
+    return best(job, target._replace(memory_bytes=float("inf")), with_batch_size(LAYOUTS[name], samples)._asdict())
+
+
+def measure(config: Config, world: collectives.Communicator, num_steps: int) -> tuple[float, float]:
+    """Return the largest rank's MiB, and the slowest rank's median seconds.  Collective."""
+    MPI.COMM_WORLD.Barrier()
+    before = settled_mib() - shared_by_others_mib()
+    run = TrainingRun(config, world.split(0))  # a communicator with separate memory
+    settled_mib()
+    steps_s = [step_s(run, *each) for each in enumerate(islice(run.inputs(), WARMUPS + num_steps), 1)]
+    MPI.COMM_WORLD.Barrier()
+    grown = process_mib("VmHWM") - shared_by_others_mib() - before
+    return MPI.COMM_WORLD.allreduce(grown, MPI.MAX), float(np.median(steps_s[WARMUPS:]))
+
+
+def step_s(run: TrainingRun, iteration: int, batches: list[Batch]) -> float:
+    """Return the slowest rank's seconds."""
+    MPI.COMM_WORLD.Barrier()
+    begin = time.perf_counter()
+    step(run, iteration, batches)
+    return MPI.COMM_WORLD.allreduce(time.perf_counter() - begin, MPI.MAX)
+
+
+def correlation(predicted: list[float], measured: list[float]) -> float:
+    """Return Spearman's correlation of values without ties."""
+    orders = [np.argsort(np.argsort(values)) for values in (predicted, measured)]
+    return float(np.corrcoef(orders)[0, 1])
+
+
+def parse(size: int) -> argparse.Namespace:
+    """Parse the flags; raise ValueError for invalid ones."""
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
+    parser.add_argument("--n_layer", type=positive, default=8)
+    parser.add_argument("--n_head", type=positive, default=8)
+    parser.add_argument("--n_embd", type=positive, default=256)
+    parser.add_argument("--block_size", type=positive, default=128, help="tokens a sample")
+    parser.add_argument("--samples", type=positive, default=8, help="of a step, on all ranks together")
+    parser.add_argument("--steps", type=positive, default=7)
+    parser.add_argument("--output", type=output, help="write the numbers as JSON")
+    args = parser.parse_args()
+    if size != RANKS:
+        raise ValueError(f"the layouts are of {RANKS} ranks, not {size}: start as many, as with mpirun -n {RANKS}")
+    if len(set(args.layouts)) < 2:
+        raise ValueError(f"--layouts {args.layouts[0]} alone has no order: name two or more")
+    if args.samples % RANKS:
+        raise ValueError(f"--samples {args.samples} is not divisible by {RANKS} ranks: use a multiple")
+    return args
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    comm = collectives.world()
+    LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # return freed memory immediately
+    with comm.agreed("planner"):
+        args = parse(comm.size)
+        shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "block_size")}
+        plain = Config(out_dir="", **shape)
+        job = TrainingJob(shape_of(plain, load_tokens(plain.data).vocab_size), args.samples)
+        configs = {name: replace(plain, **EXPERTS) if "experts" in name else plain for name in args.layouts}
+    target = machine(comm, job)._replace(network=speeds(comm, *PROBES))
+    with comm.agreed("planner"):
+        plans = {name: plan_layout(name, config, args.samples, target) for name, config in configs.items()}
+    figures = {}
+    # Exclude the memory of loading and compiling.
+    for recompute in ("none", "full"):  # torch loads Dynamo when it first recomputes
+        measure(replace(plain, recompute=recompute), comm, 1)
+    for name, plan in progress_bar(plans.items(), "layout", comm.rank):
+        mib, seconds = measure(replace(configs[name], **plan.layout._asdict()), comm, args.steps)
+        figures[name] = Figures(plan.memory.total / MIB, mib, 1e3 * plan.time.total, 1e3 * seconds)
+    if comm.rank == 0:
+        report(args, figures)
+    comm.barrier()
+
+
+def report(args: argparse.Namespace, figures: dict[str, Figures]) -> None:
+    rows = [[name, *(f"{x:.1f}" for x in f), *(f"{x:.2f}" for x in f.ratios().values())] for name, f in figures.items()]
+    titles = ["", "predicted, MiB", "measured", "predicted, ms", "measured", "MiB / MiB", "ms / ms"]
+    print(table(titles, rows))
+    columns = dict(zip(Figures._fields, map(list, zip(*figures.values(), strict=True)), strict=True))
+    correlations = {
+        unit: correlation(columns[f"predicted_{unit}"], columns[f"measured_{unit}"]) for unit in ("mib", "ms")
+    }
+    print(f"rank correlation: memory {correlations['mib']:.2f}, time {correlations['ms']:.2f}")
+    if args.output:
+        results = {
+            "layouts": {name: f._asdict() | f.ratios() for name, f in figures.items()},
+            "correlation": correlations,
+        }
+        write(args.output, results, **vars(args))
+
+
+if __name__ == "__main__":
+    main()
