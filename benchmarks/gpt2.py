@@ -64,7 +64,8 @@ class Plain:
     """A step of a loop of torch alone.  Source: nanoGPT, train.py."""
 
     def __init__(self, run: TrainingRun):
-        self.config, self.windows, self.samples, self.iteration = run.config, run.windows, run.samples.shares(1), 0
+        self.config, self.windows, self.iteration = run.config, run.windows, 0
+        self.samples = run.samples.sample_indices(1)
         self.model = make_model(run.config, run.tokens.vocab_size).to(run.config.device)
         groups = decay_groups(self.model.parameters(), run.config.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, run.config.lr, BETAS, fused=True)

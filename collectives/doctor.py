@@ -325,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words, _, remedy = str(error).rpartition(": ")  # as the library's errors have it
         return fail(Finding("problem", words or str(error), remedy if words else INSTALL), of_host)
     faulthandler.cancel_dump_traceback_later()
-    return show([*of_job(reports)]) if reports else 0
+    return show([*job_findings(reports)]) if reports else 0
 
 
 def fail(finding: Finding, of_host: Sequence[Finding]) -> int:
@@ -349,7 +349,7 @@ def collect(of_host: Sequence[Finding]) -> list[RankReport] | None:
     return mpi.COMM_WORLD.gather(RankReport(*location, environment.threads_per_rank(), reads, of_host))
 
 
-def of_job(reports: Sequence[RankReport]) -> Iterator[tuple[str, Finding]]:
+def job_findings(reports: Sequence[RankReport]) -> Iterator[tuple[str, Finding]]:
     """Yield a job's findings, each with the hosts that it applies to."""
     hosts: dict[str, list[RankReport]] = {}
     for report in reports:

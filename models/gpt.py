@@ -34,27 +34,27 @@ class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.head_size = config.head_size
-        self.shares = config.n_head, config.num_kv_heads, config.num_kv_heads  # heads of q, k and v in c_attn
-        self.c_attn = nn.Linear(config.n_embd, sum(self.shares) * self.head_size, bias=config.bias)
+        self.head_counts = config.n_head, config.num_kv_heads, config.num_kv_heads  # heads of q, k and v in c_attn
+        self.c_attn = nn.Linear(config.n_embd, sum(self.head_counts) * self.head_size, bias=config.bias)
         self.attend = CausalAttention(config.dropout)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.resid_dropout = nn.Dropout(config.dropout)
 
     def forward(self, x, documents=None):
         qkv = self.c_attn(x)  # (batch, seq, (n_head + 2 n_kv_head) head_size)
-        q, k, v = split_heads(qkv, self.shares, self.head_size)
+        q, k, v = split_heads(qkv, self.head_counts, self.head_size)
         y = self.attend(q, k, v, documents)  # (batch, n_head, seq, head_size)
         y = y.transpose(1, 2).flatten(2)  # (batch, seq, n_embd)
         return self.resid_dropout(self.c_proj(y))
 
 
-def split_heads(qkv, shares, head_size):
-    """Return q, k and v, with heads in proportion to `shares`; a tp rank has fewer.
+def split_heads(qkv, head_counts, head_size):
+    """Return q, k and v, with heads in proportion to `head_counts`; a tp rank has fewer.
 
     Shapes: qkv (batch, seq, heads head_size), results (batch, heads, seq, head_size).
     """
     heads = qkv.unflatten(-1, (-1, head_size)).transpose(1, 2)  # (batch, heads, seq, head_size)
-    return heads.split([heads.shape[1] * share // sum(shares) for share in shares], dim=1)
+    return heads.split([heads.shape[1] * count // sum(head_counts) for count in head_counts], dim=1)
 
 
 class MLP(nn.Module):

@@ -67,10 +67,10 @@ class RotaryHeads(nn.Module):
     def __init__(self, config: LlamaConfig):
         super().__init__()
         self.head_size, self.speeds = config.head_size, rotation_speeds(config)
-        self.shares = config.n_head, config.num_kv_heads, config.num_kv_heads  # heads of q, k and v
+        self.head_counts = config.n_head, config.num_kv_heads, config.num_kv_heads  # heads of q, k and v
 
     def forward(self, qkv, positions=None):
-        q, k, v = split_heads(qkv, self.shares, self.head_size)
+        q, k, v = split_heads(qkv, self.head_counts, self.head_size)
         turns = rotations(q, positions, self.speeds)
         return rotate(q, *turns), rotate(k, *turns), v.clone()  # a view would keep all of qkv alive
 
@@ -79,7 +79,7 @@ class RotaryAttention(nn.Module):
     def __init__(self, config: LlamaConfig):
         super().__init__()
         self.heads = RotaryHeads(config)
-        self.c_attn = nn.Linear(config.n_embd, sum(self.heads.shares) * config.head_size, bias=False)
+        self.c_attn = nn.Linear(config.n_embd, sum(self.heads.head_counts) * config.head_size, bias=False)
         self.attend = CausalAttention(dropout=0.0)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
 

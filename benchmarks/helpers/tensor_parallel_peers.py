@@ -58,7 +58,7 @@ class TorchTensorParallel:
         mesh = distributed.DeviceMesh.from_group(group, "cpu")
         self.model, self.tokens, self.targets = model, tokens, targets
         for block in model.transformer.h:
-            reorder(block.attn.c_attn.weight, block.attn.shares, mesh.size())
+            reorder(block.attn.c_attn.weight, block.attn.head_counts, mesh.size())
         parallelize_module(model, mesh, tensor_plan(sequence), src_data_rank=None)
         model.lm_head.weight = model.transformer.wte.weight
 

@@ -35,7 +35,7 @@ from collectives.algorithms.groups import (
     whole,
     within_groups,
 )
-from collectives.schedule.moves import MESSAGES, Barrier, Copy, Get, Round, Schedule, laid, shares
+from collectives.schedule.moves import MESSAGES, Barrier, Copy, Get, Round, Schedule, even_runs, laid
 
 Datum = tuple[int, int]  # a chunk on its way in an all-to-all, by dest and source
 
@@ -134,7 +134,7 @@ def broadcast(rank: int, size: int, root: int = 0, groups: Groups | None = None,
     grid = Grid(groups)
 
     def among(rank: int, ranks: Sequence[int], root: int, algorithm: Scheduler) -> Schedule:
-        task = Task(0, ranks, shares(size, len(ranks)))
+        task = Task(0, ranks, even_runs(size, len(ranks)))
         return interleave(rank, [task], partial(algorithm, root=ranks.index(root)))
 
     yield from among(rank, grid.columns[grid.first_column[root]], root, tree.broadcast)

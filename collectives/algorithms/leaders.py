@@ -14,7 +14,20 @@ from itertools import product
 from collectives.algorithms import recursive
 from collectives.algorithms.algorithm import EQUAL_CHUNKS, Access, Algorithm, Groups
 from collectives.algorithms.groups import consecutive, group_of, whole
-from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv, Round, Send, among, laid, shares, span
+from collectives.schedule.moves import (
+    Barrier,
+    Copy,
+    Get,
+    GetReduce,
+    Put,
+    Recv,
+    Round,
+    Send,
+    among,
+    even_runs,
+    laid,
+    span,
+)
 
 
 def all_reduce(rank: int, size: int, groups: Groups | None = None) -> Iterator[Round]:
@@ -36,7 +49,7 @@ def all_reduce(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
     leads = rank == team[0]
     yield arrival(team)
     yield (GetReduce(team, everything, everything),) if leads and len(team) > 1 else ()
-    yield from among(rank, leaders, shares(size, len(leaders)), recursive.all_reduce)
+    yield from among(rank, leaders, even_runs(size, len(leaders)), recursive.all_reduce)
     yield tuple(Put(member, everything, everything) for member in team[1:] if leads)
     yield arrival(team)
 

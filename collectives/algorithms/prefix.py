@@ -12,7 +12,7 @@ from functools import partial
 from collectives.algorithms.algorithm import Algorithm
 from collectives.algorithms.chain import climb
 from collectives.algorithms.direct import phase, results, staging
-from collectives.schedule.moves import Copy, GetReduce, Recv, RecvReduce, Round, Schedule, Send, among, shares
+from collectives.schedule.moves import Copy, GetReduce, Recv, RecvReduce, Round, Schedule, Send, among, even_runs
 
 
 def linear(rank: int, size: int) -> Iterator[Round]:
@@ -65,7 +65,7 @@ def exclusive(rank: int, size: int, scan: Callable[[int, int], Schedule]) -> Ite
     sends = (Send(rank + 1, everything),) if rank + 1 in above else ()
     yield (*sends, Recv(rank - 1, scratch)) if rank else sends
     yield (Copy(scratch, everything),) if rank else ()
-    yield from among(rank, above, shares(size, size - 1), scan)
+    yield from among(rank, above, even_runs(size, size - 1), scan)
 
 
 def staged(rank: int, size: int, apart: bool = False, inclusive: bool = True) -> Iterator[Round]:

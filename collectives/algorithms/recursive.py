@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from collectives.algorithms.algorithm import Algorithm
-from collectives.schedule.moves import Recv, RecvReduce, Round, Schedule, Send, among, backwards, chunk, shares
+from collectives.schedule.moves import Recv, RecvReduce, Round, Schedule, Send, among, backwards, chunk, even_runs
 
 
 def exchanges(rank: int, size: int) -> Iterator[Round]:
@@ -64,7 +64,7 @@ def proxies(size: int) -> tuple[range, list[int], list[range]]:
     """Return the extras, the other ranks, and for each of those its chunks and its extra's."""
     power = 1 << (size.bit_length() - 1)
     extras = range(0, 2 * (size - power), 2)
-    return extras, [rank for rank in range(size) if rank not in extras], shares(size, power)
+    return extras, [rank for rank in range(size) if rank not in extras], even_runs(size, power)
 
 
 def hand_over(rank: int, extras: range, own: range, of_extra: range) -> Round:

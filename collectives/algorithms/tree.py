@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from collectives.algorithms import ring
 from collectives.algorithms.algorithm import Algorithm
-from collectives.schedule.moves import Move, Recv, RecvReduce, Round, Schedule, Send, arc, backwards, shares
+from collectives.schedule.moves import Move, Recv, RecvReduce, Round, Schedule, Send, arc, backwards, even_runs
 
 
 def broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
@@ -157,7 +157,7 @@ class Tree(NamedTuple):
 
 def reduce_up(rank: int, size: int) -> Iterator[Round]:
     """Reduce the chunks of each tree to its root."""
-    first, second = shares(size, 2)
+    first, second = even_runs(size, 2)
     turn, shift = (1, 1) if size % 2 else (-1, -1)
     trees = Tree(size, 1, 0, first), Tree(size, turn, shift, second)
     rounds: list[list[Move]] = [[] for _ in range(2 * ((size - 1).bit_length() - 1) + len(first))]

@@ -69,7 +69,7 @@ MESSAGES = {
 }
 
 
-def of_messages(name: str, messages: Pattern) -> Benchmark:
+def message_row(name: str, messages: Pattern) -> Benchmark:
     """Make a row in which every rank has a whole vector and gets one."""
     spec = Collective(name, Chunks.ALL, Chunks.ALL, SOURCES["nobody"], (), "", in_place=False)
     return Benchmark(name, spec, messages=messages)
@@ -78,7 +78,7 @@ def of_messages(name: str, messages: Pattern) -> Benchmark:
 ROWS = (
     *(Benchmark(name, spec) for name, spec in COLLECTIVES.items()),
     Benchmark("all_to_all_v", COLLECTIVES["all_to_all"], is_uneven=True),
-    *(of_messages(name, messages) for name, messages in MESSAGES.items()),
+    *(message_row(name, messages) for name, messages in MESSAGES.items()),
     *(Benchmark(f"i{name}", spec, overlaps=True) for name, spec in COLLECTIVES.items()),
 )
 BENCHMARKS = {row.name: row for row in ROWS}

@@ -247,8 +247,8 @@ def vectors_copied(collective: str, size: int) -> float:
     >>> vectors_copied("all_reduce", 4), vectors_copied("reduce", 4), vectors_copied("gather", 4)
     (1.0, 0.625, 0.25)
     """
-    shares = dict.fromkeys(("reduce", "reduce_scatter"), (size + 1) / (2 * size)) | {"broadcast": (size - 1) / size}
-    return (shares | {"gather": 1 / size, "scatter": 1 / size}).get(collective, 1.0)
+    parts = dict.fromkeys(("reduce", "reduce_scatter"), (size + 1) / (2 * size)) | {"broadcast": (size - 1) / size}
+    return (parts | {"gather": 1 / size, "scatter": 1 / size}).get(collective, 1.0)
 
 
 def vectors_on_wire(collective: str, nodes: Sequence[Sequence[int]]) -> float:

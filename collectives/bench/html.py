@@ -107,7 +107,7 @@ def read(path: Path) -> Document:
         if has_all and data["schema"] == SCHEMA:
             return data
         if data.keys() == PEERS_PARTS:
-            return of_peers(data)
+            return peers_document(data)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}: pass a file that collectives.bench --json has written") from None
     except (ValueError, TypeError, AttributeError, KeyError):
@@ -117,7 +117,7 @@ def read(path: Path) -> Document:
     )
 
 
-def of_peers(data: dict[str, Any]) -> Document:
+def peers_document(data: dict[str, Any]) -> Document:
     """Convert a file of benchmarks/peers.py, where a name says the kind of memory, and a copy's time is the limit."""
     rows = []
     for result in data["results"]:

@@ -38,11 +38,11 @@ def has(name: str) -> Callable[[Row, Namespace], bool]:
     return lambda row, flags: name in row
 
 
-def of_collectives(row: Row, flags: Namespace) -> bool:
+def has_collectives(row: Row, flags: Namespace) -> bool:
     return "messages_per_s" not in row
 
 
-def of_each_run(row: Row, flags: Namespace) -> bool:
+def has_each_run(row: Row, flags: Namespace) -> bool:
     return flags.wide or flags.per_iter_timing
 
 
@@ -59,8 +59,8 @@ def number(microseconds: float | None) -> str:
     return "-" if microseconds is None else f"{microseconds:.{1 if microseconds < 1e4 else 0}f}"
 
 
-def percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0f}"
+def percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction:.0f}"
 
 
 # nccl-tests' columns, in its order: programs that read its tables read ours.  The name stands behind them.
@@ -68,8 +68,8 @@ FIRST = (
     TableColumn("size", "(B)", "{:>10}", lambda row: row["bytes"]),
     TableColumn("count", "(elem)", "{:>10}", lambda row: row["count"]),
     TableColumn("type", "", "{:>8}", lambda row: row["dtype"]),
-    TableColumn("redop", "", "{:>6}", lambda row: row["op"] or "none", of_collectives),
-    TableColumn("root", "", "{:>5}", lambda row: -1 if row["root"] is None else row["root"], of_collectives),
+    TableColumn("redop", "", "{:>6}", lambda row: row["op"] or "none", has_collectives),
+    TableColumn("root", "", "{:>5}", lambda row: -1 if row["root"] is None else row["root"], has_collectives),
 )
 RESULTS = (  # once out of place, once in place
     TableColumn("overall", "(us)", "{:>8}", lambda row: number(row["overall_us"]), has("overall_us")),
@@ -80,10 +80,10 @@ RESULTS = (  # once out of place, once in place
     TableColumn("busbw", "(GB/s)", "{:>6}", lambda row: f"{row['busbw_gbps']:.2f}"),
     TableColumn("messages", "(1/s)", "{:>9}", lambda row: f"{row['messages_per_s']:.0f}", has("messages_per_s")),
     TableColumn("#wrong", "(elem)", "{:>6}", lambda row: "N/A" if row["wrong"] is None else row["wrong"]),
-    TableColumn("min", "(us)", "{:>8}", lambda row: number(row["min_us"]), of_each_run),
-    TableColumn("max", "(us)", "{:>8}", lambda row: number(row["max_us"]), of_each_run),
-    TableColumn("p99", "(us)", "{:>8}", lambda row: number(row["p99_us"]), of_each_run),
-    TableColumn("cv", "(%)", "{:>4}", lambda row: percent(row["cv_percent"]), of_each_run),
+    TableColumn("min", "(us)", "{:>8}", lambda row: number(row["min_us"]), has_each_run),
+    TableColumn("max", "(us)", "{:>8}", lambda row: number(row["max_us"]), has_each_run),
+    TableColumn("p99", "(us)", "{:>8}", lambda row: number(row["p99_us"]), has_each_run),
+    TableColumn("cv", "(%)", "{:>4}", lambda row: percent(row["cv_percent"]), has_each_run),
     TableColumn("model", "(us)", "{:>8}", lambda row: number(row["model_us"]), wide),
     TableColumn("limit", "(%)", "{:>5}", lambda row: percent(row["bound_percent"]), wide),
 )

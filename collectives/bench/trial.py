@@ -16,7 +16,7 @@ import numpy as np
 from collectives.arrays import views
 from collectives.arrays.ops import COMPLEX
 from collectives.bench.benchmarks import BENCHMARKS
-from collectives.schedule.moves import shares
+from collectives.schedule.moves import even_runs
 from collectives.schedule.spec import OF_BITS, OF_TRUTHS, OPS, At, Chunks
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Trial:
         """List the lengths of the chunks of a rank's vector."""
         if self.benchmark.is_uneven:
             return uneven(self.count // sum(uneven(1, 0, self.size)), rank, self.size)
-        return [len(share) for share in shares(self.count, self.size)]
+        return [len(run) for run in even_runs(self.count, self.size)]
 
     def slice_of(self, chunks: range, rank: int = 0) -> slice:
         """Return the slice of consecutive chunks in a rank's vector."""

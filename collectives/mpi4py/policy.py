@@ -127,7 +127,7 @@ class Ours:
         call.store()
 
     def start(self, call: CollectiveCall) -> MPI.Request:
-        return StartedRequest(Run(call, self.comm.starter.plan_later(Call.of(*call[:4]))))
+        return StartedRequest(Run(call, self.comm.starter.started_plan(Call.of(*call[:4]))))
 
     def bind(self, call: CollectiveCall) -> MPI.Prequest:
         return PersistentRequest(call, self.comm.plan(call.collective, call.x, **call.arguments))

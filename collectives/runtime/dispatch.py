@@ -156,7 +156,7 @@ class Dispatcher:
         call = Call(collective, x, arguments)
         with self.entry_of(call, f"plan {collective}") as entry:
             plan = self.bind_plan(call, self.resolve(call))
-        plan.entry = entry.of_plan(plan.name)
+        plan.entry = entry.plan_entry(plan.name)
         self.plans.add(plan)
         if plan.only:
             self.calls.record.expect_short_runs(plan.entry)

@@ -23,7 +23,7 @@ SPIN_S = 5e-5  # of polling before a waiting thread gives up the core between po
 LATE_S = 5e-4  # a yield that returns later has gone to a computing process
 NAP_S, MOST_NAPS = 2e-5, 256
 YIELD_S = 1e-2  # of waiting before it sleeps
-SLEPT_SHARE = 1 / 64  # of the time waited so far, which bounds the delay
+SLEPT_FRACTION = 1 / 64  # of the time waited so far, which bounds the delay
 MOST_VAIN_SLEEPS = 64  # of a thread that was woken in vain, before it waits to be woken again
 
 
@@ -140,7 +140,7 @@ class Progress:
     def relax(self, waited_s: float) -> None:
         """Give up the core to others, the more the longer a wait has made no progress."""
         if waited_s > YIELD_S:
-            time.sleep(min(LONGEST_SLEEP_S, SLEPT_SHARE * waited_s))
+            time.sleep(min(LONGEST_SLEEP_S, SLEPT_FRACTION * waited_s))
         elif self.oversubscribed or waited_s > SPIN_S:
             self.leave_core()
 

@@ -178,15 +178,15 @@ class Starter:
 
     def start(self, collective: str, x: Any, out: Any, options: tuple) -> Plan:
         """Start a collective, for the caller to wait for, without waiting for the other ranks."""
-        return self.plan_later(Call.of(collective, x, out, options)).start()
+        return self.started_plan(Call.of(collective, x, out, options)).start()
 
     def begin_bound(self, call: Call) -> Plan | None:
         """Start a call if it has been bound, and the ranks need not agree on it."""
         call.signed = self.sign(call)
         is_bound = call.signed and call.signed[0] in self.dispatcher.bound
-        return self.plan_later(call).start() if is_bound else None
+        return self.started_plan(call).start() if is_bound else None
 
-    def plan_later(self, call: Call) -> StartedCall:
+    def started_plan(self, call: Call) -> StartedCall:
         """Make a plan for one run, counted as this call: a new one is agreed on when it runs."""
         order, failure = self.dispatcher.order, ""
         call.signed = call.signed or self.sign(call)
@@ -196,7 +196,7 @@ class Starter:
                 call, call.signed = packed, self.sign(packed)
         bound = self.dispatcher.bound.get(call.signed[0]) if call.signed else None
         name = call.collective
-        call.entry = bound.entry.of_plan(bound.entry.name) if bound else LogEntry(self.dispatcher.calls, name)
+        call.entry = bound.entry.plan_entry(bound.entry.name) if bound else LogEntry(self.dispatcher.calls, name)
         call.entry.enter(call_site=call.call_site)  # under way until it has ended: its run is not counted again
         plan = StartedCall(self.dispatcher, call, bound, order.latest(), failure)
         order.latest = weakref.ref(plan)

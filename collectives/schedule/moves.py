@@ -96,10 +96,10 @@ def arc(first: int, length: int, size: int) -> list[range]:
     return [run for run in (range(first, min(first + length, size)), range(first + length - size)) if run]
 
 
-def shares(num_chunks: int, parts: int) -> list[range]:
+def even_runs(num_chunks: int, parts: int) -> list[range]:
     """Split `num_chunks` chunks into `parts` consecutive runs, the first ones one longer where it must be.
 
-    >>> shares(5, 2)
+    >>> even_runs(5, 2)
     [range(0, 3), range(3, 5)]
     """
     length, extra = divmod(num_chunks, parts)

@@ -133,14 +133,14 @@ def sum_sparse(tensor: torch.Tensor, op: Any, size: int, call_site: tuple[str, i
     own_rows, options = [torch.tensor([own._nnz()])], options_of("all_gather")
     execute(TorchCall("all_gather", own_rows, [num_rows], options, call_site, note, failure))
 
-    def of_all(rows: torch.Tensor) -> torch.Tensor:
+    def gather_rows(rows: torch.Tensor) -> torch.Tensor:
         """Gather every rank's rows, of which there is one for each non-zero."""
         result = rows.new_empty(int(num_rows.sum()), *rows.shape[1:])
         counts = tuple(count * rows.shape[1:].numel() for count in num_rows.tolist())
         execute(TorchCall("all_gather", [rows], [result], options_of("all_gather", counts=counts), call_site))
         return result
 
-    indices, values = of_all(own.indices().t()).t(), of_all(own.values())
+    indices, values = gather_rows(own.indices().t()).t(), gather_rows(own.values())
     result = torch.sparse_coo_tensor(indices, values, tensor.shape, check_invariants=False)
     with torch.no_grad():  # instead of detach(), whose indices would not be the tensor's
         tensor.copy_(result.coalesce())

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from collectives.algorithms import Access, Algorithm
-from collectives.schedule.moves import shares
+from collectives.schedule.moves import even_runs
 from collectives.schedule.proof import Rerun, World, before, contributions
 from collectives.schedule.spec import COLLECTIVES, Chunks
 from mpi_tests.helpers.launch import ROOT
@@ -36,7 +36,7 @@ class AnyResult(World):
 
 
 def nodes(size: int, hosts: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(map(tuple, shares(size, hosts)))
+    return tuple(map(tuple, even_runs(size, hosts)))
 
 
 def runs(row: Algorithm) -> Iterator[tuple[int, int]]:

@@ -9,7 +9,7 @@ Prints a line `file:line: word: say ...` for each violation, and exits with 1 if
 - phrases of `PHRASES`, in strings other than docstrings and in Markdown outside of code;
 - docstrings of functions that begin with a noun or a pronoun (`NO_VERBS`), which ruff's D401 does not see.
 
-`ALLOWED`, `ALLOWED_NAMES`, `DOCUMENTED` and `PENDING` list the exceptions.
+`ALLOWED`, `ALLOWED_NAMES` and `DOCUMENTED` list the exceptions.
 """
 
 from __future__ import annotations
@@ -85,23 +85,6 @@ DOCUMENTED = {"parallelism/placement.py": PLACES, "parallelism/tensor/sharding_p
 ALLOWED_NAMES = dict.fromkeys(("meet_s", "pull_s_per_byte"), "keys of tuning files that users have") | dict.fromkeys(
     ("share_stream", "shares_events", "shares_memory"), "have in common"
 )
-# Names by folder that are to be replaced when their code is changed; a name goes with its last use.
-PENDING = {
-    folder: frozenset(names.split())
-    for folder, names in {
-        "collectives/": """
-            is_said of_all of_collectives of_each_run of_job of_kinds of_messages of_no_wait of_peer of_peers of_plan
-            plan_later share shares SLEPT_SHARE
-        """,
-        "models/": "of_depth share shares",
-        "mpi_tests/": "later put_off",  # of tests of deferred gradients
-        "parallelism/": """
-            is_later later of_all of_attention of_common_heads of_kinds of_messages of_ring of_samples put_off share
-            SHARES
-        """,
-        "training/": "is_said share shares",
-    }.items()
-}
 
 
 class Finding(NamedTuple):
@@ -125,8 +108,7 @@ def in_python(path: str, source: str) -> Iterator[Finding]:
                 docstrings.add(first.value)
                 yield from in_docstring(path, node, first)
         for name in names(node):
-            if not any(path.startswith(folder) and name in pending for folder, pending in PENDING.items()):
-                yield from in_name(path, node, name)
+            yield from in_name(path, node, name)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
             yield from in_text(path, node.lineno, node.value)

@@ -20,7 +20,7 @@ from collectives.algorithms import (
     tree,
 )
 from collectives.schedule import proof
-from collectives.schedule.moves import Copy, Get, GetReduce, Recv, RecvReduce, Send, embed, render, shares, show
+from collectives.schedule.moves import Copy, Get, GetReduce, Recv, RecvReduce, Send, embed, even_runs, render, show
 from collectives.schedule.proof import ContractError
 from collectives.schedule.spec import COLLECTIVES
 from mpi_tests.helpers.algorithm_costs import (
@@ -325,7 +325,7 @@ def test_embedded_groups_make_an_all_reduce():
     def two_levels(rank, size, local_size=3):
         num_nodes, (node, local) = size // local_size, divmod(rank, local_size)
         in_node, across = range(node * local_size, (node + 1) * local_size), range(local, size, local_size)
-        parts = shares(size, local_size)
+        parts = even_runs(size, local_size)
         yield from embed(ring.reduce_scatter(local, local_size), in_node, parts)
         yield from embed(recursive.all_reduce(node, num_nodes), across, [run(c) for c in parts[local]])
         yield from embed(ring.all_gather(local, local_size), in_node, parts)
@@ -348,7 +348,7 @@ def test_what_would_move_nothing_is_not_embedded():
 def test_shares_are_as_equal_as_can_be():
     for num_chunks in range(12):
         for parts in range(1, 6):
-            lengths = [len(run) for run in shares(num_chunks, parts)]
+            lengths = [len(run) for run in even_runs(num_chunks, parts)]
             assert sum(lengths) == num_chunks
             assert lengths == sorted(lengths, reverse=True)
             assert lengths[0] - lengths[-1] <= 1

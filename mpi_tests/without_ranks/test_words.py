@@ -2,7 +2,6 @@
 
 import pytest
 
-from mpi_tests.helpers import words
 from mpi_tests.helpers.house import PACKAGES
 from mpi_tests.helpers.words import findings, main
 
@@ -75,13 +74,6 @@ def test_every_package_is_read(tmp_path, folder):
 @pytest.mark.parametrize(("source", "line"), PLANTED.items())
 def test_a_planted_word_is_named_in_a_line(tmp_path, source, line):
     assert lines(tmp_path, "collectives/a.py", source) == [f"collectives/a.py:{line}"]
-
-
-def test_a_pending_name_is_passed_over_in_its_folder_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(words, "PENDING", {"models/": frozenset({"share"})})
-    source = "share = shares = 1\n"
-    assert lines(tmp_path, "models/a.py", source) == ["models/a.py:1: shares: say shards, fractions"]
-    assert len(lines(tmp_path, "training/a.py", source)) == 1 + 2
 
 
 def test_what_is_right_passes(tmp_path):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import collectives
-from collectives.schedule.moves import shares
+from collectives.schedule.moves import even_runs
 from parallelism.buffers.arena import allocate
 from parallelism.buffers.gradients import own_gradient
 from parallelism.mesh import listed_divisors
@@ -83,7 +83,7 @@ def groups_of(group: str | int, size: int, nodes: Iterable[Iterable[int]]) -> li
     if not isinstance(group, int) or group < 1 or size % group:
         able = listed_divisors(size)
         raise ValueError(f"zero_group {group} does not divide {size} ranks: use all, node, or one of {able}")
-    return [list(part) for part in shares(size, size // group)]
+    return [list(part) for part in even_runs(size, size // group)]
 
 
 class FlatParam(NamedTuple):
@@ -101,7 +101,7 @@ class FlatParam(NamedTuple):
         """
         start = min(span.start for span in slices.values())
         num_lines = -(-(max(span.stop for span in slices.values()) - start) // line)
-        cuts = [start + run.start * line for run in shares(num_lines, size)]
+        cuts = [start + run.start * line for run in even_runs(num_lines, size)]
         cuts = [between_blocks(cut, slices.values(), line) for cut in cuts]
         return cls(dict(slices), [slice(*pair) for pair in pairwise([*cuts, start + num_lines * line])])
 

@@ -99,7 +99,8 @@ def fill(settings: Any, weights: Preset | None = None) -> None:
         set_missing(settings, {"model": DEFAULT})
         check(settings, "model", "depth")
         chosen = PRESETS[settings.model]
-    values = {**EXPERTS, **chosen.settings, "lr": LR, **({} if settings.depth is None else settings_of_depth(settings.depth))}
+    by_depth = {} if settings.depth is None else settings_of_depth(settings.depth)
+    values = {**EXPERTS, **chosen.settings, "lr": LR, **by_depth}
     del values["vocab_size"]  # determined by the data
     if settings.depth is None:
         values["num_micro_batches"] = 1

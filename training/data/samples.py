@@ -36,7 +36,7 @@ class Samples:
         self.micro_batch_size, self.num_micro_batches = micro_batch_size, num_micro_batches
         self.positions, self.document_end, self.device = positions, document_end, device
 
-    def shares(self, first: int) -> Iterator[np.ndarray]:
+    def sample_indices(self, first: int) -> Iterator[np.ndarray]:
         """Yield this rank's sample indices of each step from the `first` one on, epoch after epoch."""
         return islice(self._from_epoch((first - 1) // len(self.sampler)), (first - 1) % len(self.sampler), None)
 
@@ -51,9 +51,9 @@ class Samples:
         return ahead(self._micro_batches(first))
 
     def _micro_batches(self, first: int) -> Iterator[list[Batch]]:
-        for step, share in enumerate(self.shares(first), first):
+        for step, indices in enumerate(self.sample_indices(first), first):
             first_sample = step * len(self.windows)  # different dropout masks in each step
-            yield [self.batch(self.windows, part, first_sample) for part in np.split(share, self.num_micro_batches)]
+            yield [self.batch(self.windows, part, first_sample) for part in np.split(indices, self.num_micro_batches)]
 
     def first_batch(self) -> Batch:
         """Return a micro-batch to measure with."""

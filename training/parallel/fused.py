@@ -35,6 +35,6 @@ class FusedRotaryHeads(RotaryHeads):
             return super().forward(qkv, positions)
         heads = qkv.unflatten(-1, (-1, self.head_size))  # (batch, seq, heads, head_size)
         cos, sin = rotations(heads.transpose(1, 2), positions, self.speeds)
-        counts = [heads.shape[2] * share // sum(self.shares) for share in self.shares]
+        counts = [heads.shape[2] * count // sum(self.head_counts) for count in self.head_counts]
         q, k, v = RotationFunction.apply(heads, cos, sin, counts)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

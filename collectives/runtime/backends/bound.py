@@ -54,7 +54,7 @@ class Bound:
         program: Program | None = None,
     ):
         o = call.operands
-        self.number, self.entry = call.binding, call.entry.of_plan(f"{call.collective} {name}")
+        self.number, self.entry = call.binding, call.entry.plan_entry(f"{call.collective} {name}")
         self.entry.number = call.entry.number
         self.rebind, self.compare, self.program = rebind, compare, program
         self.has_result = o.result is not None

@@ -229,7 +229,7 @@ def times(a, b):
     return a * b
 
 
-def of_kinds(*kinds):
+def for_kinds(*kinds):
     """Compile a function of two numbers for operands of these kinds.
 
     For other kinds it returns its first operand, which nobody sees: the loops below are compiled with all ops for each
@@ -246,49 +246,49 @@ def of_kinds(*kinds):
     return compiled
 
 
-@of_kinds(types.Integer, types.Float)
+@for_kinds(types.Integer, types.Float)
 def lesser(a, b):
     """Return the smaller of two numbers, or the NaN."""
     return a if (a < b) | (a != a) else b
 
 
-@of_kinds(types.Integer, types.Float)
+@for_kinds(types.Integer, types.Float)
 def greater(a, b):
     """Return the larger of two numbers, or the NaN."""
     return a if (a > b) | (a != a) else b
 
 
-@of_kinds(types.Integer)
+@for_kinds(types.Integer)
 def common(a, b):
     """Return the bitwise and of two numbers."""
     return a & b
 
 
-@of_kinds(types.Integer)
+@for_kinds(types.Integer)
 def united(a, b):
     """Return the bitwise or of two numbers."""
     return a | b
 
 
-@of_kinds(types.Integer)
+@for_kinds(types.Integer)
 def differing(a, b):
     """Return the bitwise exclusive or of two numbers."""
     return a ^ b
 
 
-@of_kinds(types.Integer)
+@for_kinds(types.Integer)
 def both(a, b):
     """Return 1 if neither is 0, and else 0."""
     return (a != 0) & (b != 0)
 
 
-@of_kinds(types.Integer)
+@for_kinds(types.Integer)
 def either(a, b):
     """Return 0 if both are 0, and else 1."""
     return (a != 0) | (b != 0)
 
 
-@of_kinds(types.Integer)
+@for_kinds(types.Integer)
 def one_only(a, b):
     """Return 1 if one of them is 0 and the other is not, and else 0."""
     return (a != 0) ^ (b != 0)
@@ -795,11 +795,11 @@ def check() -> None:
 class FirstCompilation(event.Listener):
     """Message on stderr, once, that a kernel of the collectives is compiled, as it is not on disk."""
 
-    is_said = False
+    is_announced = False
 
     def on_start(self, event: event.Event) -> None:
-        if event.data["dispatcher"].py_func.__module__ == __name__ and not self.is_said:
-            self.is_said = True
+        if event.data["dispatcher"].py_func.__module__ == __name__ and not self.is_announced:
+            self.is_announced = True
             print("collectives: compiling kernels, once; they stay on disk", file=sys.stderr, flush=True)
 
     def on_end(self, event: event.Event) -> None:

@@ -142,13 +142,13 @@ class MessageAssembler(Assembler):
             case Copy(source, run):
                 self.copy(local(view(run)), local(view(source)), view(run).nbytes)
             case Get(source, theirs, run):
-                self.copy(local(view(run)), self.of_peer(source, theirs), view(run).nbytes)
+                self.copy(local(view(run)), self.peer_address(source, theirs), view(run).nbytes)
             case Put(to, run, theirs):
-                self.copy(self.of_peer(to, theirs), local(view(run)), view(run).nbytes)
+                self.copy(self.peer_address(to, theirs), local(view(run)), view(run).nbytes)
             case GetReduce(sources, theirs, run) if len(view(run)):
-                self.add(local(view(run)), [self.of_peer(rank, theirs) for rank in sources], view(run).nbytes)
+                self.add(local(view(run)), [self.peer_address(rank, theirs) for rank in sources], view(run).nbytes)
 
-    def of_peer(self, rank: int, run: range) -> Address:
+    def peer_address(self, rank: int, run: range) -> Address:
         """Return the address in this process of a run of another rank's vector, which is laid out as this one's."""
         view = self.vector.view(run)
         window = self.headers.context.windows.window_of(view)

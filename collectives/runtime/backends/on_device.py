@@ -211,7 +211,7 @@ class KernelCalls:
         if run is None:
             return None
         self.channel.recover()
-        entry = run.entry.of_plan(run.entry.name)
+        entry = run.entry.plan_entry(run.entry.name)
         entry.number, entry.call_site = run.number, run.call_site
         return entry
 

@@ -17,7 +17,7 @@ from collectives.arrays.memory import Windows
 from collectives.arrays.views import flat, is_a, split
 from collectives.runtime.call.call import Call, CallFacts, Operands
 from collectives.runtime.call.checks import check_writable
-from collectives.schedule.moves import shares
+from collectives.schedule.moves import even_runs
 from collectives.schedule.spec import Chunks, Collective
 
 NEUTRAL = -(1 << 62)  # a fact that leaves the others' as they are
@@ -113,7 +113,7 @@ def chunk_lengths(call: Call) -> tuple[list[int], list[int]]:
 
 def even(count: int, size: int) -> list[int]:
     """Return the lengths of `size` chunks of `count` elements, the first ones one longer where it must be."""
-    return [len(share) for share in shares(count, size)]
+    return [len(run) for run in even_runs(count, size)]
 
 
 def result_rows(spec: Collective, rank: int, size: int, rows: int) -> int:

@@ -143,8 +143,8 @@ def predicted_s(row: Algorithm, nbytes: int, nodes: Nodes, network: Network, mem
     size = sum(map(len, nodes))
     seconds = predict(row, nbytes, size, nodes, network=speeds_of(row, network, memory))
     if row.access < Access.STAGED:
-        share = {"all_gather": 1 / size, "reduce_scatter": 1.0}.get(row.collective, 0.0)
-        seconds += nbytes * share * network.copy_s_per_byte
+        fraction = {"all_gather": 1 / size, "reduce_scatter": 1.0}.get(row.collective, 0.0)
+        seconds += nbytes * fraction * network.copy_s_per_byte
     return round(seconds, 12)
 
 

@@ -189,7 +189,7 @@ class LogEntry:
         """Return the latest run."""
         return LoggedRun(self, self.number, SourceLine.of(self.call_site or ("", 0)))
 
-    def of_plan(self, name: str) -> "LogEntry":
+    def plan_entry(self, name: str) -> "LogEntry":
         """Return the runs of a plan that this call has bound; those of the caller's plan are not like plain calls."""
         description = self.description
         if description.startswith("plan "):

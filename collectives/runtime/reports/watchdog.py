@@ -344,7 +344,7 @@ def report_of(recorder: Recorder, wait: Wait | None, waited_s: float, quiet_s: f
     descriptions = {(run.entry.calls.label, run.number): run.entry.description for run in runs}
     awaited = None
     if wait is None:
-        words = of_no_wait(runs, quiet_s, main)
+        words = no_wait_words(runs, quiet_s, main)
     elif wait.words:
         words = f"waits {waited_s:.0f} s in {wait.words} ({call_site_of(wait.thread)}){before(runs)}"
     else:
@@ -369,7 +369,7 @@ def common_begins(reports: Iterable[Report]) -> dict[str, int]:
     return begins
 
 
-def of_no_wait(runs: Sequence[LoggedRun], quiet_s: float, main: threading.Thread) -> str:
+def no_wait_words(runs: Sequence[LoggedRun], quiet_s: float, main: threading.Thread) -> str:
     where = f"is not in a collective, but at {call_site_of(main.ident or 0)}" if main.is_alive() else how_ended()
     if not runs:
         return f"{where}; it has called none"

@@ -72,8 +72,8 @@ def alternating(name: str, num_ahead: Sequence[int], groups: Sequence[range], vi
             [Action(stage, kind, micro_batch) for group in groups for stage in own for micro_batch in group]
             for kind, own in ((FORWARD, stages), (BACKWARD, stages[::-1]))
         )
-        later = forward[number:]
-        steady = chain.from_iterable(zip(backward, later, strict=False))
-        order = (*forward[:number], *steady, *backward[len(later) :])
+        following = forward[number:]
+        steady = chain.from_iterable(zip(backward, following, strict=False))
+        order = (*forward[:number], *steady, *backward[len(following) :])
         orders.append(tuple(action for action in order if action.micro_batch >= 0))
     return Schedule(name, tuple(orders), tuple(num_ahead))

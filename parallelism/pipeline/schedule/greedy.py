@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from parallelism.pipeline.schedule.price import ActionGraph, Costs, rules
 from parallelism.step.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 
-SHARES = (0.5, 0.625, 0.75, 0.875, 1.0, 1.125, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 1e9)
+FRACTIONS = (0.5, 0.625, 0.75, 0.875, 1.0, 1.125, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 1e9)
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def caps_of(job: SchedulingProblem) -> Iterator[tuple[int, ...]]:
     They are fractions of those that keep all ranks busy.
     """
     ideal, least = in_flight(job), [*map(len, job.stages)]
-    for share in SHARES:
-        caps = (math.ceil(min(share * ahead, limit)) for ahead, limit in zip(ideal, job.limits, strict=True))
+    for fraction in FRACTIONS:
+        caps = (math.ceil(min(fraction * ahead, limit)) for ahead, limit in zip(ideal, job.limits, strict=True))
         yield tuple(map(max, least, caps))
 
 

@@ -60,10 +60,10 @@ def improve(start: TimedOrders, draws: random.Random, work: int, least_s: float)
 
 def moved(order: list[int], position: int, draws: random.Random) -> list[int]:
     """Move the action at a position some positions earlier, or the one before it some positions later."""
-    distance, is_later = draws.choice(DISTANCES), draws.random() < 0.5
-    source = position - 1 if is_later else position
+    distance, moves_back = draws.choice(DISTANCES), draws.random() < 0.5
+    source = position - 1 if moves_back else position
     rest = order[:source] + order[source + 1 :]
-    dest = max(0, source + distance if is_later else source - distance)
+    dest = max(0, source + distance if moves_back else source - distance)
     return [*rest[:dest], order[source], *rest[dest:]]
 
 

@@ -14,7 +14,7 @@ from collectives.algorithms import REGISTRY, Access, Algorithm
 from collectives.algorithms.algorithm import Groups
 from collectives.schedule.cost import NETWORK, predict, summary
 from collectives.schedule.fabrics import FABRICS
-from collectives.schedule.moves import shares
+from collectives.schedule.moves import even_runs
 from collectives.schedule.proof import Value, Vector
 from collectives.schedule.spec import COLLECTIVES
 from teaching.page.assemble import Scene
@@ -40,7 +40,7 @@ def scene() -> Scene:
 
 
 def nodes_of(size: int, hosts: int) -> Groups:
-    return tuple(tuple(run) for run in shares(size, hosts))
+    return tuple(tuple(run) for run in even_runs(size, hosts))
 
 
 def hosts_for(row: Algorithm, size: int) -> list[int]:
