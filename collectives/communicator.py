@@ -11,12 +11,12 @@ from mpi4py import MPI
 
 from collectives.algorithms.groups import Topology
 from collectives.arrays import views
-from collectives.arrays.ops import Op, op_name
+from collectives.arrays.ops import Op
 from collectives.job.errors import InputError, LoneInputError
 from collectives.job.launch import refuse_after_fork
 from collectives.runtime.backends.messages import SEGMENT_BYTES
 from collectives.runtime.backends.point_to_point import RecvMessage, SendMessage, probe, run_message
-from collectives.runtime.call.checks import check_integer, check_rank
+from collectives.runtime.call.checks import check_integer, check_rank, op_name
 from collectives.runtime.call.fused import Fused
 from collectives.runtime.context import Context
 from collectives.runtime.dispatch import Dispatcher

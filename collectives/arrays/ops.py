@@ -1,4 +1,4 @@
-"""Dtypes, and reduction ops: those of the table, user-defined ones in NumPy, and MPI's."""
+"""Dtypes, and reduction ops in NumPy: those of the table, and user-defined ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from mpi4py import MPI
 
 from collectives.schedule.spec import OPS
 
@@ -61,40 +60,6 @@ class Op:
             if result.shape != shape or not np.can_cast(result.dtype, dtype, "same_kind"):
                 what = f"arrays of {dtype} and shape {shape} returns {result.dtype} of shape {result.shape}"
                 raise ValueError(f"op {self} of two {what}: return one like them")
-
-
-MPI_OPS = {name: getattr(MPI, op.mpi) for name, op in OPS.items()}
-
-
-@dataclass(frozen=True)
-class CreatedOp:
-    """The function of an op that a program has created by MPI.Op.Create."""
-
-    op: MPI.Op
-
-    def __call__(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        self.op.Reduce_local(low, high)
-        return high
-
-    def __hash__(self) -> int:
-        return id(self.op)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CreatedOp) and other.op is self.op
-
-
-def op_name(op: str | Op | MPI.Op) -> str | Op:
-    """Return the name of an op of MPI's, as "sum" for MPI.SUM, or our op for a user-defined one; others unchanged.
-
-    An op without a name here gets MPI's, which is refused as any unknown one.
-    """
-    if not isinstance(op, MPI.Op):
-        return op
-    if not op.is_predefined:
-        return Op(CreatedOp(op), op.Is_commutative())
-    names = {name: own for name, own in MPI_OPS.items() if name != "avg"}
-    names |= {f"MPI.{name}": own for name, own in vars(MPI).items() if isinstance(own, MPI.Op)}
-    return next(name for name, own in names.items() if own == op)
 
 
 def sum_dtype(dtype: np.dtype, op: str | Op) -> np.dtype:

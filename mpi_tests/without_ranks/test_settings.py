@@ -68,5 +68,4 @@ def test_scripts_and_packages_are_there():
     for target in project["scripts"].values():
         module, _, function = target.partition(":")
         assert callable(getattr(__import__(module, fromlist=[function]), function)), target
-    packages = ("collectives", "models", "parallelism", "teaching", "training")
-    assert all(Path(package, "py.typed").is_file() for package in packages)
+    assert all(Path(package, "py.typed").is_file() for package in ("collectives", "parallelism"))

@@ -9,10 +9,11 @@ from mpi4py import MPI
 
 from collectives.arrays.addresses import pointer
 from collectives.arrays.device import Device
-from collectives.arrays.ops import HALVES, MPI_OPS
+from collectives.arrays.ops import HALVES
 from collectives.arrays.views import flat
 from collectives.runtime.backends.bound import Bound, PlansByAddress
 from collectives.runtime.call.call import Call
+from collectives.runtime.call.checks import MPI_OPS
 from collectives.runtime.call.operands import lent, moved
 from collectives.runtime.chooser import Choice
 from collectives.runtime.comparator import Comparator
