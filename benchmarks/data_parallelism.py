@@ -43,7 +43,7 @@ from collectives.job.settings import Parser, positive
 from collectives.schedule import draw
 from models.gpt import GPT, GPTConfig
 from parallelism.data.buckets import num_bytes
-from parallelism.data.loop import Sharded
+from parallelism.data.loop import TrainedModule
 
 RTOL = 1e-3  # relative to the change by training, as float32 sums differ in order
 CHECKED = 2  # steps
@@ -79,7 +79,7 @@ class Entry:
         self.contestant = Contestant(self.way, self.way, self.wire.silence)
 
     def parameters(self) -> dict[str, Tensor]:
-        with self.way.model.replica.whole() if isinstance(self.way.model, Sharded) else nullcontext():
+        with self.way.model.replica.whole() if isinstance(self.way.model, TrainedModule) else nullcontext():
             return {name: p.detach().clone() for name, p in self.gpt.named_parameters()}
 
     def figures(self) -> dict[str, Any]:

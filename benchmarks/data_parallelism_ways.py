@@ -13,10 +13,12 @@ from wire import Wire
 
 from collectives import Communicator
 from models.gpt import GPT
-from models.optimizer import AdamW, Optimizer
+from models.optimizer import AdamW
 from parallelism.buffers.arena import Arena
-from parallelism.data.loop import DataParallel, Sharded
-from parallelism.zero.units import ShardGroups
+from parallelism.data.loop import DataParallel
+from parallelism.data.units import ShardGroups
+from parallelism.step.optimizer import Optimizer
+from parallelism.zero.sharded import Sharded
 
 EVERYTHING_MB = 1e6  # size of a bucket that holds any model
 LR, EPS, WEIGHT_DECAY = 1e-3, 1e-3, 1e-2

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from collectives import algorithms
 from collectives.schedule.moves import Get, GetReduce, Recv, RecvReduce, Round
+from parallelism.data.units import ShardGroups
 from parallelism.numerics.master_weights import MasterWeights
-from parallelism.zero.units import ShardGroups
 
 if TYPE_CHECKING:
     from collectives import Communicator, Plan
-    from models.optimizer import Optimizer
+    from parallelism.step.optimizer import Optimizer
 
 
 class HeldBytes(NamedTuple):

@@ -36,9 +36,10 @@ from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.gpt import GPTConfig
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import WEIGHTS, Schedule
+from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.schedule.price import Costs, price
 from parallelism.pipeline.stage import Batch
+from parallelism.step.actions import WEIGHTS
 
 RTOL = 1e-4  # float32 sums differ in order
 REHEARSALS = 3  # repetitions of each action, whose median is its time
@@ -170,7 +171,7 @@ def parse(size: int) -> tuple[argparse.Namespace, list[Schedule]]:
     if args.num_micro_batches % size:
         flag = f"--num_micro_batches {args.num_micro_batches}"
         raise ValueError(f"{flag} can't be interleaved by torch on {size} ranks: use a multiple")
-    schedules = [registry.make(name, size, args.num_micro_batches) for name in args.schedules]
+    schedules = [registry.make_schedule(name, size, args.num_micro_batches) for name in args.schedules]
     most = max(schedule.num_stages for schedule in schedules)
     if "gpt" in args.models and args.n_layer < most:
         raise ValueError(f"--n_layer {args.n_layer} is too few for {most} stages: use {most} or more")

@@ -27,9 +27,9 @@ from collectives.bench.constants import speeds
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.data import load_tokens
-from models.presets import shape_of
 from parallelism.pipeline.stage import Batch
 from parallelism.planner import Machine, ParallelLayout, PlannedLayout, TrainingJob, best
+from parallelism.planner.presets import shape_of
 from parallelism.planner.ranks import machine
 from training.config import Config
 from training.run import TrainingRun

@@ -4,9 +4,7 @@ import torch
 from torch import nn
 
 import collectives
-from parallelism.checkpoint import Checkpoints, model_parts
-from parallelism.mesh import Mesh
-from parallelism.tensor.sharding_plan import ColumnParallel, RowParallel, parallelize
+from parallelism import Checkpoints, ColumnParallel, Mesh, RowParallel, model_parts, parallelize
 
 
 def new_model(seed):

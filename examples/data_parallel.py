@@ -2,8 +2,7 @@ import torch
 from torch import nn
 
 import collectives
-from parallelism.data.loop import DataParallel
-from parallelism.data.sampler import DistributedSampler
+from parallelism import DataParallel, DistributedSampler
 
 
 def new_model():

@@ -4,8 +4,7 @@ from torch import nn
 import collectives
 from models.config import GPTConfig
 from models.mixture import Mixture
-from parallelism.experts.exchange import ExpertExchange
-from parallelism.tensor.sharding_plan import ExpertParallel, parallelize
+from parallelism import ExpertExchange, ExpertParallel, parallelize
 
 
 def new_model():

@@ -2,7 +2,7 @@ import torch
 from torch.nn import functional as F
 
 import collectives
-from parallelism.sequence.sequence_parallel import SequenceAttention, SequenceParallel
+from parallelism import SequenceAttention, SequenceParallel
 
 comm = collectives.world()
 torch.manual_seed(0)

@@ -2,10 +2,7 @@ import torch
 from torch import nn
 
 import collectives
-from parallelism.mesh import Mesh
-from parallelism.pipeline.pipeline_parallel import PipelineParallel
-from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.stage import Batch, Layer
+from parallelism import Batch, Layer, Mesh, PipelineParallel, make_schedule
 
 
 def new_model():
@@ -28,7 +25,7 @@ loss = (plain(x) - targets).square().mean()
 loss.backward()
 
 for name in ("gpipe", "1f1b", "zb_v"):
-    model, schedule = new_model(), registry.make(name, num_ranks=comm.size, num_micro_batches=8)
+    model, schedule = new_model(), make_schedule(name, num_ranks=comm.size, num_micro_batches=8)
     layers = [layer(model, number) for number in range(8)]
     pipeline = PipelineParallel(model, layers, schedule, Mesh(comm, pp=comm.size))
     own_loss = pipeline.step([Batch(*each) for each in zip(x, targets, strict=True)])

@@ -1,7 +1,7 @@
 import torch
 
 import collectives
-from parallelism.tensor.sharding_plan import ColumnParallel, RowParallel, parallelize
+from parallelism import ColumnParallel, RowParallel, parallelize
 
 comm = collectives.world()
 torch.manual_seed(0)

@@ -2,8 +2,7 @@ import torch
 from torch import nn
 
 import collectives
-from parallelism.data.loop import Sharded
-from parallelism.zero.units import ShardGroups
+from parallelism import Sharded, ShardGroups
 
 
 def new_model():

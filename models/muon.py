@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from models.flops import NEWTON_SCHULZ_STEPS
 from models.optimizer import GroupedOptimizer
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # from the source: they increase small singular values fastest
+NEWTON_SCHULZ_STEPS = 5
 LEAST_NORM = 1e-7
 
 Function = Callable[[str, Tensor], Tensor]  # takes a matrix's name, and the whole matrix

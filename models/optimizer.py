@@ -1,29 +1,15 @@
-"""Optimizers: the common interface, and AdamW."""
+"""Optimizers: what is common to them, and AdamW."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, MutableMapping
-from typing import Any, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 BETAS = (0.9, 0.95)
-
-
-class Optimizer(Protocol):
-    """Interface of optimizers; torch's conform to it, except for `skipped`."""
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Parameter groups, each with "params" and "lr", which may be changed between steps."""
-
-    @property
-    def state(self) -> MutableMapping[Any, Any]:
-        """State tensors of each parameter, by name."""
-
-    def step(self, skipped: Any = None) -> Any: ...
 
 
 class GroupedOptimizer:

@@ -35,11 +35,11 @@ from collectives.bench import __main__ as bench
 from collectives.job import environment
 from collectives.job.settings import Range, value_type
 from collectives.schedule import fabrics, simulate
-from models.flags import parse
 from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.launch import environment as surroundings
 from parallelism.planner import __main__ as planner
 from parallelism.planner import flags as planning
+from parallelism.planner.settings import parse
 from training.checks import check
 from training.config import Config
 

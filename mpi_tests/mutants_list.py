@@ -558,7 +558,7 @@ TOOLS = [
 
 DIVIDED = [
     mutant(
-        "parallelism/zero/units.py",
+        "parallelism/data/units.py",
         'return self if self.undivided is None or shard_of(param, "ep") else self.undivided',
         "return self",
         ("test_experts_training.py", "plain_mixture and 2-ranks", 2),
@@ -666,7 +666,7 @@ DIVIDED = [
         ("test_sampler.py", "epochs_differ"),
     ),
     mutant(
-        "parallelism/pipeline/deferred.py",
+        "parallelism/step/deferred.py",
         "home.add_(gradient)",
         "home.copy_(gradient)",
         ("test_deferred.py", "weights_get"),
@@ -789,13 +789,13 @@ PIPELINES = [
         ("test_pipeline.py", "plain_model and 2-ranks and 1f1b", 2),
     ),
     mutant(
-        "parallelism/pipeline/local_parameters.py",
+        "parallelism/step/local_parameters.py",
         "return len(self.users(layers)) * self.num_micro_batches",
         "return len(self.users(layers))",
         ("test_pipeline.py", "ranks_beside and 1f1b and 4-ranks", 4),
     ),
     mutant(
-        "parallelism/pipeline/local_parameters.py",
+        "parallelism/step/local_parameters.py",
         "and self.num_passes(*own) > 1:",
         "and self.num_passes(*own) > 1000:",
         ("test_same_bits.py", "pipelines_beside and 1f1b and 2-ranks", 2),
@@ -807,7 +807,7 @@ PIPELINES = [
         ("test_pipeline.py", "norm_counts_tied", 2),
     ),
     mutant(
-        "parallelism/zero/units.py",
+        "parallelism/data/units.py",
         "round((cut - param.start) / BLOCK) * BLOCK",
         "(cut - param.start)",
         ("test_zero.py", "bit_for_bit and 4-ranks-1", 4),
@@ -1006,8 +1006,8 @@ MODELS = [
     ),
     mutant(
         "training/config.py",
-        "presets.fill(self, shape)",
-        "presets.fill(self)",
+        "None if shape is None else presets.Preset(family_of(shape), vars(shape))",
+        "None",
         ("test_init_from.py", "the_shape"),
     ),
     mutant(

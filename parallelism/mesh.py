@@ -35,11 +35,11 @@ class MeshShape(NamedTuple):
 
     lengths: dict[str, int]
     disjoint: dict[str, int]
-    made_of: dict[str, tuple[str, ...]]
+    components: dict[str, tuple[str, ...]]
 
     def along(self, *axes: str) -> tuple[str, ...]:
         """Return the disjoint axes that make up `axes`, except those of length 1; a missing axis has length 1."""
-        parts = {part for axis in axes for part in self.made_of.get(axis, ())}
+        parts = {part for axis in axes for part in self.components.get(axis, ())}
         return tuple(axis for axis, length in self.disjoint.items() if axis in parts and length > 1)
 
     def groups(self, *axes: str) -> list[list[int]]:
@@ -56,7 +56,9 @@ class MeshShape(NamedTuple):
 
     def coords(self, rank: int) -> dict[str, int]:
         """Return a rank's coordinate along each axis."""
-        return {axis: next(ranks.index(rank) for ranks in self.groups(axis) if rank in ranks) for axis in self.made_of}
+        return {
+            axis: next(ranks.index(rank) for ranks in self.groups(axis) if rank in ranks) for axis in self.components
+        }
 
 
 class Mesh:
@@ -77,7 +79,7 @@ class Mesh:
             self.layout = mesh_shape(comm.size, **axes)
         self.comm, self.shape, self.coords = comm, self.layout.lengths, self.layout.coords(comm.rank)
         self._parts: dict[tuple[str, ...], collectives.Communicator] = {}
-        for names in ((), *((axis,) for axis in self.layout.made_of)):
+        for names in ((), *((axis,) for axis in self.layout.components)):
             self.along(*names)
 
     def along(self, *axes: str) -> collectives.Communicator:
@@ -129,19 +131,19 @@ def mesh_shape(world_size: int, **axes: int | Within | None) -> MeshShape:
         axes = {"dp": None, **axes}
     lengths = outer_lengths(world_size, {name: axis for name, axis in axes.items() if not isinstance(axis, Within)})
     disjoint = dict(lengths)
-    made_of: dict[str, tuple[str, ...]] = {name: (name,) for name in lengths}
+    components: dict[str, tuple[str, ...]] = {name: (name,) for name in lengths}
     for name, inner in axes.items():
         if isinstance(inner, Within):
             around, rest = lengths.get(inner.axis, 1), f"{inner.axis}/{name}"
-            if inner.length < 1 or around % inner.length or made_of.get(inner.axis) != (inner.axis,):
+            if inner.length < 1 or around % inner.length or components.get(inner.axis) != (inner.axis,):
                 raise ValueError(
                     f"mesh axis {name}={inner.length} must divide {inner.axis}={around}, within which it lies"
                 )
             lengths[name], parts = inner.length, {rest: around // inner.length, name: inner.length}
             replaced = [parts if axis == inner.axis else {axis: length} for axis, length in disjoint.items()]
             disjoint = {axis: length for several in replaced for axis, length in several.items()}
-            made_of |= {inner.axis: (rest, name), rest: (rest,), name: (name,)}
-    return MeshShape(lengths, disjoint, made_of)
+            components |= {inner.axis: (rest, name), rest: (rest,), name: (name,)}
+    return MeshShape(lengths, disjoint, components)
 
 
 def outer_lengths(world_size: int, axes: Mapping[str, int | None]) -> dict[str, int]:

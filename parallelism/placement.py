@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import collectives
+from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.mesh import Mesh
+
+SEQ = 1  # the dim of activations (batch, seq, n_embd) that sequence-parallel mode splits
 
 
 class Shard(NamedTuple):
@@ -62,7 +65,7 @@ Placement = Mapping[str, Shard | Replicate]  # by axis name; replicated along ax
 
 
 def place(parameter: Tensor, **placement: Shard | Replicate) -> None:
-    """Set a parameter's placement along some axes; its placements along other axes are unchanged."""
+    """Set a parameter's placement along some axes, as in `place(p, tp=Shard(0, 64))`; along others it is unchanged."""
     parameter.placement = {**placement_of(parameter), **placement}  # type: ignore[attr-defined]
 
 
@@ -71,6 +74,18 @@ def like(parameter: Tensor, value: Tensor, **placement: Shard | Replicate) -> nn
     own = nn.Parameter(value, parameter.requires_grad)
     place(own, **{**placement_of(parameter), **placement})
     return own
+
+
+class Axis(NamedTuple):
+    """Ranks over which layers are sharded, and whether the sequence between layers is, too."""
+
+    ranks: TensorCollectives
+    sequence: bool = False
+
+    def local(self, parameter: Tensor, shard: Shard, name: str = "tp") -> nn.Parameter:
+        """Return this rank's shard of a parameter along this axis, of some name."""
+        value = shard.local(parameter.detach(), self.ranks.rank, self.ranks.size).clone()
+        return like(parameter, value, **{name: shard})
 
 
 def placement_of(parameter: Tensor) -> Placement:

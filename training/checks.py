@@ -12,9 +12,9 @@ from collectives.schedule.draw import refuse, refuse_picture
 from models.data import Tokens, TokenWindows, split
 from models.hf import initialize
 from models.model import Model
-from models.presets import samples_of_depth, shape_of
 from models.token_files import TokenSequence
 from parallelism.data.sampler import DistributedSampler
+from parallelism.data.units import groups_of
 from parallelism.experts.expert_parallel import check_experts
 from parallelism.mesh import MeshShape, axes_of, mesh_shape, replica_axes
 from parallelism.numerics.precision import Precision
@@ -23,9 +23,9 @@ from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.schedule.search import limits_of
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes, rank_params
+from parallelism.planner.presets import samples_of_depth, shape_of
 from parallelism.sequence.token_shards import check_between_layers, shard_tokens
 from parallelism.tensor.sharding_plan import strategies
-from parallelism.zero.units import groups_of
 from training.compiling import check_compiler
 from training.config import AUTO, SEARCH, Config, make_model, picture_of, tokens_of, zero_group
 from training.family import plan_of
@@ -197,7 +197,7 @@ def make_schedule(config: Config, num_micro_batches: int) -> Schedule:
         name = "1f1b" if config.virtual_stages in (None, 1) else "interleaved"
         limits_of(config.max_alive, config.pp, num_micro_batches, config.virtual_stages or 1)
     if name in registry.names():
-        schedule = registry.make(name, config.pp, num_micro_batches, config.virtual_stages)
+        schedule = registry.make_schedule(name, config.pp, num_micro_batches, config.virtual_stages)
     elif os.path.exists(name):
         schedule = read_schedule(config, num_micro_batches)
     else:

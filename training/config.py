@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from collectives.job.settings import check
-from models import presets, ranges
-from models.config import ModelConfig
+from models.config import GPTConfig, LlamaConfig, ModelConfig
 from models.data import Tokens, load_tokens
 from models.hf import load_config
 from models.learning_rate import COURSES, learning_rate
@@ -18,7 +17,9 @@ from models.tokenizer import BYTE_VOCABULARY, BYTES, TOKEN_IDS, differ, saved_na
 from parallelism.numerics.non_finite import POLICIES
 from parallelism.numerics.precision import DTYPES
 from parallelism.pipeline.schedule import registry
+from parallelism.planner import presets
 from parallelism.sequence.token_shards import MODES, ORDERS
+from training import ranges
 from training.gpt import MODES as RECOMPUTATIONS
 
 SEARCH = "search"  # a schedule searched for the measured times
@@ -270,7 +271,7 @@ class Config:
     def __post_init__(self):
         check(self, "init_from")
         shape = load_config(self.init_from) if self.init_from else None
-        presets.fill(self, shape)
+        presets.fill(self, None if shape is None else presets.Preset(family_of(shape), vars(shape)))
         if shape is not None:
             presets.set_missing(self, {"vocab_size": shape.vocab_size})
         presets.set_missing(self, {"tokenizer": BYTES if shape is None else weights_tokenizer(self.init_from, shape)})
@@ -311,8 +312,17 @@ def zero_group(config: Config) -> str | int:
     return int(config.zero_group) if config.zero_group.isdigit() else config.zero_group
 
 
+def family_of(shape: ModelConfig) -> presets.Family:
+    return presets.LLAMA if isinstance(shape, LlamaConfig) else presets.GPT2
+
+
+def model_config(config: Config, vocab_size: int) -> ModelConfig:
+    kind = LlamaConfig if presets.PRESETS[config.model].family is presets.LLAMA else GPTConfig
+    return kind(**presets.model_settings(config, vocab_size))
+
+
 def make_model(config: Config, vocab_size: int) -> Model:
-    gpt = make(presets.shape_of(config, vocab_size), config.seed)
+    gpt = make(model_config(config, vocab_size), config.seed)
     return gpt.double() if config.dtype == "float64" else gpt
 
 

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from models.flops import block_flops, head_flops
 from models.gpt import GPT
 from models.model import Model
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.recomputation import recompute
 from parallelism.pipeline.stage import Batch, Layer, joined
+from parallelism.planner.flops import block_flops, head_flops
+from parallelism.planner.shape import ModelShape
 from parallelism.tensor.sharding_plan import (
     Attention,
     ColumnParallel,
@@ -66,7 +67,7 @@ def model_layers(
     model: Model, embedding: tuple[str, ...], run: Callable[[nn.Module, Tensor | None, Batch], Tensor]
 ) -> list[Layer]:
     """Return the layers of a model of any family; `embedding` names its embeddings, and `run` calls a block."""
-    config = model.config
+    shape = ModelShape.of(model.config)
 
     def embed(x: Tensor | None, batch: Batch) -> Tensor:
         return model.transformer.embed(batch.tokens, batch.positions)
@@ -74,15 +75,15 @@ def model_layers(
     def block(number: int) -> Layer:
         name = f"transformer.h.{number}"
         return Layer(
-            f"block {number}", (name,), lambda x, batch: run(model.get_submodule(name), x, batch), block_flops(config)
+            f"block {number}", (name,), lambda x, batch: run(model.get_submodule(name), x, batch), block_flops(shape)
         )
 
     def head(x: Tensor | None, batch: Batch) -> Tensor:
         return model.loss(model.lm_head(model.transformer.ln_f(x)), batch.targets)
 
-    layers = [block(number) for number in range(config.n_layer)]
+    layers = [block(number) for number in range(shape.n_layer)]
     layers[0] = joined(Layer("embedding", embedding, embed, 0), layers[0])
-    return [*layers, Layer("head", HEAD, head, head_flops(config))]
+    return [*layers, Layer("head", HEAD, head, head_flops(shape))]
 
 
 def whole_layer(model: Model) -> Layer:

@@ -19,13 +19,13 @@ import torch
 
 import collectives
 from collectives.job import environment
-from models.flags import parse
 from models.hf import save_hugging_face
 from models.killed import drawn_if_killed
 from models.model import Model
 from models.report import TrainingReport
 from models.tokenizer import save_tokenizer
 from parallelism.numerics.non_finite import first_not_finite
+from parallelism.planner.settings import parse
 from training.announcement import announcement
 from training.config import Config
 from training.layout import laid_out

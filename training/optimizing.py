@@ -8,10 +8,11 @@ from dataclasses import fields
 from models.config import LlamaConfig, ModelConfig
 from models.learning_rate import STABLE
 from models.muon import Muon, locally
-from models.optimizer import Optimizer, Together, adamw, decay_groups
+from models.optimizer import Together, adamw, decay_groups
 from models.sgd import SGD
 from parallelism.data.replica import Replica
 from parallelism.mesh import Mesh, replica_axes
+from parallelism.step.optimizer import Optimizer
 from parallelism.zero.matrices import MatrixOwners
 from training.config import Config
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from models.flags import to_toml
+from parallelism.planner.settings import to_toml
 from training.config import Config
 
 METRICS, SETTINGS = "metrics.jsonl", "config.toml"

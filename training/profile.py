@@ -7,15 +7,15 @@ from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from parallelism.pipeline.events import Listener
 from parallelism.pipeline.layer_times import now
+from parallelism.step.events import Listener
 from training.config import TRACED
 from training.device import memory_mib
 
 if TYPE_CHECKING:
-    from parallelism.pipeline.schedule.actions import Action
     from parallelism.pipeline.schedule.price import Span, Timeline
     from parallelism.pipeline.stage import Batch
+    from parallelism.step.actions import Action
     from training.run import TrainingRun
 
 NUMBER = 5  # of profiled steps, after the traced one

@@ -28,10 +28,10 @@ from parallelism.mesh import Mesh, axes_of
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.non_finite import FiniteCheck, GradientMonitor, StepGuard, Verdict
-from parallelism.pipeline.local_parameters import tied_names
 from parallelism.pipeline.stage import Batch
 from parallelism.placement import fill, wholes
 from parallelism.sequence.sequence_parallel import SequenceParallel
+from parallelism.step.local_parameters import tied_names
 from training.checks import check
 from training.config import TRACED, Config, learning_rate_of, make_model
 from training.device import memory_mib, own_device, set_matrix_precision

@@ -21,8 +21,8 @@ from collectives.job.settings import Parser, Range
 from models.generate import check, generate
 from models.hf import load_hugging_face
 from models.model import Model
-from models.ranges import SEED, TEXT
 from models.tokenizer import BYTE_VOCABULARY, BYTES, Tokenizer, load_tokenizer, saved_tokenizer, token_ids
+from training.ranges import SEED, TEXT
 
 SAMPLES = Range(1, 1000)
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from collectives import InputError
-from models import presets
 from models.mixture import routers
 from models.model import Model
 from parallelism.checkpoint import (
@@ -24,6 +23,7 @@ from parallelism.checkpoint import (
     state_parts,
 )
 from parallelism.numerics.master_weights import MasterWeights
+from parallelism.planner import presets
 from training.config import AUTO, Config
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from mpi4py import MPI
 
 import collectives
 from collectives.job import environment
-from models.flags import parse
 from mpi_tests.gpu_check.mixes import MIXES, Mix
+from parallelism.planner.settings import parse
 from training.config import Config
 from training.main import train
 

@@ -3,8 +3,8 @@
 import re
 import shlex
 
-from models.flags import parse
 from mpi_tests.helpers.launch import ROOT
+from parallelism.planner.settings import parse
 from training.config import Config
 from training.main import train
 

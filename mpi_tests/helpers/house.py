@@ -56,6 +56,19 @@ PURE = tuple(f"collectives.schedule.{name}" for name in PURE_SCHEDULES)
 
 BELOW = ("pure", "settings", "job")
 ALL = (*BELOW, "choice", "arrays", "runtime", "face")
+PARALLEL = (
+    "lazy",
+    "mesh",
+    "buffers",
+    "placement",
+    "step",
+    "numerics",
+    "data",
+    "zero",
+)  # each may import those before it
+SCHEDULES = ("lazy", "step", "pipeline schedules")
+DIVIDED = ("sequence", "experts", "tensor")
+PARALLELISM = (*PARALLEL, *DIVIDED, "pipeline schedules", "pipeline", "checkpoint", "planner", "parallelism")
 FLOORS = {
     "pure": Floor(("collectives.algorithms", *PURE), without=MPI_AND_ARRAYS),
     "choice": Floor(("collectives.runtime.choose",), imports=BELOW, without=MPI_AND_ARRAYS),
@@ -74,24 +87,32 @@ FLOORS = {
         ("collectives.bench", "collectives.doctor"),
         imports=(*ALL, "simulation", "torch", "programs", "charts", "surroundings"),
     ),
-    "models": Floor(("models",), imports=("settings", "gpt"), without=("mpi4py",)),
-    "gpt": Floor(
-        ("models.gpt", "models.llama", "models.model"), imports=("models",), without=("mpi4py",)
-    ),  # parallelism/ must not import these, except to time a block
-    "block times": Floor(("parallelism.planner.ranks",), imports=(*ALL, "models", "gpt", "parallelism")),
-    "training": Floor(
-        ("training",), imports=(*ALL, "torch", "parallelism", "block times", "models", "gpt", "charts", "surroundings")
+    "models": Floor(("models",), imports=("settings",), without=("mpi4py",)),
+    "training": Floor(("training",), imports=(*ALL, "torch", *PARALLELISM, "models", "charts", "surroundings")),
+    **{
+        name: Floor((f"parallelism.{name}",), imports=(*ALL, *PARALLEL[:number]))
+        for number, name in enumerate(PARALLEL)
+    },
+    "sequence": Floor(("parallelism.sequence",), imports=(*ALL, *PARALLEL[:6])),
+    "experts": Floor(("parallelism.experts",), imports=(*ALL, *PARALLEL[:6])),
+    "tensor": Floor(("parallelism.tensor",), imports=(*ALL, *PARALLEL[:6], "sequence", "experts")),
+    "pipeline schedules": Floor(("parallelism.pipeline.schedule",), imports=(*ALL, "step"), without=MPI_AND_ARRAYS),
+    "pipeline": Floor(("parallelism.pipeline",), imports=(*ALL, *PARALLEL, "pipeline schedules")),
+    "checkpoint": Floor(("parallelism.checkpoint",), imports=(*ALL, *PARALLEL[:6])),
+    "planner": Floor(
+        ("parallelism.planner",),
+        imports=(*ALL, "simulation", *PARALLEL[:6], "sequence", "pipeline schedules", "pipeline"),
     ),
-    "parallelism": Floor(("parallelism",), imports=(*ALL, "simulation", "models")),
-    "exercises": Floor(("teaching.exercise",), imports=("pure", "settings", "parallelism"), without=MPI_AND_ARRAYS),
+    "parallelism": Floor(("parallelism",), imports=PARALLELISM),
+    "exercises": Floor(("teaching.exercise",), imports=("pure", "settings", *SCHEDULES), without=MPI_AND_ARRAYS),
     "page": Floor(
         ("teaching.page", "teaching"),
-        imports=(*BELOW, "choice", "simulation", "parallelism", "scenes by torch"),
+        imports=(*BELOW, "choice", "simulation", *PARALLELISM, "scenes by torch"),
         without=MPI_AND_ARRAYS,
     ),
     "scenes by torch": Floor(
         ("teaching.page.scenes.attention", "teaching.page.scenes.zero"),
-        imports=("page", "parallelism"),
+        imports=("page", *PARALLELISM),
         without=("mpi4py", "cupy"),
     ),
 }

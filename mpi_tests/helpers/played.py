@@ -14,8 +14,8 @@ from models.gpt import GPTConfig
 from mpi_tests.helpers.models import close, random_tokens, randomized
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.pipeline.balance import balance
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 from parallelism.pipeline.stage import Batch, cut, within
+from parallelism.step.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_layers, gpt2_plan
 

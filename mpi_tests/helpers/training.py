@@ -9,10 +9,10 @@ from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.non_finite import GradientMonitor, StepGuard
 from parallelism.numerics.precision import Precision
-from parallelism.pipeline.local_parameters import tied_names
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.stage import Batch, within
+from parallelism.step.local_parameters import tied_names
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_layers, gpt2_plan
 
@@ -69,7 +69,7 @@ class Training:
 
     def staged(self, schedule, zero_stage):
         layers = [within(self.computing, layer) for layer in gpt2_layers(self.gpt)]
-        pipeline_schedule = registry.make(schedule, self.mesh.pp.size, MICRO_BATCHES)
+        pipeline_schedule = registry.make_schedule(schedule, self.mesh.pp.size, MICRO_BATCHES)
         options = {"make_optimizer": make_optimizer, "zero_stage": zero_stage, "bucket_mb": 0.02}
         precision = {**self.precision.arena_dtypes, "wire_dtype": self.precision.wire_dtype}
         return PipelineParallel(self.gpt, layers, pipeline_schedule, self.mesh, **options, **precision)

@@ -17,8 +17,9 @@ from mpi_tests.helpers import page as reference
 from mpi_tests.helpers.browser import browser, console, needs_chromium, open_file, overflow
 from mpi_tests.helpers.documents import checkout, command_with, run
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import num_alive, parse
+from parallelism.pipeline.schedule.actions import num_alive
 from parallelism.pipeline.schedule.price import Costs, price
+from parallelism.step.actions import parse
 from teaching.page.scenes import attention, zero
 from teaching.page.scenes.collectives import LENGTHS
 
@@ -246,7 +247,7 @@ def test_the_page_decodes_every_state(driver, collective):
 def test_the_page_prices_pipelines_as_the_planner_does(driver, name):
     draws = random.Random(name)
     for size in ("1x1", "2x3", "3x5", "4x8", "8x16"):
-        schedule = registry.make(name, *map(int, size.split("x")))
+        schedule = registry.make_schedule(name, *map(int, size.split("x")))
         times = [draws.choice((0.25, 0.5, 1, 1.75, 4)) for _ in range(schedule.num_stages)]
         message = draws.choice((0, 0.5, 2))
         timeline = price(schedule, Costs(times, times, times, message))
@@ -261,7 +262,7 @@ def test_the_page_prices_pipelines_as_the_planner_does(driver, name):
 
 def test_dragging_a_stage_changes_the_bubble(driver):
     visit(driver, "scene=pipelines&schedule=1f1b&ranks=3&micro_batches=4&step=0")
-    schedule = registry.make("1f1b", 3, 4)
+    schedule = registry.make_schedule("1f1b", 3, 4)
     assert driver.find_element("id", "bubble").text == f"{100 * price(schedule).bubble:.1f}%"
     driver.find_element("css selector", "#stage-times label:nth-of-type(2) input").send_keys(KEYS["ArrowRight"] * 3)
     times = [1, 1.75, 1]
@@ -275,7 +276,7 @@ def test_dragging_a_stage_changes_the_bubble(driver):
 
 def test_a_pipeline_shows_what_is_over_and_what_is_kept(driver):
     visit(driver, "scene=pipelines&schedule=zb_h1&ranks=4&micro_batches=6&step=7")
-    timeline = price(registry.make("zb_h1", 4, 6))
+    timeline = price(registry.make_schedule("zb_h1", 4, 6))
     now = float(driver.find_element("id", "status").text.split(" of ")[0])
     states = driver.execute_script(
         "return [...document.querySelectorAll('#grid [data-action]')].map(a => [a.dataset.action, a.dataset.state])"

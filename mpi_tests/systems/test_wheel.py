@@ -16,7 +16,7 @@ PACKAGES = ("collectives", "models", "parallelism", "teaching", "training")
 FILES = {  # files that programs read
     "collectives/arrays": "*.cu",
     "collectives/bench": "*.[cj]s*",
-    "models/configs": "*.toml",
+    "parallelism/planner/configs": "*.toml",
     "collectives/job/hostfiles": "*",
     "teaching/page": "*.[chj][st]*",
     "teaching/page/scenes": "*.js",
@@ -111,3 +111,43 @@ def test_hostfiles_are_where_their_script_says(site, tmp_path):
     assert Path(folder) == site / "collectives" / "job" / "hostfiles"
     output = outside(site, tmp_path, "bash", "-c", f"source {folder}/activate.sh && echo $OMPI_MCA_mca_base_env_list")
     assert output == "PATH\n"
+
+
+OWN_SCRIPT = """
+import torch
+from torch import nn
+
+import collectives
+import models
+import parallelism.planner.ranks  # measures a block
+import training
+from parallelism import ColumnParallel, DataParallel, Mesh, RowParallel, parallelize
+
+comm = collectives.world()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 1))
+mesh = Mesh(comm, tp=2)
+parallelize(model, {"0": ColumnParallel(), "2": RowParallel()}, mesh.tp)
+model = DataParallel(model, mesh.dp)
+optimizer = torch.optim.SGD(model.parameters(), lr=training.LR)
+x = torch.randn(16, 6)
+for _ in range(models.STEPS):
+    model.zero_grad()
+    loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+    loss.backward()
+    optimizer.step()
+print(f"loss {loss.item():.5f}")
+"""
+
+
+def test_a_folder_with_models_and_training_of_its_own_trains_and_plans(site, tmp_path):
+    """The packages of a user's own come first; those of the same names here, if installed, are not imported."""
+    for name, line in (("models", "STEPS = 3"), ("training", "LR = 0.05")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(line)
+    (tmp_path / "own.py").write_text(OWN_SCRIPT)
+    words = ["-n", 2, sys.executable, "own.py"]
+    first, second = re.findall(r"loss (\S+)", outside(site, tmp_path, find_mpirun(), *words))
+    assert first == second
+    planned = outside(site, tmp_path, sys.executable, "-m", "parallelism.planner", "--config", "small", "--gpus", 2)
+    assert re.search(r"^mpirun -n 2 python -m training --config \S*/small.toml .*--dp", planned, re.MULTILINE)

@@ -19,9 +19,9 @@ from models.optimizer import adamw
 from mpi_tests.helpers.models import randomized
 from parallelism.checkpoint import Checkpoints, Extent, Stop, TensorShard, make_states, model_parts, state_parts
 from parallelism.mesh import Mesh
-from parallelism.pipeline.local_parameters import tied_names
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
+from parallelism.step.local_parameters import tied_names
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_layers, gpt2_plan
 
@@ -55,7 +55,7 @@ class Held:
         parallelize(model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head, CONFIG.n_kv_head), mesh.tp)
         tied = tied_names(model)
         if pp > 1:
-            PipelineParallel(model, gpt2_layers(model), registry.make("1f1b", pp, pp), mesh)
+            PipelineParallel(model, gpt2_layers(model), registry.make_schedule("1f1b", pp, pp), mesh)
         optimizer = adamw(model.parameters(), 0.1, 0.1)
         make_states(optimizer)
         parts = model_parts(model, mesh, tied)

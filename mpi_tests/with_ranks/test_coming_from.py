@@ -42,10 +42,7 @@ def names(comm, mpi_comm, monkeypatch):
     """Return the names in the page's code, except arrays."""
     import collectives
     import collectives.horovod.torch as hvd
-    from parallelism.data.loop import DataParallel
-    from parallelism.data.sampler import DistributedSampler
-    from parallelism.mesh import Mesh
-    from parallelism.tensor.sharding_plan import ColumnParallel, RowParallel, parallelize
+    from parallelism import ColumnParallel, DataParallel, DistributedSampler, Mesh, RowParallel, parallelize
 
     monkeypatch.setattr("collectives.world", lambda: comm)
     hvd.init(mpi_comm)

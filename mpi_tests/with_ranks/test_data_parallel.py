@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from mpi_tests.helpers.models import share
+from parallelism import DataParallel
 from parallelism.buffers.arena import Arena
 from parallelism.data.buckets import cut_buckets
-from parallelism.data.loop import DataParallel
 
 pytestmark = pytest.mark.sizes(1, 2, 3, 4)
 SAMPLES = 24  # divisible by 1, 2, 3 and 4 ranks

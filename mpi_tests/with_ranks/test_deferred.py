@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mpi_tests.helpers.models import CONFIG, TARGETS, TOKENS, close, each_mode, part, plain_gradients, randomized
-from parallelism.pipeline.deferred import WeightGradients, deferring
+from parallelism.step.deferred import WeightGradients, deferring
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_plan
 
@@ -12,15 +12,15 @@ from training.gpt import gpt2_plan
 @pytest.mark.sizes(1, 2, 4)
 @each_mode
 def test_split_layers(comm, sequence):
-    model, later, expected = randomized(CONFIG), WeightGradients(), plain_gradients()
+    model, deferred, expected = randomized(CONFIG), WeightGradients(), plain_gradients()
     parallelize(model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head, CONFIG.n_kv_head), comm, sequence=sequence)
-    with deferring(later):
+    with deferring(deferred):
         _, loss = model(TOKENS, TARGETS)
     loss.backward()
     matrices = {name: p for name, p in model.named_parameters() if p.dim() == 2 and ".h." in name}
     assert len(matrices) == 8
     assert all(p.grad is None for p in matrices.values())
-    later.add()
+    deferred.flush()
     for name, p in model.named_parameters():
         close(p.grad, part(p, expected[name], comm))
 
@@ -29,14 +29,14 @@ def test_split_layers(comm, sequence):
 @each_mode
 def test_split_layers_in_bfloat16(comm, sequence):
     results = []
-    for later in (None, WeightGradients()):
+    for deferred in (None, WeightGradients()):
         model = randomized(CONFIG).float()
         parallelize(model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head, CONFIG.n_kv_head), comm, sequence=sequence)
-        with torch.autocast("cpu", torch.bfloat16), deferring(later):
+        with torch.autocast("cpu", torch.bfloat16), deferring(deferred):
             _, loss = model(TOKENS, TARGETS)
         loss.backward()
-        if later:
-            later.add()
+        if deferred:
+            deferred.flush()
         results.append([p.grad for p in model.parameters()])
     for expected, actual in zip(*results, strict=True):
         assert actual.dtype == torch.float32

@@ -16,9 +16,9 @@ from collectives.arrays.cuda import TorchCuda
 from mpi_tests.helpers.cuda_arrays import each_mode, to_tensor
 from mpi_tests.helpers.reference import expected, inputs, reduced, same
 from parallelism.buffers.tensor_collectives import ExposedTime
-from parallelism.data.loop import Sharded
+from parallelism.data.units import ShardGroups
 from parallelism.zero.matrices import ElementRoute, Exchange
-from parallelism.zero.units import ShardGroups
+from parallelism.zero.sharded import Sharded
 
 LATE_US = 20_000
 DIRECT = ("one_shot", "two_shot", "staged_two_shot")

@@ -9,10 +9,10 @@ import torch
 
 from collectives import InputError
 from models.data import TokenWindows, load_tokens, split
-from models.flags import parse
 from models.hf import save_hugging_face
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.trained import GLOBAL_BATCH, SMALL, config, loss_of, on
+from parallelism.planner.settings import parse
 from training.config import Config
 from training.main import train
 

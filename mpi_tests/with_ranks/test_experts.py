@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 from collectives import Communicator
 from models.gpt import GPTConfig
 from models.mixture import LocalRouting, routers
 from mpi_tests.helpers.models import close, each_mode, random_tokens, randomized
-from parallelism.experts.exchange import ExpertExchange
-from parallelism.mesh import Mesh, Within
+from parallelism import ExpertExchange, ExpertParallel, Mesh, Within, parallelize
 from parallelism.placement import shards_of
-from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_plan
 
 NODES = {1: "1x1", 2: "2x1", 4: "2x2", 5: "2x3", 8: "4x2"}  # by size; with 5 ranks, the last node has fewer
@@ -163,6 +163,61 @@ def test_loss_and_every_gradient_are_the_plain_mixtures(new_comm, sequence, chan
         close(replicas.all_reduce(p.grad.clone(), op="avg"), local(p, gradients[name], mesh))
     for (_, ours), (_, theirs) in zip(routers(split), routers(plain), strict=True):
         assert torch.equal(dp.all_reduce(ours.loads.clone()), theirs.loads)
+    if exchange:
+        exchange.free()
+    mesh.free()
+
+
+class Experts(nn.Module):
+    def __init__(self, generator, *shape):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64) / 4)
+
+
+class GatedMixture(nn.Module):
+    """A user's mixture with gated experts, the best of which each token chooses, of no class of this project."""
+
+    def __init__(self, num_experts=4, width=6, hidden=8):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.up, self.gate = (Experts(generator, num_experts, width, hidden) for _ in range(2))
+        self.down = Experts(generator, num_experts, hidden, width)
+        self.scores, self.dropout = nn.Linear(width, num_experts, bias=False, dtype=torch.float64), nn.Identity()
+        nn.init.normal_(self.scores.weight, generator=generator)
+        self.route, self.num_experts = LocalRouting, num_experts
+
+    def router(self, x):
+        weights, experts = self.scores(x).softmax(-1).max(-1, keepdim=True)
+        return experts, weights
+
+    def mix(self, x, experts, weights):
+        routing = self.route(experts.flatten(0, 1), self.num_experts)
+        rows, factors = routing.dispatch(x.flatten(0, 1)), routing.dispatch(weights.flatten(0, 1))
+        layers = zip(rows.split(routing.counts), self.gate.weight, self.up.weight, self.down.weight, strict=True)
+        y = torch.cat([(F.silu(part @ gate) * (part @ up)) @ down for part, gate, up, down in layers])
+        return routing.combine(y * factors).view(x.shape)
+
+    def forward(self, x):
+        return self.dropout(self.mix(x, *self.router(x)))
+
+
+@pytest.mark.sizes(2, 4)
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_mixture_of_a_user_s_own_is_divided(new_comm, tp):
+    mesh = Mesh(new_comm, tp=tp, **({"ep": Within("dp", 2)} if new_comm.size > tp else {}))
+    exchange = ExpertExchange(mesh.ep) if mesh.ep.size > 1 else None
+    plain, split = (nn.Sequential(GatedMixture()) for _ in range(2))
+    parallelize(split, {"0": ExpertParallel(columns=("gate", "up"), rows=("down",))}, mesh.tp, ep=exchange)
+    whole = torch.randn(mesh.dp.size, 5, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    own = slice(mesh.dp.rank, mesh.dp.rank + 1)  # a sequence on each rank of dp
+    expected, y = plain(whole), split(whole[own])
+    close(y, expected[own])
+    expected.square().mean().backward()
+    y.square().mean().backward()
+    gradients = {name: p.grad for name, p in plain.named_parameters()}
+    for name, p in split.named_parameters():
+        replicas = mesh.along("dp/ep") if "ep" in shards_of(p) else mesh.dp
+        close(replicas.all_reduce(p.grad.clone(), op="avg"), local(p, gradients[name], mesh))
     if exchange:
         exchange.free()
     mesh.free()

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import training.main
-from models.flags import parse
 from mpi_tests.helpers import documents
 from mpi_tests.helpers.documented import COMMAND, code, losses, rows
 from mpi_tests.helpers.ranks import poll
+from parallelism.planner.settings import parse
 from training.config import Config
 
 CELLS = [cell for page in ("features.md", "coming-from.md") for _, (_, *cells) in rows(page) for cell in cells]

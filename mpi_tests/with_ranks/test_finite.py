@@ -12,7 +12,7 @@ from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.numerics.non_finite import LossScale, StepGuard
-from parallelism.pipeline.deferred import WeightGradients
+from parallelism.step.deferred import WeightGradients
 
 NAME = "transformer.h.1.attn.c_proj.weight"
 EARLIER = "transformer.h.0.mlp.c_fc.weight"  # early in the forward pass: its gradient appears late
@@ -71,21 +71,21 @@ def test_gradients_of_stages(comm, layout):
 
 def spoil_product(monkeypatch, weight, value):
     """Put a value into a deferred weight gradient from now on, but not into the inputs' gradients."""
-    put_off = WeightGradients.put_off
+    defer = WeightGradients.defer
 
     def spoilt(self, parameter, bias, x, gradient):
         if parameter is weight:
             gradient = gradient.clone()
             gradient.view(-1)[3] = value
-        put_off(self, parameter, bias, x, gradient)
+        defer(self, parameter, bias, x, gradient)
 
-    monkeypatch.setattr(WeightGradients, "put_off", spoilt)
+    monkeypatch.setattr(WeightGradients, "defer", spoilt)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "bfloat16, gradients too"])
 @pytest.mark.sizes(4)
-def test_gradients_that_are_put_off(comm, monkeypatch, name, zero_stage):
+def test_gradients_that_are_deferred(comm, monkeypatch, name, zero_stage):
     training = Training(comm, MODES[name], pp=2, schedule="zb_h1", zero_stage=zero_stage)
     if comm.rank == 3:
         weight = training.gpt.get_parameter(NAME)

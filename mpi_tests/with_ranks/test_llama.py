@@ -10,17 +10,16 @@ import pytest
 import torch
 
 from models.data import TokenWindows, load_tokens, split
-from models.flags import parse
 from models.hf import load_hugging_face, save_hugging_face
 from models.model import make
-from models.presets import shape_of
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.models import close, random_tokens, randomized
 from mpi_tests.helpers.ranks import IS_PROOF
 from mpi_tests.helpers.trained import check_same, on, on_first
 from parallelism.data.sampler import DistributedSampler
-from training.config import Config, make_model
+from parallelism.planner.settings import parse
+from training.config import Config, make_model, model_config
 from training.main import train
 from training.run import TrainingRun
 from training.sample import split as split_blocks
@@ -68,7 +67,7 @@ def plain_results(config):
     sampler = DistributedSampler(len(windows), GLOBAL_BATCH, 0, 1, seed=config.seed)
     inputs, targets = map(torch.from_numpy, windows.batch(next(iter(sampler))))
     ends = (inputs == config.document_end).long()
-    model = make(shape_of(config, tokens.vocab_size), config.seed).double()
+    model = make(model_config(config, tokens.vocab_size), config.seed).double()
     _, loss = model(inputs, targets, documents=ends.cumsum(1) - ends)  # documents end at `ends`
     loss.backward()
     return loss, {name: p.grad for name, p in model.named_parameters()}
@@ -118,7 +117,7 @@ def test_a_run_goes_on_in_another_layout(comm, folder):
 
 @pytest.mark.sizes(2)
 def test_what_is_sampled_from_may_be_split(comm, folder):
-    config = shape_of(Config(**TINY, n_kv_head=4), 29)
+    config = model_config(Config(**TINY, n_kv_head=4), 29)
     if comm.rank == 0:
         save_hugging_face(randomized(config), folder)
     comm.barrier()

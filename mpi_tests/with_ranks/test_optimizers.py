@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from collectives import InputError
+from models.config import GPTConfig, LlamaConfig
 from models.optimizer import decay_groups
-from models.presets import PRESETS
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.plain_muon import PlainMuon
 from mpi_tests.helpers.trained import SMALL, by_torch, check_bits, on, on_first
@@ -86,10 +86,10 @@ def test_experts_are_made_orthogonal_one_by_one(comm):
 def test_a_llamas_gate_is_made_orthogonal_apart(comm):
     llama = {"model": "llama-tiny", "dtype": "float64", **MUON}
     check(on(comm, tp=2, zero_stage=1, **llama), on_first(comm, num_micro_batches=2, **llama))
-    shape = PRESETS["llama-tiny"]
+    shape = LlamaConfig()
     assert rows_of("transformer.h.0.mlp.c_fc.weight", shape) == (1, 1)  # of the gate and of the gated projection
     assert rows_of("transformer.h.0.attn.c_attn.weight", shape) == (4, 4, 4)
-    assert rows_of("transformer.h.0.mlp.c_fc.weight", PRESETS["gpt2-tiny"]) == (1,)
+    assert rows_of("transformer.h.0.mlp.c_fc.weight", GPTConfig()) == (1,)
 
 
 @pytest.mark.parametrize("optimizer", [MUON, SGD], ids=["muon", "sgd"])

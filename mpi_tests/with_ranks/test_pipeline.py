@@ -17,12 +17,12 @@ from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.numerics.recomputation import recompute
-from parallelism.pipeline.events import Listener
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import WEIGHTS
 from parallelism.pipeline.stage import Batch, within
 from parallelism.pipeline.trace import SpanRecorder
+from parallelism.step.actions import WEIGHTS
+from parallelism.step.events import Listener
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_layers, gpt2_plan
 
@@ -72,7 +72,7 @@ def piped(comm):
     def make(name, count, dtype=torch.float64, model=None, context=nullcontext, **axes):
         model = model or GPT(CONFIG).to(dtype)
         mesh = Mesh(comm, **(axes or {"pp": comm.size}))
-        schedule = registry.make(name, mesh.pp.size, count)
+        schedule = registry.make_schedule(name, mesh.pp.size, count)
         pp = PipelineParallel(model, [within(context, layer) for layer in gpt2_layers(model)], schedule, mesh)
         pipelines.append((pp, mesh))
         return model, pp
@@ -272,7 +272,7 @@ def test_what_does_not_fit(comm, piped):
         (2, 32, f"{layers} layers can be cut into 1 to {layers} stages, not 32"),
     ):
         name, each = ("1f1b", None) if stages == ranks else ("interleaved", stages // ranks)
-        schedule = registry.make(name, ranks, 4, each)
+        schedule = registry.make_schedule(name, ranks, 4, each)
         with pytest.raises(InputError, match=words):
             PipelineParallel(model, gpt2_layers(model), schedule, mesh)
     _, pp = piped("1f1b", 4)

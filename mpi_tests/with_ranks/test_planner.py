@@ -9,9 +9,9 @@ import torch
 
 from collectives import InputError
 from models.config import GPTConfig
-from models.presets import shape_of
 from mpi_tests.helpers.trained import config
 from parallelism.planner import Machine, ParallelLayout, TrainingJob, best, counts
+from parallelism.planner.presets import shape_of
 from parallelism.planner.ranks import best_layout
 from training.layout import job_of
 from training.run import TrainingRun

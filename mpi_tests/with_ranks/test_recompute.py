@@ -8,7 +8,7 @@ import torch
 from models.gpt import GPTConfig
 from mpi_tests.helpers.models import close, each_mode, random_tokens, randomized
 from parallelism.numerics.dropout import BatchPosition
-from parallelism.pipeline.deferred import WeightGradients, deferring
+from parallelism.step.deferred import WeightGradients, deferring
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import MODES, gpt2_plan, recompute_model
 
@@ -23,20 +23,20 @@ def recomputing(model, position=None, mode="full"):
 
 @pytest.mark.sizes(2, 4)
 @each_mode
-@pytest.mark.parametrize("puts_off", [False, True], ids=["", "put-off"])
+@pytest.mark.parametrize("defers", [False, True], ids=["", "put-off"])
 @each_kind
-def test_split_layers(comm, sequence, puts_off, mode):
+def test_split_layers(comm, sequence, defers, mode):
     config = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=4, n_embd=16, dropout=0.2)
     results = []
     for wrap in (lambda model, position: model, partial(recomputing, mode=mode)):
-        model, later, position = randomized(config), WeightGradients() if puts_off else None, BatchPosition(seed=1)
+        model, deferred, position = randomized(config), WeightGradients() if defers else None, BatchPosition(seed=1)
         parallelize(model, gpt2_plan(29, 4), comm, sequence=sequence, place=position)
-        with deferring(later):
+        with deferring(deferred):
             _, loss = wrap(model, position)(TOKENS, TARGETS)
         position.samples = torch.tensor([7, 8])
         loss.backward()
-        if later:
-            later.add()
+        if deferred:
+            deferred.flush()
         results.append([p.grad for p in model.parameters()])
     for expected, actual in zip(*results, strict=True):
         close(actual, expected)

@@ -6,14 +6,14 @@ import pytest
 
 from mpi_tests.helpers.trained import check_bits, on, on_first
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import WEIGHTS
+from parallelism.step.actions import WEIGHTS
 
 STEPS = {"max_iters": 10, "eval_interval": 10, "grad_clip": 0.5, "n_layer": 4}
 MICRO_BATCHES = {"num_micro_batches": 6, "micro_batch_size": 4}
 WHOLE_BACKWARD = [
     name
     for name in registry.names()
-    if all(action.kind != WEIGHTS for order in registry.make(name, 2, 6).orders for action in order)
+    if all(action.kind != WEIGHTS for order in registry.make_schedule(name, 2, 6).orders for action in order)
 ]
 
 accumulated = cache(lambda comm: on_first(comm, **STEPS, **MICRO_BATCHES))

@@ -5,10 +5,8 @@ import torch
 
 from models.gpt import GPTConfig
 from mpi_tests.helpers.models import close, part, random_tokens, randomized
-from parallelism.mesh import Mesh
+from parallelism import Mesh, SequenceAttention, SequenceParallel, parallelize
 from parallelism.numerics.dropout import BatchPosition
-from parallelism.sequence.sequence_parallel import SequenceAttention, SequenceParallel
-from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import gpt2_plan
 
 BATCH = 2

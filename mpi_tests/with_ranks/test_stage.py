@@ -30,7 +30,7 @@ def test_split_layers(comm, sequence, name):
         return model_of(config, BatchPosition(), comm, sequence=sequence)
 
     config, batch = replace(CONFIG, n_layer=4, n_kv_head=4), batch_of(6, seq=8)
-    players = Players(make, registry.make(name, 2, 3))
+    players = Players(make, registry.make_schedule(name, 2, 3))
     loss, gradients = players.play(micro_batches(batch, 3)), players.gradients()
     expected, whole = whole_batch(randomized(config), batch)
     assert loss == pytest.approx(expected, rel=1e-10)
@@ -48,7 +48,8 @@ def test_split_sequences(comm):
         Batch(sp.own(one.tokens), sp.own(one.targets), sp.positions(8), sp.own(one.documents))
         for one in micro_batches(batch, 3)
     ]
-    players = Players(lambda: model_of(CONFIG, BatchPosition(), comm.split(comm.rank), sp), registry.make("zb_v", 2, 3))
+    schedule = registry.make_schedule("zb_v", 2, 3)
+    players = Players(lambda: model_of(CONFIG, BatchPosition(), comm.split(comm.rank), sp), schedule)
     loss, gradients = players.play(own, sp.all.all_reduce), players.gradients()
     expected, whole = whole_batch(randomized(CONFIG), batch)
     assert loss == pytest.approx(expected, rel=1e-10)

@@ -5,8 +5,8 @@ import torch
 
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.models import close, each_mode, part, random_tokens, randomized
+from parallelism import ColumnParallel, RowParallel, parallelize
 from parallelism.placement import shard_of
-from parallelism.tensor.sharding_plan import ColumnParallel, RowParallel, parallelize
 from training.gpt import gpt2_plan
 
 BATCH, SEQ = 2, 8

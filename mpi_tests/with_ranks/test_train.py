@@ -20,8 +20,7 @@ import torch
 from safetensors.numpy import load_file
 
 from collectives import Communicator, InputError
-from models import hf, presets, report
-from models.flags import parse
+from models import hf, report
 from models.hf import load_hugging_face, save_hugging_face
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.hugging_face import of_hugging_face
@@ -39,6 +38,8 @@ from mpi_tests.helpers.trained import (
 from parallelism.checkpoint.reading import sealed
 from parallelism.checkpoint.stop import SIGNALS
 from parallelism.pipeline.schedule.search import search
+from parallelism.planner import presets
+from parallelism.planner.settings import parse
 from training import run as training_run
 from training.config import Config, learning_rate_of
 from training.fused import FusedGate, FusedGELU, FusedRotaryHeads

@@ -13,7 +13,8 @@ from mpi_tests.helpers.pages import Page, check_charts
 from mpi_tests.helpers.trained import check_same, on
 from parallelism.buffers import tensor_collectives, transfer
 from parallelism.mesh import AXES
-from parallelism.pipeline import events, layer_times
+from parallelism.pipeline import layer_times
+from parallelism.step import events
 from training import profile, run
 from training.profile import KINDS
 from training.run import TrainingRun

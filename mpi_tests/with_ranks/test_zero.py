@@ -12,18 +12,21 @@ from collectives import Communicator, InputError
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.models import share
 from mpi_tests.helpers.ranks import IS_PROOF
-from parallelism.data.loop import DataParallel, Sharded
-from parallelism.mesh import Mesh
-from parallelism.numerics.clipping import GradientClip
+from parallelism import (
+    Batch,
+    DataParallel,
+    GradientClip,
+    Mesh,
+    PipelineParallel,
+    Sharded,
+    ShardGroups,
+    parallelize,
+    recompute,
+)
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.numerics.precision import Precision
-from parallelism.numerics.recomputation import recompute
-from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.stage import Batch
-from parallelism.tensor.sharding_plan import parallelize
-from parallelism.zero.units import ShardGroups
 from training.gpt import gpt2_layers, gpt2_plan
 
 NUM_STEPS = 50 if IS_PROOF else 8
@@ -406,7 +409,7 @@ def test_split_layers_tied_and_recomputed(comm, zero_stage, recomputed):
 
 def piped(comm, mesh, zero_stage, group="all"):
     model = GPT(GPT_CONFIG).double()
-    schedule = registry.make("1f1b", 2, 2)
+    schedule = registry.make_schedule("1f1b", 2, 2)
     sharing = {"make_optimizer": adamw, "zero_group": group, "zero_stage": zero_stage}
     pp = PipelineParallel(model, gpt2_layers(model), schedule, mesh, **sharing)
     return model, pp

@@ -12,22 +12,16 @@ import torch
 from benchmarks.held_bytes import counting
 from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.ranks import IS_PROOF
+from parallelism import Batch, GradientClip, Mesh, PipelineParallel, ShardGroups, parallelize, recompute
 from parallelism.checkpoint import Checkpoints, make_states, model_parts, state_parts
-from parallelism.mesh import Mesh
-from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.dropout import BatchPosition
-from parallelism.numerics.recomputation import recompute
-from parallelism.pipeline.events import SHARED
-from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.price import Costs
 from parallelism.pipeline.schedule.search import search
-from parallelism.pipeline.stage import Batch
 from parallelism.placement import fill, wholes
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import memory, model_shards
-from parallelism.tensor.sharding_plan import parallelize
-from parallelism.zero.units import ShardGroups
+from parallelism.step.events import SHARED
 from training.gpt import gpt2_layers, gpt2_plan
 
 CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=8, n_head=2, n_embd=8, bias=True)
@@ -88,7 +82,7 @@ def plain_training(num_replicas, dtype, frozen, make):
 def schedule_of(name):
     if name == "searched":
         return search(2, COUNT, 2, Costs((1.0, 1.0, 1.0, 2.0), 1.2, 0.7, 0.1), 6)
-    return registry.make(name, 2, COUNT)
+    return registry.make_schedule(name, 2, COUNT)
 
 
 class Run:

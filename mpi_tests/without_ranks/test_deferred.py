@@ -16,7 +16,7 @@ from mpi_tests.helpers.models import (
     randomized,
     tensors_alive,
 )
-from parallelism.pipeline.deferred import WeightGradients, deferring
+from parallelism.step.deferred import WeightGradients, deferring
 
 
 def linear_parameters(model):
@@ -28,40 +28,40 @@ def linear_parameters(model):
 @pytest.mark.parametrize("before", [None, 1.0], ids=["", "in-place"])
 def test_weights_get_their_gradients_later(before):
     """The flush sets gradients, or adds to existing ones."""
-    model, later, expected = randomized(CONFIG), WeightGradients(), plain_gradients()
+    model, deferred, expected = randomized(CONFIG), WeightGradients(), plain_gradients()
     for p in model.parameters():
         p.grad = None if before is None else torch.full_like(p, before)
     gradients_before = {name: p.grad for name, p in model.named_parameters()}
-    with deferring(later):
+    with deferring(deferred):
         _, loss = model(TOKENS, TARGETS)
     loss.backward()
-    put_off = linear_parameters(model)
-    assert len(put_off) == 2 * 4 * 2
+    deferred_parameters = linear_parameters(model)
+    assert len(deferred_parameters) == 2 * 4 * 2
     for name, p in model.named_parameters():
-        if p in put_off:
+        if p in deferred_parameters:
             assert p.grad is None if before is None else (p.grad == before).all()
         elif name != "transformer.wte.weight":
             close(p.grad - (before or 0), expected[name])
-    later.add()
+    deferred.flush()
     for name, p in model.named_parameters():
         close(p.grad - (before or 0), expected[name])
         assert before is None or p.grad is gradients_before[name]
-    later.add()  # no gradient is left to add
+    deferred.flush()  # no gradient is left to add
     close(model.lm_head.weight.grad - (before or 0), expected["transformer.wte.weight"])
 
 
 def test_at_once():
-    model, later, expected = randomized(CONFIG), WeightGradients(), plain_gradients()
-    with deferring(later):
+    model, deferred, expected = randomized(CONFIG), WeightGradients(), plain_gradients()
+    with deferring(deferred):
         _, loss = model(TOKENS, TARGETS)
-    later.at_once = True
+    deferred.at_once = True
     loss.backward()
     for name, p in model.named_parameters():
         close(p.grad, expected[name])
 
 
 def test_inputs_and_gradients_of_linear_layers_are_all_that_is_kept():
-    model, later = randomized(replace(CONFIG, bias=False)), WeightGradients()
+    model, deferred = randomized(replace(CONFIG, bias=False)), WeightGradients()
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     sizes = []
@@ -69,26 +69,26 @@ def test_inputs_and_gradients_of_linear_layers_are_all_that_is_kept():
         if isinstance(module, nn.Linear):
             module.register_forward_hook(lambda _, inputs, y: sizes.append(inputs[0].nbytes + y.nbytes))
     before = tensors_alive()
-    with deferring(later):
+    with deferring(deferred):
         model(TOKENS, TARGETS)[1].backward()
     new = {begin: size for begin, size in tensors_alive().items() if begin not in before}
     assert len(sizes) == 9
     assert sum(new.values()) == sum(sizes)
-    later.add()
+    deferred.flush()
     assert tensors_alive().keys() == before.keys()
 
 
 def test_bfloat16():
     """Float32 weights compute in bfloat16; gradients are rounded as without deferral."""
     results = []
-    for later in (None, WeightGradients()):
+    for deferred in (None, WeightGradients()):
         model = randomized(CONFIG).float()
-        with torch.autocast("cpu", torch.bfloat16), deferring(later):
+        with torch.autocast("cpu", torch.bfloat16), deferring(deferred):
             _, loss = model(TOKENS, TARGETS)
         loss.backward()
-        if later:
+        if deferred:
             assert all(p.grad is None for p in linear_parameters(model))
-            later.add()
+            deferred.flush()
         results.append((loss, [p.grad for p in model.parameters()]))
     assert torch.equal(results[0][0], results[1][0])
     for expected, actual in zip(results[0][1], results[1][1], strict=True):
@@ -98,10 +98,10 @@ def test_bfloat16():
 
 def test_other_calls_of_linear():
     """F.linear is called by keyword, with a single vector, and with frozen and computed weights."""
-    later, x = WeightGradients(), torch.randn(6, dtype=torch.float64)
+    deferred, x = WeightGradients(), torch.randn(6, dtype=torch.float64)
     weight, bias, frozen = (torch.randn(shape, dtype=torch.float64) for shape in ((3, 6), (3,), (3, 6)))
     weight.requires_grad_(), bias.requires_grad_()
-    with deferring(later):
+    with deferring(deferred):
         y = F.linear(x, bias=bias, weight=weight)
         computed = F.linear(x, 2 * weight)
         frozen_out = F.linear(y[:3].repeat(2), frozen)
@@ -111,7 +111,7 @@ def test_other_calls_of_linear():
     frozen_out.sum().backward()
     assert weight.grad is None
     assert bias.grad is None
-    later.add()
+    deferred.flush()
     gradient = frozen.sum(0).view(2, 3).sum(0)
     torch.testing.assert_close(weight.grad, gradient[:, None] * x)
     torch.testing.assert_close(bias.grad, gradient)

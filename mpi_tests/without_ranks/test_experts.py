@@ -66,7 +66,7 @@ def test_experts_read_each_token_that_has_chosen_them(hosts, options):
             slots[block.slots] = names
             (twin,) = [
                 other
-                for other in routes[host_of[rank][block.table]].gives
+                for other in routes[host_of[rank][block.table]].combines
                 if host_of[rank][other.owner] == rank and other.slots == block.slots
             ]
             assert np.array_equal(twin.rows, block.rows)
@@ -110,7 +110,7 @@ def test_uneven_choices_keep_no_rank_from_its_part():
     assert [route.counts for route in routes] == [[20, 0], [0, 0], [0, 0], [0, 0]]
     assert [route.longest_table for route in routes] == [10, 10, 5, 5]
     assert not routes[1].reads
-    assert routes[1].gives
+    assert routes[1].combines
 
 
 @pytest.mark.parametrize(("settings", "words"), [

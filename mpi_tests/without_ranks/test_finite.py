@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from parallelism.numerics.non_finite import GradientMonitor
-from parallelism.pipeline.deferred import WeightGradients
+from parallelism.step.deferred import WeightGradients
 
 
 def first(monitor):
@@ -26,16 +26,16 @@ def test_products_that_overflow_when_they_are_added(dtype):
     """The gradients of the weight and the bias overflow when products are added; non-finite ones stay so."""
     layer = nn.Linear(2, 1).to(dtype)
     monitor = watched(layer)
-    later = WeightGradients(partial(monitor.gradient_ready, micro_batch=0))
+    deferred = WeightGradients(partial(monitor.gradient_ready, micro_batch=0))
     for scale, name in ((1e10, ""), (1e30, "weight"), (1.0, "weight"), (math.inf, "weight")):
-        later.put_off(
+        deferred.defer(
             layer.weight, layer.bias, torch.full((3, 2), 1e10, dtype=dtype), torch.full((3, 1), scale).to(dtype)
         )
-        later.add()
+        deferred.flush()
         assert first(monitor) == name
     layer.weight.grad = None
-    later.put_off(layer.weight, layer.bias, torch.zeros(1, 2, dtype=dtype), torch.ones(1, 1, dtype=dtype))
-    later.add()
+    deferred.defer(layer.weight, layer.bias, torch.zeros(1, 2, dtype=dtype), torch.ones(1, 1, dtype=dtype))
+    deferred.flush()
     assert first(monitor) == "bias"
 
 

@@ -10,14 +10,13 @@ import torch
 
 from collectives.algorithms.groups import Topology
 from models.config import GPTConfig, LlamaConfig
-from models.flags import parse
 from models.hf import load_hugging_face, save_hugging_face
 from models.model import make
-from models.presets import shape_of
 from models.tokenizer import save_tokenizer, token_ids
 from mpi_tests.helpers.launch import ROOT
+from parallelism.planner.settings import parse
 from training.checks import check
-from training.config import Config, tokens_of
+from training.config import Config, model_config, tokens_of
 from training.sample import tokenizer_of
 
 SHAPE = {"block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 16}
@@ -68,7 +67,7 @@ def test_settings_that_agree_may_be_repeated(tmp_path, name):
     config = Config(init_from=str(folder), model=f"{name.split()[0]}-tiny", **SHAPE, n_kv_head=shape.n_kv_head,
                     n_hidden=shape.n_hidden, bias=shape.bias if "gpt2" in name else None)  # fmt: skip
     again = Config(**vars(Config(init_from=str(folder))))
-    assert shape_of(config, 256) == shape_of(again, 256) == shape
+    assert model_config(config, 256) == model_config(again, 256) == shape
 
 
 def test_a_context_may_be_shorter_and_the_rate_another(tmp_path):
@@ -106,7 +105,7 @@ def test_a_folder_on_the_command_line_comes_before_a_files_shape(tmp_path):
         "model = 'gpt2'\nbias = false\nn_layer = 7\nvocab_size = 50304\nlr = 0.1\nseed = 5"
     )
     config = parse(Config, "", ["--config", str(tmp_path / "a.toml"), "--init_from", str(folder)])
-    assert shape_of(config, config.vocab_size) == SHAPES["llama"]
+    assert model_config(config, config.vocab_size) == SHAPES["llama"]
     assert (config.seed, config.lr) == (5, 0.1)
 
 

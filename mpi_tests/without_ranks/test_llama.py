@@ -13,9 +13,9 @@ from models.config import GPTConfig, LlamaConfig
 from models.gpt import GPT, flops_per_token
 from models.hf import initialize, load_hugging_face, save_hugging_face, to_hugging_face
 from models.llama import Llama, rotate, rotation_speeds, rotations
-from models.presets import PRESETS
 from mpi_tests.helpers.hugging_face import llama3_speeds, llama_of_hugging_face
 from mpi_tests.helpers.models import random_tokens, randomized
+from parallelism.planner.presets import PRESETS
 
 SHAPE = {"vocab_size": 29, "block_size": 12, "n_layer": 2, "n_head": 4, "n_embd": 24}
 CONFIGS = {
@@ -79,7 +79,7 @@ def test_16_bits_are_rotated_in_float32():
 
 def test_slow_rotations_are_slowed_down():
     """Llama 3.2's frequencies equal Hugging Face's formula, whose three cases all occur."""
-    config = PRESETS["llama-1b"]
+    config = LlamaConfig(**PRESETS["llama-1b"].settings)
     plain = rotation_speeds(replace(config, rope_factor=1.0)).numpy()
     np.testing.assert_allclose(plain, 5e5 ** -(np.arange(32) / 32), rtol=1e-12)
     scaled = rotation_speeds(config).numpy()

@@ -17,7 +17,7 @@ from mpi_tests.helpers import page as reference
 from mpi_tests.helpers.algorithm_costs import LARGEST, each_algorithm
 from mpi_tests.helpers.launch import environment
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import parse
+from parallelism.step.actions import parse
 from teaching.page import __main__ as command
 from teaching.page.assemble import packed, unpacked
 from teaching.page.scenes import attention, pipelines, zero
@@ -230,7 +230,7 @@ def test_pipelines_have_every_schedule_and_every_action():
     for name in registry.names():
         for size, orders in data[name].items():
             ranks, micro_batches = map(int, size.split("x"))
-            schedule = registry.make(name, ranks, micro_batches)
+            schedule = registry.make_schedule(name, ranks, micro_batches)
             assert [tuple(map(parse, order.split())) for order in orders] == list(schedule.orders)
         assert data["catalog"][name]
 

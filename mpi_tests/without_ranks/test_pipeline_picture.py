@@ -7,11 +7,12 @@ import pytest
 
 from parallelism.pipeline.schedule import files, picture
 from parallelism.pipeline.schedule.__main__ import main
-from parallelism.pipeline.schedule.actions import Schedule, parse
+from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.schedule.basic import gpipe, one_f_one_b
 from parallelism.pipeline.schedule.picture import ScheduleGrid, planned, text
 from parallelism.pipeline.schedule.price import Costs, Span, price
-from parallelism.pipeline.schedule.registry import make
+from parallelism.pipeline.schedule.registry import make_schedule as make
+from parallelism.step.actions import parse
 
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 

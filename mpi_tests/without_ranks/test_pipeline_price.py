@@ -2,10 +2,11 @@
 
 import pytest
 
-from parallelism.pipeline.schedule.actions import Schedule, parse
+from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.schedule.basic import breadth_first, gpipe, interleaved, naive, one_f_one_b
 from parallelism.pipeline.schedule.price import Costs, price
 from parallelism.pipeline.schedule.zero_bubble import zb_h1, zb_v
+from parallelism.step.actions import parse
 
 SIZES = [(p, m) for p in (1, 2, 3, 4, 7, 16) for m in (1, 2, 3, 4, 8, 15, 64)]
 

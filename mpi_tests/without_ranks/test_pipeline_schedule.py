@@ -14,11 +14,13 @@ import pytest
 
 from parallelism.pipeline import schedule as pipeline_schedule
 from parallelism.pipeline.schedule import files
-from parallelism.pipeline.schedule.actions import Action, Schedule, num_alive, parse
+from parallelism.pipeline.schedule.actions import Schedule, num_alive
 from parallelism.pipeline.schedule.basic import one_f_one_b
-from parallelism.pipeline.schedule.messages import PostRecv, StageMessage, StartSend, WaitRecv, program
+from parallelism.pipeline.schedule.messages import PostRecv, StartSend, WaitRecv, program
 from parallelism.pipeline.schedule.proof import ActionPosition, ProofError, prove
-from parallelism.pipeline.schedule.registry import make, names
+from parallelism.pipeline.schedule.registry import make_schedule as make
+from parallelism.pipeline.schedule.registry import names
+from parallelism.step.actions import Action, StageMessage, parse
 
 IS_PROOF = "LARGEST" in os.environ  # `make proof`
 RANKS = range(1, 17) if IS_PROOF else (*range(1, 9), 16)

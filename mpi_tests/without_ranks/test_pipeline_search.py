@@ -8,7 +8,7 @@ from parallelism.pipeline.schedule.greedy import Greedy, SchedulingProblem, caps
 from parallelism.pipeline.schedule.improve import improve, timed
 from parallelism.pipeline.schedule.price import Costs, price
 from parallelism.pipeline.schedule.proof import prove
-from parallelism.pipeline.schedule.registry import make
+from parallelism.pipeline.schedule.registry import make_schedule as make
 from parallelism.pipeline.schedule.search import bound_s, finished, placements, registered, search
 
 WORK = 300_000  # less than the default

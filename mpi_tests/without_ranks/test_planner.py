@@ -20,8 +20,6 @@ from collectives.algorithms.groups import Topology
 from collectives.schedule.cost import Link, Network, predict
 from collectives.schedule.fabrics import FABRICS, in_nodes
 from models.config import GPTConfig, LlamaConfig
-from models.flags import parse
-from models.flops import block_flops, orthogonal_flops
 from models.gpt import GPT
 from models.model import make
 from models.muon import orthogonal
@@ -30,24 +28,27 @@ from parallelism.mesh import AXES
 from parallelism.numerics.dropout import BatchPosition, Dropout
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import FORWARD, count_peaks
+from parallelism.pipeline.schedule.actions import count_peaks
 from parallelism.pipeline.schedule.picture import action_of
 from parallelism.pipeline.schedule.price import Costs, price
 from parallelism.pipeline.stage import cut
 from parallelism.placement import Shard
 from parallelism.planner import Machine, ParallelLayout, TrainingJob, best
 from parallelism.planner.__main__ import __doc__ as described
-from parallelism.planner.__main__ import command, main, missed, row, slower
-from parallelism.planner.counts import ParamCounts, block_kept, head_kept
+from parallelism.planner.__main__ import command, main, misfits, row, slower
+from parallelism.planner.counts import ParamCounts, block_saved, head_saved
 from parallelism.planner.flags import parse_request
+from parallelism.planner.flops import block_flops, orthogonal_flops
 from parallelism.planner.layout import check_mesh, divisors, families, meshes
 from parallelism.planner.memory import Memory, alive, memory, model_shards, rank_params, working
 from parallelism.planner.passes import PassContext
 from parallelism.planner.place import AxisGroup, RankPlacement, contended
-from parallelism.planner.replicas import shown_s
+from parallelism.planner.replicas import last_reduced_s
 from parallelism.planner.search import PlannedLayout, SearchResult, search
-from parallelism.planner.step import StepModel, Time, played
+from parallelism.planner.settings import parse
+from parallelism.planner.step import StepModel, Time, schedule_times
 from parallelism.sequence.sequence_parallel import SequenceAttention
+from parallelism.step.actions import FORWARD
 from parallelism.tensor.sharding_plan import matching
 from training.checks import check
 from training.config import Config
@@ -106,7 +107,7 @@ SHAPES = [SMALL, replace(SMALL, bias=False), replace(SMALL, n_hidden=80), LLAMA,
 def test_bytes_of_each_layout_are_those_of_real_models_and_optimizers(name, config):
     job = TrainingJob(config, 4)
     for pp, tp in product((1, 2), (1, 2)):
-        schedule = registry.make(name, pp, 1)
+        schedule = registry.make_schedule(name, pp, 1)
         stages = [schedule.stages(rank) for rank in range(pp)]
         layout = ParallelLayout(pp=pp, tp=tp, schedule=name, virtual_stages=len(stages[0]))
         for rank in range(pp):
@@ -176,7 +177,7 @@ def test_a_block_keeps_what_autograd_saves(recompute, config):
         return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) if recompute == "full" else block(x)
 
     job = TrainingJob(config, 3)
-    predicted_bytes = block_kept(job, ParallelLayout(recompute=recompute, micro_batch_size=3)).nbytes(job.precision)
+    predicted_bytes = block_saved(job, ParallelLayout(recompute=recompute, micro_batch_size=3)).nbytes(job.precision)
     assert predicted_bytes == pytest.approx(saved_bytes(run, block), rel=0.01)
 
 
@@ -189,7 +190,7 @@ def test_dropout_keeps_neither_masks_nor_probabilities():
     x = torch.randn(3, 32, 64, requires_grad=True)
     saved = saved_bytes(lambda: block(x), block)
     job = TrainingJob(config, 3)
-    predicted_bytes = block_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(job.precision)
+    predicted_bytes = block_saved(job, ParallelLayout(micro_batch_size=3)).nbytes(job.precision)
     assert predicted_bytes == pytest.approx(saved, rel=0.05)
 
 
@@ -200,7 +201,7 @@ def test_autocast_keeps_weights_in_16_bits_too():
     with torch.autocast("cpu", torch.bfloat16):
         saved = saved_bytes(lambda: block(x), block)
     job = TrainingJob(SMALL, 3, dtype="bfloat16")
-    predicted_bytes = block_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(job.precision)
+    predicted_bytes = block_saved(job, ParallelLayout(micro_batch_size=3)).nbytes(job.precision)
     assert predicted_bytes == pytest.approx(saved, rel=0.1)
 
 
@@ -210,14 +211,14 @@ def test_the_head_keeps_what_autograd_saves(config):
     x, targets = torch.randn(3, 32, 64, requires_grad=True), torch.zeros(3, 32, dtype=torch.int64)
     saved = saved_bytes(lambda: gpt.loss(gpt.lm_head(gpt.transformer.ln_f(x)), targets), gpt)
     job = TrainingJob(config, 3)
-    assert head_kept(job, ParallelLayout(micro_batch_size=3)).nbytes(job.precision) == pytest.approx(saved, rel=0.02)
+    assert head_saved(job, ParallelLayout(micro_batch_size=3)).nbytes(job.precision) == pytest.approx(saved, rel=0.02)
 
 
 def test_16_bits_are_as_published():
     """34 s b h with dropout masks of one byte, 32 without; tp divides 24 of them, or all in sequence-parallel mode."""
     job = TrainingJob(replace(LARGE, n_head=1), 1, dtype="float16", master_weights=True)
     for tp, sequence in ((1, False), (8, False), (8, True)):
-        activations = block_kept(job, ParallelLayout(tp=tp, sequence_parallel=sequence))._replace(float32=0)
+        activations = block_saved(job, ParallelLayout(tp=tp, sequence_parallel=sequence))._replace(float32=0)
         parts = 8 + 24 / tp if not sequence else 32 / tp
         assert activations.nbytes(job.precision) == same(parts * 2048 * 4096)
 
@@ -228,7 +229,7 @@ def test_activations_alive_are_the_schedules(name):
     row = registry.REGISTRY[name]
     for pp, m, more in product((1, 2, 3, 4), (1, 2, 5, 16, 27), (0, 1)):
         v = row.virtual_stages + more * row.more
-        schedule = registry.make(name, pp, m, v)
+        schedule = registry.make_schedule(name, pp, m, v)
         counts = alive(name, pp, m, v)
         assert tuple(max(map(sum, moments)) for moments in counts) == count_peaks(schedule.orders)
         weights = [random.Random(pp * m).random() for _ in range(pp * v)]
@@ -258,7 +259,7 @@ def test_a_pipeline_takes_what_its_schedule_takes(name):
         layout = ParallelLayout(pp=pp, schedule=name, virtual_stages=v, num_micro_batches=m)
         step = step_of(TrainingJob(config, m), layout, on(pp, network=FREE, flops_per_s=1e9))
         forward, inputs, weights = (step.costs[:, kind].sum(1).tolist() for kind in range(3))
-        timeline = price(registry.make(name, pp, m, v), Costs(forward, inputs, weights))
+        timeline = price(registry.make_schedule(name, pp, m, v), Costs(forward, inputs, weights))
         played_out = name != "zb_v" or m < 4 * pp
         assert step.time().total == (same if played_out else partial(pytest.approx, rel=0.01))(timeline.span_s)
         assert step.least_s() <= timeline.span_s * (1 + 1e-9)
@@ -382,9 +383,9 @@ def test_a_backward_pass_completes_the_gradient_of_every_parameter(config, pp):
 
 
 def test_gradients_that_are_reduced_in_time_do_not_show():
-    assert shown_s([(1, 10), (5, 10), (6, 1)], 10, lambda params: params / 10) == same(6.1)
-    assert shown_s([(1, 10), (2, 30)], 10, lambda params: params / 10 + 1) == same(3 + 3 * 2)
-    assert shown_s([(1, 1), (2, 1)], 10, lambda params: params) == same(4)
+    assert last_reduced_s([(1, 10), (5, 10), (6, 1)], 10, lambda params: params / 10) == same(6.1)
+    assert last_reduced_s([(1, 10), (2, 30)], 10, lambda params: params / 10 + 1) == same(3 + 3 * 2)
+    assert last_reduced_s([(1, 1), (2, 1)], 10, lambda params: params) == same(4)
 
 
 def test_tensor_parallelism_by_hand():
@@ -447,7 +448,7 @@ def test_gradients_that_are_averaged_with_experts_divided(zero_stage):
     experts = SMALL.n_layer * 8 * (8 // 2) * SMALL.n_embd**2
     others = max(rank_params(job, layout)) - experts
     averaged_s = 2 * others / 2 * 4 / 2 * 1e-9  # reduced and gathered in halves, by their owners
-    assert step.undivided_s() == (same(averaged_s) if zero_stage else 0.0)
+    assert step.non_experts_s() == (same(averaged_s) if zero_stage else 0.0)
 
 
 def test_messages_between_stages_pass_between_nodes_or_within():
@@ -456,9 +457,8 @@ def test_messages_between_stages_pass_between_nodes_or_within():
     for per_node, message_s in ((4, 1e-6), (2, 1e-3)):
         layout = ParallelLayout(dp=1, pp=2, tp=2, num_micro_batches=1, micro_batch_size=1)
         step = step_of(TrainingJob(config, 1), layout, on(4, per_node, network._replace(meet_s=0), 1e9))
-        plain = price(
-            registry.make("1f1b", 2, 1), Costs(*(step.costs[:, kind].sum(1).tolist() for kind in range(3)), message_s)
-        )
+        costs = Costs(*(step.costs[:, kind].sum(1).tolist() for kind in range(3)), message_s)
+        plain = price(registry.make_schedule("1f1b", 2, 1), costs)
         assert step.pipeline()[0] == same(plain.span_s)
 
 
@@ -466,10 +466,10 @@ def test_messages_between_stages_pass_between_nodes_or_within():
 def test_stages_of_which_a_rank_has_the_last_passes(name):
     for pp, m in ((2, 5), (4, 9)):
         v = registry.REGISTRY[name].virtual_stages
-        schedule = registry.make(name, pp, m, v)
+        schedule = registry.make_schedule(name, pp, m, v)
         costs = Costs(tuple(range(1, pp * v + 1)), 2.0, 1.0, 0.5)
         timeline = price(schedule, costs)
-        span_s, ends = played(name, pp, m, v, costs)
+        span_s, ends = schedule_times(name, pp, m, v, costs)
         assert span_s == timeline.span_s
         assert ends == [
             max(span.end_s for span in timeline.spans if action_of(span).stage == stage) for stage in range(pp * v)
@@ -655,7 +655,8 @@ def test_why_a_layout_is_slower():
     other = PlannedLayout(ParallelLayout(dp=2, tp=2), usage, Time(1.0, 0.5, 0, 0, 0, 0.25, 0, 0))
     assert slower(other, first) == "40.0% slower: 500.0 ms more for sums between tp ranks"
     assert re.sub(" +", " ", row(other, 7000)) == " 1.8 s 4.0k 17.0 GB 14.3% 28.6% compute dp 2 tp 2"
-    assert "  3: why" in [*missed(on(4), SearchResult([first], 1, 1, [(ParallelLayout(), usage)], Counter({"why": 3})))]
+    result = SearchResult([first], 1, 1, [(ParallelLayout(), usage)], Counter({"why": 3}))
+    assert "  3: why" in [*misfits(on(4), result)]
     assert command(other.layout) == (
         "--dp 2 --pp 1 --sp 1 --tp 2 --zero_stage 0 --zero_group all --recompute none --micro_batch_size 1 "
         "--num_micro_batches 1"

@@ -1,18 +1,20 @@
 """Models by name and by depth: published sizes, overriding flags, invalid settings."""
 
 import re
+from dataclasses import fields
 
 import pytest
 
 from models.config import GPTConfig, LlamaConfig
-from models.flags import parse
-from models.presets import PRESETS, shape_of
 from mpi_tests.helpers.launch import ROOT
 from parallelism.planner import ParallelLayout, TrainingJob
-from parallelism.planner.flags import parse_request
+from parallelism.planner.flags import Settings, parse_request
 from parallelism.planner.memory import rank_params
+from parallelism.planner.presets import GPT2, LLAMA, PRESETS, shape_of
+from parallelism.planner.settings import parse
+from parallelism.planner.shape import ModelShape
 from training.checks import num_micro_batches
-from training.config import Config
+from training.config import Config, model_config
 
 # Numbers of parameters of OpenAI's and Meta's models, as published with the weights.
 PARAMETERS = {
@@ -29,7 +31,22 @@ CONFIG_FILES = sorted(ROOT.glob("configs/*.toml"))
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_are_those_published(name):
-    assert rank_params(TrainingJob(PRESETS[name], 1), ParallelLayout()) == (PARAMETERS[name],)
+    shape = shape_of(Config(model=name), PRESETS[name].settings["vocab_size"])
+    assert rank_params(TrainingJob(shape, 1), ParallelLayout()) == (PARAMETERS[name],)
+
+
+@pytest.mark.parametrize(("family", "kind"), [(GPT2, GPTConfig), (LLAMA, LlamaConfig)], ids=["gpt2", "llama"])
+def test_a_family_s_settings_are_its_models(family, kind):
+    """The planner, which imports no model, has the same defaults, ranges and derived sizes as the models."""
+    assert vars(kind()) == family.settings
+    assert {name: getattr(kind(), name) for name in family.common} == family.common
+    valid = {field.name: field.metadata.get("range") for field in fields(kind)}
+    assert {field.name: field.metadata["range"] for field in fields(Settings) if valid.get(field.name)}.items() <= (
+        valid.items()
+    )
+    for sizes in ({}, {"n_kv_head": 2}, {"n_hidden": 72}, {"n_embd": 256, "n_head": 8}):
+        config = Config(model=f"{family.name}-tiny", **sizes)
+        assert shape_of(config, 99) == ModelShape.of(kind(**sizes, vocab_size=99))
 
 
 def test_the_default_is_as_small_as_ever():
@@ -42,20 +59,20 @@ def test_the_default_is_as_small_as_ever():
         128,
     )
     assert (config.bias, config.lr) == (False, 3e-3)
-    assert shape_of(config, 256) == GPTConfig()
+    assert model_config(config, 256) == GPTConfig()
 
 
 def test_flags_override_the_model_and_the_file():
-    assert shape_of(Config(model="gpt2-medium"), 100) == GPTConfig(100, 1024, 24, 16, 1024, bias=True)
+    assert model_config(Config(model="gpt2-medium"), 100) == GPTConfig(100, 1024, 24, 16, 1024, bias=True)
     config = parse(Config, "", ["--model", "llama-8b", "--n_layer", "2", "--n_hidden", "64", "--tied"])
     expected = LlamaConfig(256, 8192, 2, 32, 4096, n_kv_head=8, n_hidden=64, rope_theta=5e5, tied=True)
-    assert shape_of(config, 256) == expected
+    assert model_config(config, 256) == expected
 
 
 def test_a_model_on_the_command_line_comes_before_a_files_shape(tmp_path):
     (tmp_path / "a.toml").write_text("n_layer = 2\nn_embd = 64\nblock_size = 8\nlr = 0.1\nseed = 5")
     file = ["--config", str(tmp_path / "a.toml")]
-    assert shape_of(parse(Config, "", [*file, "--model", "gpt2"]), 50257) == PRESETS["gpt2"]
+    assert model_config(parse(Config, "", [*file, "--model", "gpt2"]), 50257) == GPTConfig(**PRESETS["gpt2"].settings)
     config = parse(Config, "", [*file, "--depth", "3", "--n_head", "4"])
     assert (config.n_layer, config.n_head, config.n_embd, config.block_size, config.seed) == (3, 4, 192, 8, 5)
     assert config.lr == pytest.approx(1.2e-3)
@@ -64,7 +81,7 @@ def test_a_model_on_the_command_line_comes_before_a_files_shape(tmp_path):
 
 def test_a_depth_sets_the_shape_the_batch_and_the_rate():
     config = Config(model="llama-8b", depth=12, block_size=1024)
-    assert shape_of(config, 256) == LlamaConfig(256, 1024, 12, 12, 768, rope_theta=5e5)
+    assert model_config(config, 256) == LlamaConfig(256, 1024, 12, 12, 768, rope_theta=5e5)
     assert config.lr == pytest.approx(6e-4)
     deeper = Config(depth=48, block_size=1024, n_head=24, lr=0.1)
     assert (deeper.n_layer, deeper.n_embd, deeper.n_head, deeper.lr) == (48, 3072, 24, 0.1)

@@ -22,8 +22,8 @@ from mpi_tests.helpers.played import (
     model_of,
 )
 from parallelism.numerics.dropout import BatchPosition
-from parallelism.pipeline.deferred import WeightGradients, deferring
 from parallelism.pipeline.schedule import registry
+from parallelism.step.deferred import WeightGradients, deferring
 from parallelism.tensor.sharding_plan import parallelize
 from training.gpt import MODES, gpt2_plan, recompute_model
 
@@ -146,7 +146,7 @@ def test_pipelines_with_dropout(name, mode):
     """Forward passes of other micro-batches come before a backward pass, which must use the original dropout state."""
     position = BatchPosition(seed=3)
     players = Players(
-        lambda: recomputing(model_of(DROPPING, position), position, mode), registry.make(name, 2, 3), position
+        lambda: recomputing(model_of(DROPPING, position), position, mode), registry.make_schedule(name, 2, 3), position
     )
     batch = batch_of(6)
     check_results(players, micro_batches(batch, 3), dropping_results(DROPPING, 6), 1e-10)
@@ -157,11 +157,11 @@ def test_pipelines_with_dropout(name, mode):
 def test_bfloat16_and_putting_off(mode):
     results = []
     for make in (GPT, lambda config: recomputing(GPT(config), mode=mode)):
-        model, later = make(CONFIG), WeightGradients()
-        with torch.autocast("cpu", torch.bfloat16), deferring(later):
+        model, deferred = make(CONFIG), WeightGradients()
+        with torch.autocast("cpu", torch.bfloat16), deferring(deferred):
             _, loss = model(TOKENS, TARGETS)
         loss.backward()
-        later.add()
+        deferred.flush()
         results.append([p.grad for p in model.parameters()])
     for expected, actual in zip(*results, strict=True):
         assert torch.equal(actual, expected)

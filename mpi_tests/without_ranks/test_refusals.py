@@ -15,8 +15,8 @@ import pytest
 from collectives.algorithms.groups import Topology
 from collectives.job.settings import value_type
 from models.config import GPTConfig
-from models.flags import parse
 from models.hf import hugging_face_config
+from parallelism.planner.settings import parse
 from training.checks import check
 from training.config import Config
 from training.device import own_device

@@ -88,9 +88,9 @@ def test_all_ranks_have_as_much_to_do(order, ring):
     shares = TokenShards(2 * ring * 64, ring, order=order)
     work = np.zeros(ring)
     for member in range(ring):
-        here = shares.of_ring(member)
+        here = shares.ring_positions(member)
         for source in range(ring):
-            there, pair = shares.of_ring(source), shares.pair(member, source)
+            there, pair = shares.ring_positions(source), shares.pair(member, source)
             pairs = np.zeros((len(here), len(there)), bool)
             if pair:
                 block = pairs[pair.queries, pair.keys]

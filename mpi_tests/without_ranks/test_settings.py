@@ -9,7 +9,7 @@ import pytest
 
 import collectives
 from collectives.job.settings import Parser
-from models.flags import parse
+from parallelism.planner.settings import parse
 from training.config import Config
 
 

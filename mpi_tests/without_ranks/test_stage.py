@@ -40,7 +40,7 @@ each_schedule = pytest.mark.parametrize("name", registry.names())
 def test_loss_and_every_gradient_are_the_whole_batchs(name, num_ranks, more):
     """Micro-batches are fewer or more than ranks (`make proof`: as many); grouped heads, biases, dropout, documents."""
     num_micro_batches = max(1, num_ranks + more)
-    schedule, position = registry.make(name, num_ranks, num_micro_batches), BatchPosition(seed=3)
+    schedule, position = registry.make_schedule(name, num_ranks, num_micro_batches), BatchPosition(seed=3)
     config = replace(DROPPING, n_layer=max(9, schedule.num_stages))
     players = Players(lambda: model_of(config, position), schedule, position)
     batch = batch_of(2 * num_micro_batches)
@@ -52,7 +52,7 @@ def test_loss_and_every_gradient_are_the_whole_batchs(name, num_ranks, more):
 @each_schedule
 def test_float32_is_the_plain_model(name):
     batch = batch_of(10)
-    players = Players(lambda: model_of(CONFIG).float(), registry.make(name, 4, 5))
+    players = Players(lambda: model_of(CONFIG).float(), registry.make_schedule(name, 4, 5))
     check_results(players, micro_batches(batch, 5), whole_batch(model_of(CONFIG), batch), 1e-5)
 
 
@@ -67,7 +67,7 @@ def names(model, **options):
 
 
 def test_a_cut_model_has_its_stages_parameters_alone():
-    whole, schedule = randomized(CONFIG), registry.make("1f1b", 3, 1)
+    whole, schedule = randomized(CONFIG), registry.make_schedule("1f1b", 3, 1)
     all_names = []
     for rank in range(3):
         model = randomized(CONFIG)
@@ -84,7 +84,7 @@ def test_a_cut_model_has_its_stages_parameters_alone():
 
 
 def test_tied_parameters_on_one_rank_stay_one():
-    model, schedule = randomized(CONFIG), registry.make("zb_v", 4, 1)
+    model, schedule = randomized(CONFIG), registry.make_schedule("zb_v", 4, 1)
     stages = cut_at(model, schedule, 0)
     assert [*stages] == [0, 7]
     assert model.lm_head.weight is model.transformer.wte.weight
@@ -94,14 +94,14 @@ def test_tied_parameters_on_one_rank_stay_one():
 
 def test_another_ranks_module_says_so():
     model = randomized(CONFIG)
-    cut_at(model, registry.make("1f1b", 2, 1), 1)
+    cut_at(model, registry.make_schedule("1f1b", 2, 1), 1)
     with pytest.raises(RuntimeError, match=r"transformer\.wte is of another stage, on another rank"):
         model(batch_of(2).tokens)
 
 
 def test_evaluation_keeps_nothing():
     position, batch = BatchPosition(), batch_of(2)
-    players = Players(lambda: model_of(DROPPING, position), registry.make("1f1b", 3, 1), position)
+    players = Players(lambda: model_of(DROPPING, position), registry.make_schedule("1f1b", 3, 1), position)
     plain, x = model_of(DROPPING, position).eval(), None
     for model in players.models:
         model.eval()
@@ -123,7 +123,7 @@ def test_activations_go_with_the_backward_pass():
             self.x = x
             refs.append(weakref.ref(self))
 
-    stage = Players(lambda: randomized(CONFIG), registry.make("zb_h1", 2, 1)).stages[0]
+    stage = Players(lambda: randomized(CONFIG), registry.make_schedule("zb_h1", 2, 1)).stages[0]
     with saved_tensors_hooks(Saved, lambda saved: saved.x):
         y = stage.forward(0, None, batch_of(2))
     assert sum(ref() is not None for ref in refs) > 5 * CONFIG.n_layer
@@ -140,7 +140,7 @@ def test_activations_go_with_the_backward_pass():
 
 def test_gradients_of_stages_stay_in_place():
     """They are views of one array, to which all kinds of passes add."""
-    schedule, batch = registry.make("zb_v", 2, 3), batch_of(6)
+    schedule, batch = registry.make_schedule("zb_v", 2, 3), batch_of(6)
     players = Players(lambda: randomized(CONFIG), schedule)
     arrays = []
     for model in players.models:
@@ -160,12 +160,12 @@ def test_micro_batches_without_targets():
     batch = batch_of(6)
     batch.targets[2:4] = IGNORED
     batches = micro_batches(batch, 3)
-    players = Players(lambda: randomized(CONFIG), registry.make("1f1b", 2, 3))
+    players = Players(lambda: randomized(CONFIG), registry.make_schedule("1f1b", 2, 3))
     check_results(players, batches, whole_batch(randomized(CONFIG), batch), 1e-10)
 
 
 def test_a_sequence_must_fit():
-    stage = Players(lambda: randomized(CONFIG), registry.make("1f1b", 2, 1)).stages[0]
+    stage = Players(lambda: randomized(CONFIG), registry.make_schedule("1f1b", 2, 1)).stages[0]
     tokens = random_tokens(1, 9)
     with pytest.raises(ValueError, match="a sequence of 9 tokens: pass 1 to block_size=8"):
         stage.forward(0, None, Batch(tokens, tokens))

@@ -8,7 +8,7 @@ import pytest
 from parallelism.pipeline import trace
 from parallelism.pipeline.schedule.picture import planned
 from parallelism.pipeline.schedule.price import Costs, Span, price
-from parallelism.pipeline.schedule.registry import make
+from parallelism.pipeline.schedule.registry import make_schedule as make
 
 COSTS = Costs(forward=[1, 2, 3], inputs=[3, 1, 2], weights=[1, 2, 1], message=[0.5, 0.25])
 

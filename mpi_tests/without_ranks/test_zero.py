@@ -2,8 +2,8 @@
 
 import pytest
 
+from parallelism.data.units import FlatParam, groups_of
 from parallelism.numerics.clipping import BLOCK
-from parallelism.zero.units import FlatParam, groups_of
 
 
 def test_nodes_of_several_lengths_are_refused():

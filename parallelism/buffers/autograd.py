@@ -45,17 +45,17 @@ def reduce(x: Tensor, axis: TensorCollectives) -> Tensor:
 
 def split(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
     """Return this rank's shard of a replicated tensor; the gradient's shards are gathered."""
-    return Conjugate.apply(x, partial(part_of, axis, dim), partial(along, axis.all_gather, dim))
+    return Conjugate.apply(x, partial(own_shard, axis, dim), partial(in_dim, axis.all_gather, dim))
 
 
 def gather(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
     """Gather the shards of all ranks; the gradient, identical on every rank, is split."""
-    return Conjugate.apply(x, partial(along, axis.all_gather, dim), partial(part_of, axis, dim))
+    return Conjugate.apply(x, partial(in_dim, axis.all_gather, dim), partial(own_shard, axis, dim))
 
 
 def reduce_scatter(x: Tensor, axis: TensorCollectives, dim: int = 0) -> Tensor:
     """Return this rank's shard of the sum over the ranks; the gradient's shards are gathered."""
-    return Conjugate.apply(x, partial(along, axis.reduce_scatter, dim), partial(along, axis.all_gather, dim))
+    return Conjugate.apply(x, partial(in_dim, axis.reduce_scatter, dim), partial(in_dim, axis.all_gather, dim))
 
 
 def all_to_all(x: Tensor, axis: TensorCollectives, split_dim: int, join_dim: int) -> Tensor:
@@ -72,7 +72,7 @@ def same(x: Tensor) -> Tensor:
     return x.view_as(x)
 
 
-def part_of(axis: TensorCollectives, dim: int, x: Tensor) -> Tensor:
+def own_shard(axis: TensorCollectives, dim: int, x: Tensor) -> Tensor:
     """Return this rank's shard along a dim.
 
     Raises: ValueError if the shards would not be equal.
@@ -82,6 +82,6 @@ def part_of(axis: TensorCollectives, dim: int, x: Tensor) -> Tensor:
     return x.chunk(axis.size, dim)[axis.rank].contiguous()
 
 
-def along(collective: Function, dim: int, x: Tensor) -> Tensor:
+def in_dim(collective: Function, dim: int, x: Tensor) -> Tensor:
     """Apply a first-dim collective along another dim."""
     return collective(x.movedim(dim, 0)).movedim(0, dim)

@@ -34,7 +34,7 @@ def gradient_of(param: Tensor) -> Tensor | None:
     return getattr(param, "wide_grad", param.grad)
 
 
-def with_gradients_apart(param: nn.Parameter) -> Tensor:
+def separate_alias(param: nn.Parameter) -> Tensor:
     """Return an alias of the parameter's memory whose gradients are accumulated separately; hooks run for both."""
     use, home = param.detach().requires_grad_(), gradient_of(param)
     assert home is not None

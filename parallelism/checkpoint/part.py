@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from models.optimizer import Optimizer
 from parallelism.checkpoint.extent import Extent, LocalShard
 from parallelism.mesh import Mesh
 from parallelism.placement import shards_of
+from parallelism.step.optimizer import Optimizer
 
 
 class TensorShard(NamedTuple):

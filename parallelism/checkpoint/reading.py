@@ -171,12 +171,12 @@ class CheckpointLoader:
             checkpoint = Checkpoint(path)
             check_same(checkpoint.folder, checkpoint.index.whole, same or {})
             checkpoint.check(parts)
-        self._check_all_asked(checkpoint, parts)
+        self._check_coverage(checkpoint, parts)
         with self.comm.agreed("load"):
             checkpoint.fill(parts)
         return checkpoint.index
 
-    def _check_all_asked(self, checkpoint: Checkpoint, parts: Sequence[TensorShard]) -> None:
+    def _check_coverage(self, checkpoint: Checkpoint, parts: Sequence[TensorShard]) -> None:
         """Check that the ranks together request every part of every parameter, for each requested kind."""
         own_keys = {(part.kind, part.name) for part in parts}
         there = sorted(checkpoint.pieces)

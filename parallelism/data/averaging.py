@@ -9,9 +9,9 @@ from parallelism.buffers.arena import Arena
 from parallelism.buffers.gradients import TiedSums
 from parallelism.data.buckets import Bucket, BucketQueue
 from parallelism.data.replica import Replica
+from parallelism.data.units import FlatParam
 from parallelism.numerics.master_weights import MasterWeights
-from parallelism.pipeline.schedule.actions import FORWARD, Action
-from parallelism.zero.units import FlatParam
+from parallelism.step.actions import FORWARD, Action
 
 
 class Averaging(Replica):

@@ -37,11 +37,11 @@ class BucketQueue:
         for bucket in self._started:
             bucket.plan.advance()
         while self._started and self._started[0].plan.done():
-            self._go_across()
+            self._start_across()
         for plan in self._across:
             plan.advance()
 
-    def _go_across(self) -> None:
+    def _start_across(self) -> None:
         if across := self._started.popleft().across:
             self._across.append(across.start())
 
@@ -66,7 +66,7 @@ class BucketQueue:
         """Wait until all started buckets are reduced, also `across`."""
         while self._started:
             self._started[0].plan.wait()
-            self._go_across()
+            self._start_across()
         for plan in self._across:
             plan.wait()
 

@@ -63,7 +63,7 @@ class ExpertExchange(ExposedTime):
         route = make_route(self.comm.rank, every.numpy(), lengths, num_experts, self.comm.topology.nodes)
         return ExchangeRouting(self, route, len(experts), experts.device)
 
-    def written(self, count: int, like: Tensor) -> list[Tensor]:
+    def next_buffers(self, count: int, like: Tensor) -> list[Tensor]:
         """Return the host ranks' buffers of `count` rows, as many as the rank with the most writes to its own."""
         self.buffers.reverse()
         with self.waiting():
@@ -84,7 +84,11 @@ class ExpertExchange(ExposedTime):
 
 
 class ExchangeRouting:
-    """A `models.mixture.Routing` over the ranks of an exchange: dispatch and combine are each other's gradients."""
+    """Routes of rows to the experts of all ranks of an exchange, and back; `combine` is the gradient of `dispatch`.
+
+    `counts` has the number of rows of each of this rank's experts, and `choices` each row's index among its token's
+    choices, (rows).
+    """
 
     def __init__(self, exchange: ExpertExchange, route: Route, num_tokens: int, device: torch.device):
         self.exchange, self.num_tokens, self.counts = exchange, num_tokens, route.counts
@@ -95,18 +99,23 @@ class ExchangeRouting:
         self.sends = [(peer, index(rows)) for peer, rows in route.sends if len(rows)]
         self.receives = [(peer, slice(rows[0], rows[-1] + 1)) for peer, rows in route.receives if len(rows)]
         self.reads = [(block.table, index(block.rows), block.slots) for block in route.reads]
-        self.gives = [(block.owner, index(block.rows), block.slots) for block in route.gives]
+        self.combines = [(block.owner, index(block.rows), block.slots) for block in route.combines]
 
     def dispatch(self, x: Tensor) -> Tensor:
-        return Conjugate.apply(x, self.spread, self.gather)
+        """Return the rows of all ranks' tokens for this rank's experts, grouped by expert.  Collective.
+
+        Shapes: x (tokens, width), result (rows, width).
+        """
+        return Conjugate.apply(x, self.scatter_rows, self.gather_rows)
 
     def combine(self, rows: Tensor) -> Tensor:
-        return Conjugate.apply(rows, self.gather, self.spread)
+        """Return the sum of each token's rows, computed in at least float32.  Collective."""
+        return Conjugate.apply(rows, self.gather_rows, self.scatter_rows)
 
-    def spread(self, x: Tensor) -> Tensor:
+    def scatter_rows(self, x: Tensor) -> Tensor:
         """Send tokens to the hosts of their experts; read this rank's experts' rows from the tables of its host."""
         exchange, x = self.exchange, x.contiguous()
-        tables = exchange.written(self.route.longest_table, x)
+        tables = exchange.next_buffers(self.route.longest_table, x)
         own = tables[self.me]
         with exchange.waiting(), exchange.comm.group():
             for peer, rows in self.sends:
@@ -120,15 +129,15 @@ class ExchangeRouting:
             torch.index_select(tables[table], 0, rows, out=result[slots])
         return result
 
-    def gather(self, y: Tensor) -> Tensor:
+    def gather_rows(self, y: Tensor) -> Tensor:
         """Sum each token's rows on each host, and send the sums back to the token's rank."""
         exchange = self.exchange
-        experts = exchange.written(self.route.most_slots, y)
+        experts = exchange.next_buffers(self.route.most_slots, y)
         experts[self.me][: self.num_slots] = y
         exchange.synchronize(y)
         wide = torch.promote_types(y.dtype, torch.float32)
         sums = y.new_zeros((self.route.table_length, y.shape[1]), dtype=wide)
-        for owner, rows, slots in self.gives:
+        for owner, rows, slots in self.combines:
             sums.index_add_(0, rows, experts[owner][slots].to(wide))
         total = sums[: self.num_tokens]
         arriving = [(rows, y.new_empty((len(rows), y.shape[1]))) for _, rows in self.sends]

@@ -1,45 +1,66 @@
 """Expert parallelism: shard a mixture's experts over the ranks of an axis, and replicate its router."""
 
 import math
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.mixture import ExpertLinear, Mixture
 from parallelism.buffers import autograd
 from parallelism.experts.exchange import ExpertExchange
 from parallelism.mesh import listed_divisors
-from parallelism.placement import Shard
-from parallelism.tensor.layers import SEQ, Axis
+from parallelism.placement import SEQ, Axis, Shard
 
 
-class ParallelMixture(Mixture):
-    """A mixture whose experts are divided over the ranks of an exchange, and their hidden width over tp.
+class MixtureLayer(Protocol):
+    """A mixture of experts that can be divided, of any class.
 
-    Shapes: those of the mixture; (batch, seq/tp, n_embd) if tp splits the sequence.
+    Its forward pass is `dropout(mix(x, *router(x)))`.  `router` returns each token's experts and their weights, and
+    `mix` the sum of the experts' results.  `mix` calls `route(experts, num_experts)`, which returns an object with the
+    attributes and methods of `ExchangeRouting`.
+
+    Shapes: x and results (batch, seq, width); experts, -1 for none, and weights (batch, seq, choices); in `route`,
+    experts (tokens, choices).
     """
 
-    def __init__(self, mixture: Mixture, exchange: ExpertExchange | None, tp: Axis):
-        nn.Module.__init__(self)
-        self.tp = tp
-        self.router, self.dropout = mixture.router, mixture.dropout
-        self.c_fc, self.gelu, self.c_proj = mixture.c_fc, mixture.gelu, mixture.c_proj
-        self.route = exchange.route if exchange else mixture.route
-        shard_experts(self.c_fc, 2, exchange, tp)
-        shard_experts(self.c_proj, 1, exchange, tp)
+    router: Callable[[Tensor], tuple[Tensor, Tensor]]
+    dropout: Callable[[Tensor], Tensor]
+    route: Callable[[Tensor, int], Any]
+    forward: Callable[..., Tensor]
 
-    def forward(self, x: Tensor) -> Tensor:
-        ranks, is_split = self.tp.ranks, self.tp.sequence
-        if ranks.size == 1:
-            return super().forward(x)
-        x = autograd.gather(x, ranks, SEQ) if is_split else x
-        experts, weights = self.router(x)
-        y = autograd.reduce(self.mix(autograd.copy(x, ranks), experts, autograd.copy(weights, ranks)), ranks)
-        return self.dropout(autograd.split(y, ranks, SEQ) if is_split else y)
+    def mix(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor: ...
 
 
-def shard_experts(layer: ExpertLinear, hidden: int, exchange: ExpertExchange | None, tp: Axis) -> None:
+def shard_mixture(
+    mixture: MixtureLayer, columns: Iterable[Any], rows: Iterable[Any], exchange: ExpertExchange | None, tp: Axis
+) -> None:
+    """Divide a mixture's experts over the ranks of an exchange, and their hidden width over tp, in place.
+
+    Each of the layers `columns` and `rows` has a `weight` (num_experts, in, out).  tp divides the outputs of `columns`
+    and the inputs of `rows`; the router is replicated.
+
+    Shapes: those of the mixture, or (batch, seq/tp, width) if tp splits sequences.
+    """
+    for dim, layers in ((2, columns), (1, rows)):
+        for layer in layers:
+            shard_experts(layer, dim, exchange, tp)
+    if exchange:
+        mixture.route = exchange.route
+    if tp.ranks.size > 1:
+        mixture.forward = partial(forward_over_tp, mixture, tp)  # a wrapper module would change parameter names
+
+
+def forward_over_tp(mixture: MixtureLayer, tp: Axis, x: Tensor) -> Tensor:
+    ranks = tp.ranks
+    x = autograd.gather(x, ranks, SEQ) if tp.sequence else x  # (batch, seq, width)
+    experts, weights = mixture.router(x)
+    y = autograd.reduce(mixture.mix(autograd.copy(x, ranks), experts, autograd.copy(weights, ranks)), ranks)
+    return mixture.dropout(autograd.split(y, ranks, SEQ) if tp.sequence else y)  # (batch, seq[/tp], width)
+
+
+def shard_experts(layer: Any, hidden: int, exchange: ExpertExchange | None, tp: Axis) -> None:
     """Keep this rank's shard of a layer's weights; tp divides the dim `hidden`.
 
     An expert's gradient is the sum over the losses of all ranks of the exchange; scale it to the mean, to match other

@@ -36,7 +36,7 @@ class Route(NamedTuple):
     sends: list[Transfer]  # its own tokens
     receives: list[Transfer]  # rows after its own
     reads: list[ExpertBlock]  # rows for its experts
-    gives: list[ExpertBlock]  # rows of its table
+    combines: list[ExpertBlock]  # rows of its table
     table_length: int
     counts: list[int]
     choices: np.ndarray

@@ -55,17 +55,17 @@ class Dropout(nn.Module):
         batch, seq, _ = x.shape
         first = self.rank * seq if self.split_sequence else 0
         positions = torch.arange(first + seq) if self.position.positions is None else self.position.positions
-        rows = mix(self.of_samples(batch, x.device)[:, None], positions[first : first + seq].to(x.device))
+        rows = mix(self.sample_keys(batch, x.device)[:, None], positions[first : first + seq].to(x.device))
         return DropFunction.apply(x, rows, self.p)
 
-    def of_attention(self, q: Tensor) -> AttentionDropout | None:
+    def attention(self, q: Tensor) -> AttentionDropout | None:
         """Return the dropout of this batch's attention probabilities, or None.  Shapes: q (batch, n_head, ...)."""
         if not self.training or self.p == 0:
             return None
         heads = torch.arange(q.shape[1], device=q.device) + self.rank * q.shape[1]
-        return AttentionDropout(mix(self.of_samples(q.shape[0], q.device)[:, None], heads), self.p)
+        return AttentionDropout(mix(self.sample_keys(q.shape[0], q.device)[:, None], heads), self.p)
 
-    def of_samples(self, batch: int, device: torch.device) -> Tensor:
+    def sample_keys(self, batch: int, device: torch.device) -> Tensor:
         samples = torch.arange(batch) if self.position.samples is None else self.position.samples
         return mix(self.key, samples.long()).to(device)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 import collectives
 from parallelism.buffers.gradients import gradient_of
 from parallelism.buffers.tensor_collectives import ExposedTime
-from parallelism.pipeline.events import Listener
+from parallelism.step.events import Listener
 
 LOWEST, HIGHEST = 1.0, 2.0**24  # loss scales
 

@@ -16,13 +16,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from parallelism.numerics.dropout import BatchPosition
-from parallelism.pipeline.deferred import CURRENT, deferring
+from parallelism.step.deferred import CURRENT, deferring
 
 
 def recompute(module: nn.Module, position: BatchPosition | None = None, method: str = "forward") -> None:
     """Make a module recompute the activations of one of its methods; parameter names do not change.
 
-    The recomputation repeats the dropout masks, by `position` or of torch's own dropout.
+    In the backward pass, the method runs again with the saved inputs; the recomputation repeats the dropout masks, by
+    `position` or of torch's own dropout.
     """
     forward, position = getattr(module, method), position or BatchPosition()
 
@@ -36,14 +37,14 @@ def recompute(module: nn.Module, position: BatchPosition | None = None, method: 
 
 def contexts(position: BatchPosition) -> tuple[AbstractContextManager, AbstractContextManager]:
     """Return the contexts of the forward pass and of its recomputation, to which this batch and deferral return."""
-    samples, positions, later = position.samples, position.positions, CURRENT.get()
+    samples, positions, deferred = position.samples, position.positions, CURRENT.get()
 
     @contextmanager
     def as_before() -> Iterator[None]:
         now = position.samples, position.positions
         position.samples, position.positions = samples, positions
         try:
-            with deferring(later):
+            with deferring(deferred):
                 yield
         finally:
             position.samples, position.positions = now

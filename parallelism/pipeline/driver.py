@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 import collectives
-from parallelism.pipeline.events import Listener
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action, Schedule
-from parallelism.pipeline.schedule.messages import PostRecv, StageMessage, StartSend, WaitRecv, program
+from parallelism.pipeline.schedule.actions import Schedule
+from parallelism.pipeline.schedule.messages import PostRecv, StartSend, WaitRecv, program
 from parallelism.pipeline.stage import Stage
+from parallelism.step.actions import BACKWARD, FORWARD, WEIGHTS, Action, StageMessage
+from parallelism.step.events import Listener
 
 Form = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of the activations between two stages
 
@@ -30,8 +31,8 @@ class Pipeline:
     `stages` are this rank's, by their numbers in `schedule`.  Messages between stages are sent directly from the memory
     of the activations, received into new tensors, and overlap with computation.  `listeners` are notified of the events
     of each step.  Hooks on layers emit `parameters_needed` before a layer computes, and hooks on parameters call
-    `gradient_appeared` after autograd has accumulated a gradient.  Micro-batches are numbered within the global batch;
-    this rank's begin with `first_micro_batch`.
+    `gradient_accumulated`.  Micro-batches are numbered within the global batch; this rank's begin with
+    `first_micro_batch`.
     """
 
     def __init__(
@@ -88,11 +89,11 @@ class Pipeline:
         self.emit("step_done")
         return loss
 
-    def gradient_appeared(self, parameter: Tensor) -> None:
+    def gradient_accumulated(self, parameter: Tensor) -> None:
         """Handle autograd's accumulation of a gradient, which is ready unless part of it is deferred."""
         assert self.now
         stage, _, micro_batch = self.now
-        if not self.stages[stage].puts_off(micro_batch, parameter):
+        if not self.stages[stage].is_deferred(micro_batch, parameter):
             self.gradient_ready(parameter)
 
     def gradient_ready(self, parameter: Tensor) -> None:

@@ -9,15 +9,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from parallelism.buffers.gradients import remove_hooks
-from parallelism.data.loop import REPLICAS
+from parallelism.data.units import ShardGroups
 from parallelism.mesh import Mesh, replica_axes
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.driver import Pipeline
-from parallelism.pipeline.events import StepTimes
-from parallelism.pipeline.local_parameters import LocalParameters, TiedGradients, tied_names
-from parallelism.pipeline.schedule.actions import WEIGHTS, Schedule
+from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.stage import Batch, Layer, cut
-from parallelism.zero.units import ShardGroups
+from parallelism.step.actions import WEIGHTS
+from parallelism.step.events import StepTimes
+from parallelism.step.local_parameters import LocalParameters, TiedGradients, tied_names
+from parallelism.zero.sharded import REPLICAS
 
 
 class PipelineParallel(Pipeline):
@@ -49,7 +50,7 @@ class PipelineParallel(Pipeline):
         names, order = tied_names(model), schedule.orders[mesh.pp.rank]
         splits = any(action.kind == WEIGHTS for action in order)
         watched = [self._watched(*each) for each in enumerate(layers)]
-        stages = cut(model, watched, self.parts, splits=splits, appeared=self.gradient_ready)
+        stages = cut(model, watched, self.parts, splits=splits, on_ready=self.gradient_ready)
         first = mesh.dp.rank * schedule.num_micro_batches
         own = LocalParameters(
             model,
@@ -67,7 +68,7 @@ class PipelineParallel(Pipeline):
         self.times = StepTimes()
         super().__init__(stages, schedule, mesh.pp, device, [self.times, self.replica], first)
         for tensor in own.leaves:
-            tensor.register_post_accumulate_grad_hook(self.gradient_appeared)
+            tensor.register_post_accumulate_grad_hook(self.gradient_accumulated)
 
     def _watched(self, number: int, layer: Layer) -> Layer:
         """Return a layer that emits events around its computation."""

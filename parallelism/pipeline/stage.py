@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from parallelism.buffers.transfer import to_device
-from parallelism.pipeline.deferred import WeightGradients, deferring
+from parallelism.step.deferred import WeightGradients, deferring
 
 
 class Batch(NamedTuple):
@@ -32,7 +32,10 @@ class Batch(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Indivisible unit of a pipeline: the names of its modules, and their function of the previous layer's output."""
+    """Indivisible unit of a pipeline: the names of its modules, and their function of the previous layer's output.
+
+    `run` gets None on the first layer, and returns the scalar loss on the last; `cost` is relative to other layers'.
+    """
 
     name: str
     modules: tuple[str, ...]
@@ -86,23 +89,23 @@ class SavedForBackward(NamedTuple):
 
     x: Tensor | None  # input; None on the first stage, and after `backward_inputs`
     end: Tensor | None  # root of the output's graph; None if that needs no gradient, and after `backward_inputs`
-    later: WeightGradients  # deferred weight gradients; none if backward passes are whole
+    deferred: WeightGradients  # deferred weight gradients; none if backward passes are whole
 
 
 class Stage:
     """Consecutive layers of a model.  Gradients accumulate in the parameters' `grad`.
 
-    With `splits`, a backward pass may be done in two parts; `appeared` is called with each parameter whose gradient was
+    With `splits`, a backward pass may be done in two parts; `on_ready` is called with each parameter whose gradient was
     deferred, once it is computed.
     """
 
-    def __init__(self, layer: Layer, splits: bool = False, appeared: Callable[[Tensor], None] = lambda parameter: None):
-        self.layer, self.splits, self.appeared = layer, splits, appeared
+    def __init__(self, layer: Layer, splits: bool = False, on_ready: Callable[[Tensor], None] = lambda parameter: None):
+        self.layer, self.splits, self.on_ready = layer, splits, on_ready
         self._alive: dict[int, SavedForBackward] = {}
 
-    def puts_off(self, micro_batch: int, parameter: Tensor) -> bool:
+    def is_deferred(self, micro_batch: int, parameter: Tensor) -> bool:
         """Return whether part of a parameter's gradient is deferred to `backward_weights`."""
-        return self._alive[micro_batch].later.puts_off(parameter)
+        return self._alive[micro_batch].deferred.is_deferred(parameter)
 
     @property
     def num_alive(self) -> int:
@@ -111,27 +114,27 @@ class Stage:
 
     def forward(self, micro_batch: int, x: Tensor | None, batch: Batch) -> Tensor:
         """Return the output for the next stage, or the scalar loss on the last one; x is None on the first stage."""
-        needs_gradient, later = torch.is_grad_enabled(), WeightGradients(self.appeared)
+        needs_gradient, deferred = torch.is_grad_enabled(), WeightGradients(self.on_ready)
         if x is not None:
             x = x.detach().requires_grad_(needs_gradient)
-        with deferring(later if self.splits and needs_gradient else None):
+        with deferring(deferred if self.splits and needs_gradient else None):
             y = self.layer.run(x, batch)
         if needs_gradient:
             end = GradientSource.apply(y) if y.requires_grad else None
-            self._alive[micro_batch] = SavedForBackward(x, end, later)  # not y, whose memory can be freed
+            self._alive[micro_batch] = SavedForBackward(x, end, deferred)  # not y, whose memory can be freed
         return y.detach()
 
     def backward(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
         """Return the input's gradient, given the output's gradient, or the weight of the loss on the last stage."""
-        self._alive[micro_batch].later.at_once = True
+        self._alive[micro_batch].deferred.at_once = True
         dx = self.backward_inputs(micro_batch, gradient)
         self.backward_weights(micro_batch)
         return dx
 
     def backward_inputs(self, micro_batch: int, gradient: Tensor) -> Tensor | None:
         """Run the backward pass, but defer the gradients of linear layers' weights to `backward_weights`."""
-        x, end, later = self._alive[micro_batch]
-        self._alive[micro_batch] = SavedForBackward(None, None, later)
+        x, end, deferred = self._alive[micro_batch]
+        self._alive[micro_batch] = SavedForBackward(None, None, deferred)
         if end is not None:
             end.grad_fn.gradient = gradient  # type: ignore[union-attr]
             torch.autograd.backward((end,))
@@ -139,7 +142,7 @@ class Stage:
 
     def backward_weights(self, micro_batch: int) -> None:
         """Add the deferred gradients, of a stage with `splits`."""
-        self._alive.pop(micro_batch).later.add()
+        self._alive.pop(micro_batch).deferred.flush()
 
 
 class GradientSource(torch.autograd.Function):

@@ -17,11 +17,11 @@ import numpy as np
 import collectives
 from collectives.job.system import write
 from collectives.schedule.draw import save, time_axis
-from parallelism.pipeline.events import Listener
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, needs, result
-from parallelism.pipeline.schedule.messages import StageMessage
+from parallelism.pipeline.schedule.actions import needs, result
 from parallelism.pipeline.schedule.picture import LABELS, WAIT, ScheduleGrid, action_of, figure, length, planned
 from parallelism.pipeline.schedule.price import Costs, Span, Timeline, bubble
+from parallelism.step.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, StageMessage
+from parallelism.step.events import Listener
 
 ROUNDS = 20  # round trips
 PASSES, REST = "passes", "all-reduce"  # a rank's lanes in a trace; communication that overlaps passes is on the second

@@ -57,8 +57,8 @@ def report(job: TrainingJob, machine: Machine, result: SearchResult) -> Iterator
     first = result.best[0]
     yield f"the first holds {first.memory}"
     for planned in result.best[1:]:
-        yield f"{named(planned.layout)}: {slower(planned, first)}"
-    yield from missed(machine, result)
+        yield f"{mesh_words(planned.layout)}: {slower(planned, first)}"
+    yield from misfits(machine, result)
 
 
 def row(planned: PlannedLayout, tokens: int) -> str:
@@ -79,7 +79,7 @@ def slower(planned: PlannedLayout, first: PlannedLayout) -> str:
     return f"{planned.time.total / first.time.total - 1:.1%} slower: {in_unit(part, SECONDS)} more for {TIMES[name]}"
 
 
-def missed(machine: Machine, result: SearchResult) -> Iterator[str]:
+def misfits(machine: Machine, result: SearchResult) -> Iterator[str]:
     if result.nearest:
         yield f"of those that don't fit into {in_bytes(machine.memory_bytes)}, the nearest:"
     for layout, memory in result.nearest:
@@ -90,7 +90,7 @@ def missed(machine: Machine, result: SearchResult) -> Iterator[str]:
         yield f"  {number}: {why}"
 
 
-def named(layout: ParallelLayout) -> str:
+def mesh_words(layout: ParallelLayout) -> str:
     experts = f" ep {layout.ep}" if layout.ep > 1 else ""
     return f"dp {layout.dp} pp {layout.pp} sp {layout.sp} tp {layout.tp}{experts}"
 

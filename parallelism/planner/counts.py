@@ -8,21 +8,21 @@ sections 4.1 to 4.3, for fused attention, which saves no scores.
 
 from typing import NamedTuple
 
-from models.config import ModelConfig
-from models.flops import mlp_params
 from parallelism.numerics.precision import ElementBytes
+from parallelism.planner.flops import mlp_params
 from parallelism.planner.layout import ParallelLayout, TrainingJob
+from parallelism.planner.shape import ModelShape
 
 STATES = {"adamw": (2, 2), "sgd": (1, 1), "muon": (1, 2)}  # states per element: in blocks' matrices, in others
 FULLEST = 1.25  # rows of the fullest ep rank relative to the mean; benchmarks/planning.py has had 1.2 to 1.6
 
 
-def widths(model: ModelConfig) -> tuple[int, int]:
+def widths(model: ModelShape) -> tuple[int, int]:
     """Return the widths of q, and of k and v each."""
     return model.n_embd, model.head_size * model.num_kv_heads
 
 
-def fullest_rows(model: ModelConfig, ep: int) -> float:
+def fullest_rows(model: ModelShape, ep: int) -> float:
     """Return the rows per token of the ep rank with the most; a capacity limits its experts' relative to the mean."""
     if not model.num_experts:
         return 1.0
@@ -33,7 +33,7 @@ def fullest_rows(model: ModelConfig, ep: int) -> float:
 class ParamCounts(NamedTuple):
     """Numbers of parameters of a tp and ep rank: of a block, of its experts and its matrices, and of other layers."""
 
-    model: ModelConfig
+    model: ModelShape
     tp: int = 1
     ep: int = 1
 
@@ -117,7 +117,7 @@ def between_tp(layout: ParallelLayout) -> int:
     return layout.tp if layout.sequence_parallel else 1
 
 
-def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
+def block_saved(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     """Count a block's saved elements: its input alone with full recomputation.
 
     Otherwise they are the norms' inputs and results, with two numbers per token, q, k and v, attention's result and
@@ -132,12 +132,12 @@ def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
         return SavedElements(between * width)
     keeps_result = layout.sp > job.head_ranks(layout.sp) or model.dropout > 0  # of attention in a ring, or dropped
     activation = 2 * between * width + split * (2 * width + 2 * kv_width) + split * width * keeps_result
-    activation += split * mlp_kept(model, layout)
+    activation += split * mlp_saved(model, layout)
     attention = split * model.n_head
     if layout.recompute == "selective":
         activation -= split * model.hidden_width * fullest_rows(model, layout.ep)
     keys = 4 * between if model.dropout else 0  # two keys of 8 bytes
-    norm_tensors, norm_numbers = norm_kept(model)
+    norm_tensors, norm_numbers = norm_saved(model)
     in_float32 = 2 * norm_numbers * between + keys + attention
     if not model.embeds_positions:
         in_float32 += model.block_size // layout.sp * model.head_size
@@ -145,12 +145,12 @@ def block_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     return SavedElements(2 * norm_tensors * between * width, activation, in_float32, params)
 
 
-def norm_kept(model: ModelConfig) -> tuple[int, int]:
+def norm_saved(model: ModelShape) -> tuple[int, int]:
     """Count the tensors that a norm saves beside its result, and the numbers per token."""
     return (2, 1) if model.has_rms_norms else (1, 2)
 
 
-def mlp_kept(model: ModelConfig, layout: ParallelLayout) -> float:
+def mlp_saved(model: ModelShape, layout: ParallelLayout) -> float:
     """Count the saved elements of a token's MLP over tp shards: the inputs and results of GELU or of a gate.
 
     A mixture also saves its rows, before and after, and scores, all of which every tp rank holds.
@@ -162,16 +162,16 @@ def mlp_kept(model: ModelConfig, layout: ParallelLayout) -> float:
     return fullest_rows(model, layout.ep) * row + 3 * tp * model.num_experts
 
 
-def mlp_inputs(model: ModelConfig) -> int:
+def mlp_inputs(model: ModelShape) -> int:
     """Count the outputs of the MLP's first layer."""
     return (2 if model.is_gated else 1) * model.hidden_width
 
 
-def head_kept(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
+def head_saved(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     """Count the saved elements of the head: the norm's input and result, and the log-probabilities."""
     between = tokens(job, layout) / between_tp(layout) * job.model.n_embd
     head = ParamCounts(job.model, layout.tp).vocabulary()
-    return SavedElements(norm_kept(job.model)[0] * between, between, logits(job, layout), head)
+    return SavedElements(norm_saved(job.model)[0] * between, between, logits(job, layout), head)
 
 
 def logits(job: TrainingJob, layout: ParallelLayout) -> float:

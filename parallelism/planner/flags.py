@@ -11,14 +11,14 @@ from collectives.job.settings import Parser, Range, check
 from collectives.schedule import fabrics
 from collectives.schedule.cost import Network, Nodes
 from collectives.schedule.fabrics import FABRICS, RANKS
-from models import presets, ranges
-from models.flags import add_flag, config_file, config_help, from_toml, overridden
 from parallelism.numerics.precision import DTYPES, Precision
 from parallelism.pipeline.schedule import registry
+from parallelism.planner import presets, ranges
 from parallelism.planner.counts import STATES
 from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes
 from parallelism.planner.place import SPARE, Machine
+from parallelism.planner.settings import add_flag, config_file, config_help, from_toml, overridden
 from parallelism.sequence.token_shards import MODES, ORDERS
 
 LAYOUT = ParallelLayout._fields
@@ -100,7 +100,7 @@ class Settings:
     def __post_init__(self):
         presets.fill(self)
         if self.vocab_size is None:
-            self.vocab_size = presets.PRESETS[self.model].vocab_size
+            self.vocab_size = presets.PRESETS[self.model].settings["vocab_size"]
         check(self)
         presets.refuse_other_family(self)
         Precision(self.dtype, self.master_weights, self.grad_dtype)  # raises for incompatible values
@@ -141,19 +141,19 @@ def parse_request(arguments: Sequence[str] | None, description: str | None) -> P
     if len(nodes) > 1 and not flags.hostfile:
         words.append("the command below names no hosts: pass --hostfile, or submit it as COMMAND of a batch script")
     rest = {"config": flags.config} if flags.config else {}
-    rest |= {name: value for name, value in own.items() if name not in LAYOUT} | passed_on(flags, settings, file)
+    rest |= {name: value for name, value in own.items() if name not in LAYOUT} | train_settings(flags, settings, file)
     start = "mpirun " + (as_flag("hostfile", flags.hostfile) + " ") * bool(flags.hostfile)
     train = [f"{start}-n {machine.world_size} python -m training", *(as_flag(*each) for each in rest.items())]
     return PlanRequest(job, machine, fixed, flags.number, words, " ".join(train), [*file])
 
 
-def passed_on(flags: argparse.Namespace, settings: Settings, file: Container[str]) -> dict[str, Any]:
+def train_settings(flags: argparse.Namespace, settings: Settings, file: Container[str]) -> dict[str, Any]:
     """Return the settings of train.py that the plan stands for, unless the file has them: data, vocabulary, device."""
     rest = {name: getattr(flags, name) for name in ("data", "val_data", "tokenizer", "device") if getattr(flags, name)}
     if "device" not in file and flags.fabric in DEVICES and not flags.measure:
         rest.setdefault("device", "cuda")
     has_vocabulary = any(name in rest or name in file for name in ("data", "tokenizer", "vocab_size"))
-    if not has_vocabulary and settings.vocab_size != presets.PRESETS[presets.DEFAULT].vocab_size:
+    if not has_vocabulary and settings.vocab_size != presets.PRESETS[presets.DEFAULT].settings["vocab_size"]:
         rest["vocab_size"] = settings.vocab_size
     return rest
 

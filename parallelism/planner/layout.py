@@ -7,11 +7,11 @@ from itertools import product
 from math import gcd
 from typing import Any, NamedTuple
 
-from models.config import ModelConfig
-from models.presets import shape_of
 from parallelism.mesh import AXES, divisors
 from parallelism.numerics.precision import ElementBytes, Precision
 from parallelism.pipeline.schedule.registry import REGISTRY
+from parallelism.planner.presets import shape_of
+from parallelism.planner.shape import ModelShape
 from parallelism.sequence.token_shards import check_between_layers, check_heads, head_ranks_of, shard_tokens
 
 # naive runs one stage at a time; gpipe takes as long as 1f1b and needs more memory.
@@ -54,7 +54,7 @@ class ParallelLayout(NamedTuple):
 class TrainingJob(NamedTuple):
     """A training job: the model, the samples per step, and settings that are independent of the layout."""
 
-    model: ModelConfig
+    model: ModelShape
     global_batch_size: int
     dtype: str = "float32"
     master_weights: bool = False
@@ -107,7 +107,7 @@ def families(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -
             yield layout._replace(schedule=schedule, virtual_stages=virtual_stages)
 
 
-def schedules(model: ModelConfig, pp: int, fixed: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+def schedules(model: ModelShape, pp: int, fixed: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Yield schedules and their stages per rank: the fewest, or more if these divide the layers evenly."""
     if pp == 1:
         yield "1f1b", 1

@@ -7,14 +7,14 @@ from functools import lru_cache
 from operator import ge
 from typing import NamedTuple
 
-from models.config import ModelConfig
-from models.flops import layer_flops
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Order
 from parallelism.planner import counts
 from parallelism.planner.counts import ParamCounts
+from parallelism.planner.flops import layer_flops
 from parallelism.planner.layout import ParallelLayout, TrainingJob
+from parallelism.planner.shape import ModelShape
+from parallelism.step.actions import BACKWARD, FORWARD, WEIGHTS, Order
 
 GROWTH = 1.25  # of the two row buffers of `parallelism.experts.exchange`
 
@@ -80,8 +80,8 @@ def stages(job: TrainingJob, layout: ParallelLayout) -> Stages:
 
 
 @lru_cache(maxsize=4096)
-def stages_of(model: ModelConfig, schedule: str, pp: int, virtual_stages: int) -> Stages:
-    instance = registry.make(schedule, pp, 1, virtual_stages)
+def stages_of(model: ModelShape, schedule: str, pp: int, virtual_stages: int) -> Stages:
+    instance = registry.make_schedule(schedule, pp, 1, virtual_stages)
     splits = any(action.kind == WEIGHTS for order in instance.orders for action in order)
     *costs, last, head = layer_flops(model)  # the last block's stage has the head, too
     layers = balance([*costs, last + head], pp * virtual_stages)
@@ -114,13 +114,13 @@ def alive(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -
 
 @lru_cache(maxsize=1 << 16)
 def most_alive(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> tuple[Alive, ...]:
-    return tuple(map(peaks, registry.make(schedule, pp, num_micro_batches, virtual_stages).orders))
+    return tuple(map(peaks, registry.make_schedule(schedule, pp, num_micro_batches, virtual_stages).orders))
 
 
 def peaks(order: Order) -> Alive:
     """Return the numbers of live activations by stage that no other moment exceeds in all stages.
 
-    >>> from parallelism.pipeline.schedule.actions import parse
+    >>> from parallelism.step.actions import parse
     >>> peaks(tuple(map(parse, "0F0 2F0 2B0 0F1 0B0 0B1".split())))
     ((2, 0), (1, 1))
     """
@@ -161,8 +161,8 @@ class ModelShard(NamedTuple):
 def model_shards(job: TrainingJob, layout: ParallelLayout) -> list[ModelShard]:
     """Return the model's shard of each pp rank."""
     cut, precision, params = stages(job, layout), job.precision, ParamCounts(job.model, layout.tp, layout.ep)
-    block = counts.block_kept(job, layout).nbytes(precision)
-    head = counts.head_kept(job, layout).nbytes(precision)
+    block = counts.block_saved(job, layout).nbytes(precision)
+    head = counts.head_saved(job, layout).nbytes(precision)
     stage_bytes = [len(layers) * block + (layers.stop == job.model.n_layer) * head for layers in cut.layers]
     moments = alive(layout.schedule, layout.pp, layout.num_micro_batches, layout.virtual_stages)
     in_block, in_head = working(job, layout)
@@ -192,7 +192,7 @@ def working(job: TrainingJob, layout: ParallelLayout) -> tuple[float, float]:
     if model.num_experts:
         around += ParamCounts(model, layout.tp, layout.ep).experts() * precision.gradient
     if layout.recompute != "none":
-        around += counts.block_kept(job, layout._replace(recompute="none")).nbytes(precision)
+        around += counts.block_saved(job, layout._replace(recompute="none")).nbytes(precision)
     return around, 2 * 4 * counts.logits(job, layout)
 
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.flops import attention_flops, head_flops, matrix_flops
 from parallelism.planner import counts
 from parallelism.planner.counts import ParamCounts
+from parallelism.planner.flops import attention_flops, head_flops, matrix_flops
 from parallelism.planner.layout import ParallelLayout, TrainingJob
 from parallelism.planner.memory import Stages, stages
 from parallelism.planner.place import RankPlacement

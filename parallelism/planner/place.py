@@ -59,7 +59,7 @@ class AxisGroup:
     nodes: Nodes
     network: Network
     groups: int = 1
-    known_s: dict[tuple[str, int], float] = field(default_factory=dict)  # cached results
+    cached_s: dict[tuple[str, int], float] = field(default_factory=dict)  # cached results
 
     @cached_property
     def size(self) -> int:
@@ -88,9 +88,9 @@ class AxisGroup:
         if self.size == 1 or nbytes <= 0:
             return 0.0
         key = collective, round(nbytes)
-        if key not in self.known_s:
-            self.known_s[key] = self.by_levels(*key)
-        return self.known_s[key]
+        if key not in self.cached_s:
+            self.cached_s[key] = self.by_levels(*key)
+        return self.cached_s[key]
 
     def by_levels(self, collective: str, nbytes: int) -> float:
         if len(self.nodes) == 1 or len(self.nodes[0]) == 1 or not self.is_even or collective == "all_to_all":

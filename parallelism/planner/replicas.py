@@ -36,7 +36,7 @@ class Replicas:
         """Return the seconds to gather parameters from their owners."""
         return self.owners.seconds("all_gather", num_params * self.precision.parameter)
 
-    def added_to(self, costs: np.ndarray) -> np.ndarray:
+    def with_reductions(self, costs: np.ndarray) -> np.ndarray:
         """Return the stages' passes with the exposed reductions of micro-batches and stage 3's gathers added."""
         if self.zero_stage < 2:
             return costs
@@ -45,7 +45,7 @@ class Replicas:
             if self.setting.layout.pp > 1:
                 cost[:, ZERO] += self.in_pipeline(cost, layers)
             elif self.zero_stage == 2:
-                cost[INPUTS, ZERO] += self.shown_in_s(cost, layers)
+                cost[INPUTS, ZERO] += self.exposed_in_s(cost, layers)
             else:
                 forward_s, backward_s = self.by_blocks(cost, layers)
                 cost[FORWARD, ZERO] += forward_s
@@ -79,11 +79,11 @@ class Replicas:
             both_s - gather_s + hidden * max(0.0, both_s - backward_s) + self.reduce_s(rest),
         )
 
-    def shown_in_s(self, cost: np.ndarray, layers: range) -> float:
+    def exposed_in_s(self, cost: np.ndarray, layers: range) -> float:
         """Return the seconds by which bucketed reductions outlast a stage's backward pass."""
         ready = [*self.appearing(cost, layers)]
         bucket = self.setting.job.bucket_mb * 2**20 / self.precision.gradient
-        return shown_s(ready, bucket, self.reduce_s) - ready[-1][0]
+        return last_reduced_s(ready, bucket, self.reduce_s) - ready[-1][0]
 
     def appearing(self, cost: np.ndarray, layers: range) -> Iterator[tuple[float, float]]:
         """Yield the times at which a backward pass completes gradients, with their numbers: last norm, blocks, others.
@@ -101,14 +101,14 @@ class Replicas:
             yield backward_s, self.params.embedding()
 
 
-def shown_s(ready: Iterable[tuple[float, float]], bucket: float, seconds: Seconds) -> float:
+def last_reduced_s(ready: Iterable[tuple[float, float]], bucket: float, seconds: Seconds) -> float:
     """Return the time at which the last bucket is reduced, given the times and numbers of ready gradients.
 
     With a bucket of 0, gradients are reduced one by one.
 
-    >>> shown_s([(1.0, 10), (2.0, 10), (3.0, 10)], bucket=10, seconds=lambda params: params / 20)
+    >>> last_reduced_s([(1.0, 10), (2.0, 10), (3.0, 10)], bucket=10, seconds=lambda params: params / 20)
     3.5
-    >>> shown_s([(1.0, 10), (2.0, 40), (3.0, 10)], bucket=0, seconds=lambda params: params / 20)
+    >>> last_reduced_s([(1.0, 10), (2.0, 40), (3.0, 10)], bucket=0, seconds=lambda params: params / 20)
     4.5
     """
     free_s = waiting = ready_s = 0.0

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.flops import muon_flops
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.price import EQUAL, Costs, play, rules
 from parallelism.planner.counts import between_tp, state_elements
+from parallelism.planner.flops import muon_flops
 from parallelism.planner.memory import rank_params, steady
 from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, PassContext
-from parallelism.planner.replicas import Replicas, shown_s
+from parallelism.planner.replicas import Replicas, last_reduced_s
 
 
 class Time(NamedTuple):
@@ -46,11 +46,11 @@ class StepModel:
 
     def __init__(self, setting: PassContext, costs: np.ndarray):
         self.setting, self.cut, self.replicas = setting, setting.cut, Replicas(setting)
-        self.costs = self.replicas.added_to(costs)
+        self.costs = self.replicas.with_reductions(costs)
         self.params = rank_params(setting.job, setting.layout)
         most, zero_stage = max(self.params), setting.layout.zero_stage
         self.reduces_at_end = zero_stage < 2  # gradients, in the last micro-batch only
-        self.after_s = self.replicas.across_s(most) + self.undivided_s() + self.tied_s()
+        self.after_s = self.replicas.across_s(most) + self.non_experts_s() + self.tied_s()
         if zero_stage in (1, 2):
             self.after_s += self.replicas.gather_s(most)
         if zero_stage > 1 and setting.layout.pp > 1:
@@ -60,7 +60,7 @@ class StepModel:
         if setting.job.optimizer == "muon":
             self.update_s += self.muon_s(num_blocks)
 
-    def undivided_s(self) -> float:
+    def non_experts_s(self) -> float:
         """Return the seconds to average ZeRO's shards of non-expert parameters over ep; 0 without ZeRO."""
         if not self.setting.layout.zero_stage:
             return 0.0
@@ -95,9 +95,9 @@ class StepModel:
     def time(self) -> Time:
         number = self.setting.layout.num_micro_batches
         busy = max((number * self.costs[list(own)].sum((0, 1)) for own in self.cut.of_rank), key=np.sum)
-        span_s, shown_s = self.pipeline() if self.setting.layout.pp > 1 else self.alone()
+        span_s, exposed_s = self.pipeline() if self.setting.layout.pp > 1 else self.alone()
         bubble_s = max(0.0, span_s - float(busy.sum()))
-        return Time(*map(float, busy), bubble_s, shown_s + self.after_s, self.update_s)  # type: ignore[call-arg]
+        return Time(*map(float, busy), bubble_s, exposed_s + self.after_s, self.update_s)  # type: ignore[call-arg]
 
     def least_s(self) -> float:
         """Return a lower bound that needs no schedule: gradients follow the forward passes."""
@@ -112,7 +112,7 @@ class StepModel:
         """Return the seconds of an undivided model's passes, and of the exposed reductions after them."""
         cost = self.costs[0]
         span_s = self.setting.layout.num_micro_batches * float(cost.sum())
-        return span_s, self.replicas.shown_in_s(cost, self.cut.layers[0]) if self.reduces_at_end else 0.0
+        return span_s, self.replicas.exposed_in_s(cost, self.cut.layers[0]) if self.reduces_at_end else 0.0
 
     def pipeline(self) -> tuple[float, float]:
         """Return the seconds of a pipeline's passes, and of the exposed reductions after them.
@@ -123,14 +123,16 @@ class StepModel:
         kinds = [tuple(self.costs[:, kind].sum(1).tolist()) for kind in (FORWARD, INPUTS, WEIGHTS)]
         costs = Costs(*kinds, tuple(self.messages_s()))  # type: ignore[call-arg]
         few, rounds = steady(layout.pp, layout.num_micro_batches)
-        first_s, ends = played(layout.schedule, layout.pp, few, layout.virtual_stages, costs)
+        first_s, ends = schedule_times(layout.schedule, layout.pp, few, layout.virtual_stages, costs)
         exposed_s = more_s = 0.0
         if rounds:
-            more_s = played(layout.schedule, layout.pp, few + layout.pp, layout.virtual_stages, costs)[0] - first_s
+            more_s = (
+                schedule_times(layout.schedule, layout.pp, few + layout.pp, layout.virtual_stages, costs)[0] - first_s
+            )
         if self.reduces_at_end:
             for own in self.cut.of_rank:
                 ready = sorted((ends[stage], params.stages(self.cut.layers[stage])) for stage in own)
-                exposed_s = max(exposed_s, shown_s(ready, 0, self.replicas.reduce_s) - first_s)
+                exposed_s = max(exposed_s, last_reduced_s(ready, 0, self.replicas.reduce_s) - first_s)
         return first_s + rounds * more_s, exposed_s
 
     def messages_s(self) -> list[float]:
@@ -141,12 +143,14 @@ class StepModel:
         return [self.setting.placement.to_stage(*pair).seconds(nbytes) if len({*pair}) > 1 else 0.0 for pair in pairs]
 
 
-Numbered = tuple[dict[int, int], list[list[int]], list[int]]  # each stage's rank, ranks' actions, stages' last actions
+NumberedOrders = tuple[
+    dict[int, int], list[list[int]], list[int]
+]  # each stage's rank, ranks' actions, stages' last actions
 
 
 @lru_cache(maxsize=256)
-def numbered(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> Numbered:
-    instance = registry.make(schedule, pp, num_micro_batches, virtual_stages)
+def numbered_orders(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> NumberedOrders:
+    instance = registry.make_schedule(schedule, pp, num_micro_batches, virtual_stages)
     number = rules(instance.home, num_micro_batches, EQUAL).number
     last = {action.stage: number(action) for order in instance.orders for action in order}
     orders = [list(map(number, order)) for order in instance.orders]
@@ -154,11 +158,11 @@ def numbered(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int
 
 
 @lru_cache(maxsize=1 << 12)
-def played(
+def schedule_times(
     schedule: str, pp: int, num_micro_batches: int, virtual_stages: int, costs: Costs
 ) -> tuple[float, list[float]]:
     """Return a schedule's duration in seconds, and the end of each stage's last pass."""
-    home, orders, last = numbered(schedule, pp, num_micro_batches, virtual_stages)
+    home, orders, last = numbered_orders(schedule, pp, num_micro_batches, virtual_stages)
     graph = rules(home, num_micro_batches, costs)
     begin_s, span_s = play(orders, graph)
     return span_s, [begin_s[number] + graph.takes_s[number] for number in last]

@@ -153,7 +153,7 @@ def attend_backward(gradient: Tensor, saved: SavedAttention, rules: ScoreRules) 
         dp = dropped(gradient @ v.transpose(-1, -2), drop)
         ds = p * (dp - (gradient * out).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
         dq, dk, dv = ds @ k, ds.transpose(-1, -2) @ q, dropped(p, drop).transpose(-1, -2) @ gradient
-    return dq, of_common_heads(dk, num_kv_heads), of_common_heads(dv, num_kv_heads)
+    return dq, sum_heads(dk, num_kv_heads), sum_heads(dv, num_kv_heads)
 
 
 def merge(out: Tensor, log: Tensor, more: Tensor, more_log: Tensor) -> None:
@@ -168,7 +168,7 @@ def like_heads(x: Tensor, num_heads: int) -> Tensor:
     return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
 
 
-def of_common_heads(gradient: Tensor, num_heads: int) -> Tensor:
+def sum_heads(gradient: Tensor, num_heads: int) -> Tensor:
     """Sum the gradients of repeated heads."""
     return gradient if gradient.shape[1] == num_heads else gradient.unflatten(1, (num_heads, -1)).sum(2)
 

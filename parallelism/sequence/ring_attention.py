@@ -60,7 +60,7 @@ def ring_attention(
 ) -> Tensor:
     """Attend to all tokens of the ring.  Shapes: those of `SequenceAttention`."""
     shards = TokenShards(q.shape[2] * ring.size, ring.size, order=ring.order)
-    positions = torch.stack([torch.from_numpy(shards.of_ring(member)) for member in range(ring.size)])
+    positions = torch.stack([torch.from_numpy(shards.ring_positions(member)) for member in range(ring.size)])
     if documents is not None:
         documents = ring.members.all_gather(documents[None]) if ring.size > 1 else documents[None]
     return RingFunction.apply(q, k, v, ring, GlobalTokens(to_device(positions, q.device), documents, dropout))

@@ -102,7 +102,7 @@ class SequenceAttention(nn.Module):
             q, k, v = (autograd.all_to_all(x, heads, HEADS, SEQ) for x in (q, k, v))
             if documents is not None:
                 documents = heads.all_gather(documents.t()).t()  # (batch, seq/ring)
-        dropout = self.dropout.of_attention(q) if self.dropout else None
+        dropout = self.dropout.attention(q) if self.dropout else None
         if self.alone and dropout is None:
             y = self.alone(q, k, v, documents)
         else:

@@ -56,9 +56,9 @@ class TokenShards(NamedTuple):
     def positions(self, rank: int) -> np.ndarray:
         """Return the positions of a rank's tokens in the sequence, in local order."""
         member, part = divmod(rank, self.parts)
-        return np.split(self.of_ring(member), self.parts)[part]
+        return np.split(self.ring_positions(member), self.parts)[part]
 
-    def of_ring(self, member: int) -> np.ndarray:
+    def ring_positions(self, member: int) -> np.ndarray:
         tokens = np.arange(self.length)
         if self.ring == 1:
             return tokens

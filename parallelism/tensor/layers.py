@@ -8,7 +8,7 @@ section 3; Korthikanti et al., "Reducing Activation Recomputation in Large Trans
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,22 +16,8 @@ from torch.nn import functional as F
 
 from parallelism.buffers import autograd
 from parallelism.buffers.tensor_collectives import TensorCollectives
-from parallelism.pipeline.deferred import autocast, current
-from parallelism.placement import Shard, like
-
-SEQ = 1  # the dim of activations (batch, seq, n_embd) that sequence-parallel mode splits
-
-
-class Axis(NamedTuple):
-    """Ranks over which layers are sharded, and whether the sequence between layers is, too."""
-
-    ranks: TensorCollectives
-    sequence: bool = False
-
-    def local(self, parameter: Tensor, shard: Shard, name: str = "tp") -> nn.Parameter:
-        """Return this rank's shard of a parameter along this axis, of some name."""
-        value = shard.local(parameter.detach(), self.ranks.rank, self.ranks.size).clone()
-        return like(parameter, value, **{name: shard})
+from parallelism.placement import SEQ, Axis, Shard
+from parallelism.step.deferred import autocast, current
 
 
 class ColumnFunction(torch.autograd.Function):
@@ -43,7 +29,7 @@ class ColumnFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, axis: Axis) -> Tensor:  # type: ignore[override]
-        ctx.axis, ctx.weight, ctx.later = axis, weight, current(weight)
+        ctx.axis, ctx.weight, ctx.deferred = axis, weight, current(weight)
         ctx.save_for_backward(x)
         whole = axis.ranks.all_gather(x.movedim(SEQ, 0)).movedim(0, SEQ) if axis.sequence else x
         return F.linear(whole, autocast(weight))
@@ -56,8 +42,8 @@ class ColumnFunction(torch.autograd.Function):
         summing = ranks.start(*(("reduce_scatter", dx.movedim(SEQ, 0)) if sequence else ("all_reduce", dx)))
         if gathering:
             x = gathering.wait().movedim(0, SEQ)
-        if ctx.later:
-            dw = ctx.later.put_off(ctx.weight, None, x, gradient)
+        if ctx.deferred:
+            dw = ctx.deferred.defer(ctx.weight, None, x, gradient)
         else:
             dw = (gradient.flatten(0, -2).t() @ x.flatten(0, -2)).to(ctx.weight.dtype)
         dx = summing.wait()
@@ -101,7 +87,7 @@ class RowLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = summed(F.linear(x, self.weight), self.axis)
-        return y if self.bias is None else y + of_all(self.bias, self.axis)
+        return y if self.bias is None else y + replicated(self.bias, self.axis)
 
 
 def summed(y: Tensor, axis: Axis) -> Tensor:
@@ -109,7 +95,7 @@ def summed(y: Tensor, axis: Axis) -> Tensor:
     return autograd.reduce_scatter(y, axis.ranks, SEQ) if axis.sequence else autograd.reduce(y, axis.ranks)
 
 
-def of_all(parameter: Tensor, axis: Axis) -> Tensor:
+def replicated(parameter: Tensor, axis: Axis) -> Tensor:
     """Return a replicated parameter; its gradients are summed over the ranks if the sequence is split."""
     return autograd.copy(parameter, axis.ranks) if axis.sequence else parameter
 
@@ -124,10 +110,10 @@ class SequenceNorm(nn.Module):
         self.is_rms, self.weight, self.bias = isinstance(norm, nn.RMSNorm), norm.weight, getattr(norm, "bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = of_all(self.weight, self.axis)
+        weight = replicated(self.weight, self.axis)
         if self.is_rms:
             return F.rms_norm(x, self.shape, weight, self.eps)
-        bias = None if self.bias is None else of_all(self.bias, self.axis)
+        bias = None if self.bias is None else replicated(self.bias, self.axis)
         return F.layer_norm(x, self.shape, weight, bias, self.eps)
 
 

@@ -12,10 +12,10 @@ from torch import nn
 import collectives
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.experts.exchange import ExpertExchange
-from parallelism.experts.expert_parallel import ParallelMixture
+from parallelism.experts.expert_parallel import shard_mixture
 from parallelism.mesh import listed_divisors
 from parallelism.numerics.dropout import BatchPosition, Dropout
-from parallelism.placement import Shard
+from parallelism.placement import Axis, Shard
 from parallelism.sequence.sequence_parallel import SequenceAttention, SequenceLoss, SequenceParallel
 from parallelism.sequence.token_shards import check_heads
 from parallelism.tensor import layers
@@ -24,7 +24,7 @@ from parallelism.tensor import layers
 class Axes(NamedTuple):
     """Axes over which a model is divided: tensor, sequence and expert parallelism; and dropout's batch position."""
 
-    tp: layers.Axis
+    tp: Axis
     sp: SequenceParallel | None
     ep: ExpertExchange | None
     position: BatchPosition
@@ -55,7 +55,11 @@ ShardingPlan = Mapping[str, Strategy]
 
 @dataclass(frozen=True)
 class ColumnParallel(Strategy):
-    """Split outputs.  Of several pieces, such as q, k and v, `pieces` are the relative lengths, named by `settings`."""
+    """Split a linear layer's outputs.
+
+    Each rank holds rows of the weight, (out/tp, in), and maps (..., in) to (..., out/tp).  Of several pieces that are
+    each split, such as q, k and v, `pieces` are the relative lengths, named by `settings`.
+    """
 
     pieces: tuple[int, ...] = ()
     settings: tuple[str, ...] = ()
@@ -71,7 +75,10 @@ class ColumnParallel(Strategy):
 
 
 class RowParallel(Strategy):
-    """Split inputs, as a column-parallel layer before it outputs them."""
+    """Split a linear layer's inputs, as a column-parallel layer before it outputs them.
+
+    Each rank holds columns of the weight, (out, in/tp), and maps (..., in/tp) to (..., out), the sum over the ranks.
+    """
 
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
         check_divisible(f"{name}: in_features={{}}", module.in_features, sizes["tp"])
@@ -80,19 +87,33 @@ class RowParallel(Strategy):
         return module if axes.whole else layers.RowLinear(module, axes.tp)
 
 
+@dataclass(frozen=True)
 class ExpertParallel(Strategy):
-    """Split a mixture's experts over ep, and the hidden width of each over tp."""
+    """Split the experts of a `MixtureLayer` over ep, and the hidden width of each over tp.
+
+    `columns` and `rows` name the layers of experts whose outputs, and whose inputs, are hidden.
+    """
+
+    columns: tuple[str, ...] = ("c_fc",)
+    rows: tuple[str, ...] = ("c_proj",)
 
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
-        check_divisible(f"{name}: hidden_width={{}}", module.c_fc.weight.shape[-1], sizes["tp"])
+        for column in self.columns:
+            hidden = module.get_submodule(column).weight.shape[-1]
+            check_divisible(f"{name}: hidden_width={{}}", hidden, sizes["tp"])
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
-        return module if axes.whole and axes.ep is None else ParallelMixture(module, axes.ep, axes.tp)
+        columns, rows = (map(module.get_submodule, names) for names in (self.columns, self.rows))
+        shard_mixture(module, columns, rows, axes.ep, axes.tp)
+        return module
 
 
 @dataclass(frozen=True)
 class Vocabulary(Strategy):
-    """Split an embedding, or the head that may be tied to it, over its `vocab_size` tokens."""
+    """Split an embedding, or the head that may be tied to it, over its `vocab_size` tokens.
+
+    Each rank holds rows of the weight, (vocab_size/tp, width), rounded up.  A head returns logits (..., vocab_size/tp).
+    """
 
     vocab_size: int
 
@@ -113,7 +134,10 @@ class Vocabulary(Strategy):
 
 @dataclass(frozen=True)
 class Loss(Strategy):
-    """Loss of logits split over `vocab_size` tokens, and over the tokens of each sequence."""
+    """Loss of logits split over `vocab_size` tokens, (batch, seq/sp, vocab_size/tp), and over each sequence's tokens.
+
+    Every rank gets the mean over the tokens of all tp and sp ranks.
+    """
 
     vocab_size: int
 
@@ -124,7 +148,10 @@ class Loss(Strategy):
 
 @dataclass(frozen=True)
 class Attention(Strategy):
-    """Attention core, on q, k and v of a shard of the tokens."""
+    """Attention core, on q, k and v of a shard of the tokens.
+
+    Shapes: q (batch, n_head/tp, seq/sp, head_size), k and v (batch, n_kv_head/tp, seq/sp, head_size).
+    """
 
     n_head: int
     n_kv_head: int
@@ -145,7 +172,7 @@ class Attention(Strategy):
 class SequenceRegion(Strategy):
     """Norms, dropout and position embeddings between split layers.
 
-    In sequence-parallel mode they operate on 1/tp of the sequence.
+    In sequence-parallel mode they operate on (batch, seq/tp, width); every rank holds their parameters.
     """
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
@@ -180,7 +207,7 @@ def parallelize(
     with tp.agreed("parallelize"):
         strategy_of = strategies(model, plan, {"tp": tp.size, "heads": sp.heads.size if sp else 1})
     ranks = TensorCollectives(tp)
-    axes = Axes(layers.Axis(ranks, sequence), sp, ep, place or BatchPosition(), parts={})
+    axes = Axes(Axis(ranks, sequence), sp, ep, place or BatchPosition(), parts={})
     modules, names = dict(model.named_modules()), tuple(f"{name}." for name in strategy_of)
     with_parameters = [name for name, module in modules.items() if list(module.parameters(recurse=False))]
     replicated = [name for name in with_parameters if not f"{name}.".startswith(names)]

@@ -19,9 +19,9 @@ from parallelism.buffers import gradients
 from parallelism.buffers.arena import Arena, ReleasableBuffer
 from parallelism.data.buckets import Bucket, BucketQueue
 from parallelism.data.replica import Replica
-from parallelism.pipeline.events import SHARED
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, WEIGHTS, Action
-from parallelism.zero.units import FlatParam, WorkingBuffer, offsets
+from parallelism.data.units import FlatParam, WorkingBuffer, offsets
+from parallelism.step.actions import BACKWARD, FORWARD, WEIGHTS, Action
+from parallelism.step.events import SHARED
 
 
 class ReducedGradients(Replica):

@@ -18,10 +18,10 @@ import collectives
 from parallelism.buffers.arena import allocate
 from parallelism.buffers.tensor_collectives import ExposedTime
 from parallelism.data.replica import Replica
+from parallelism.data.units import offsets
 from parallelism.mesh import Mesh, replica_axes
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.placement import Shard, shard_of
-from parallelism.zero.units import offsets
 
 
 class HeldPart(NamedTuple):

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 import collectives
 from parallelism.buffers.arena import allocate, lay_out, line_length
-from parallelism.pipeline.events import SHARED
-from parallelism.pipeline.schedule.actions import FORWARD, WEIGHTS, Action
+from parallelism.data.units import FlatParam, WorkingBuffer, masters_of, offsets
+from parallelism.step.actions import FORWARD, WEIGHTS, Action
+from parallelism.step.events import SHARED
 from parallelism.zero.gradients import ReducedGradients
-from parallelism.zero.units import FlatParam, WorkingBuffer, masters_of, offsets
 
 
 class ShardedParameters(ReducedGradients):

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import collectives
 from parallelism.data.averaging import Averaging
-from parallelism.pipeline.schedule.actions import FORWARD, Action
-from parallelism.zero.units import FlatParam
+from parallelism.data.units import FlatParam
+from parallelism.step.actions import FORWARD, Action
 
 
 class ShardedStates(Averaging):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from parallelism.pipeline.schedule.actions import Action, Schedule, count_peaks, parse
+from parallelism.pipeline.schedule.actions import Schedule, count_peaks
 from parallelism.pipeline.schedule.basic import one_f_one_b
 from parallelism.pipeline.schedule.price import price
 from parallelism.pipeline.schedule.proof import ProofError, prove
+from parallelism.step.actions import Action, parse
 from teaching.exercise.exercise import Exercise, Instance, Measure, MistakeError, counted
 
 MOST_STAGES, MOST_MICRO_BATCHES = 6, 8

@@ -80,7 +80,7 @@ def draw(flags: argparse.Namespace) -> None:
         schedule = files.read(flags.file)
     else:
         shape = flags.stages or STAGES, flags.micro_batches or MICRO_BATCHES, flags.virtual_stages
-        schedule = registry.make(flags.schedule or "1f1b", *shape)
+        schedule = registry.make_schedule(flags.schedule or "1f1b", *shape)
     show(schedule, flags)
 
 

@@ -1,50 +1,14 @@
 """Pipeline schedules as data: each rank's actions in order.
 
-A model is cut into consecutive *stages*; each stage belongs to one rank, and a rank may have several.  An action is a
-stage's pass of a micro-batch: `2F0` is stage 2's forward pass of micro-batch 0, `2B0` its backward pass, and `2I0` and
-`2W0` the two parts of that, for the gradients of inputs and of weights.
-
-An action begins once its rank's previous action is done, and the results that it needs have arrived.
+Each stage belongs to one rank, and a rank may have several.  An action begins once its rank's previous action is done,
+and the results that it needs have arrived.
 """
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
-FORWARD, BACKWARD, INPUTS, WEIGHTS = KINDS = "FBIW"
-
-
-class Action(NamedTuple):
-    """A pass, or a part of one, of a stage on a micro-batch."""
-
-    stage: int
-    kind: str  # one of KINDS
-    micro_batch: int
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.micro_batch}"
-
-
-def parse(word: str) -> Action:
-    """Parse an action.
-
-    Raises: ValueError.
-
-    >>> parse("2F0")
-    Action(stage=2, kind='F', micro_batch=0)
-    """
-    match = re.fullmatch(f"([0-9]+)([{KINDS}])([0-9]+)", word)
-    if not match:
-        raise ValueError(
-            f"{word!r} is not an action: write stage, kind ({', '.join(KINDS)}) and micro-batch, as in 2F0"
-        )
-    stage, kind, micro_batch = match.groups()
-    return Action(int(stage), kind, int(micro_batch))
-
-
-Order = tuple[Action, ...]  # one rank's actions
+from parallelism.step.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, Order
 
 
 @dataclass(frozen=True)
@@ -84,6 +48,7 @@ class Schedule:
 def num_alive(order: Iterable[Action]) -> list[int]:
     """Count a rank's live activations during each of its actions.
 
+    >>> from parallelism.step.actions import parse
     >>> num_alive(map(parse, "0F0 0F1 0B0 0I1 0W1".split()))
     [1, 2, 2, 1, 1]
     """
@@ -108,6 +73,7 @@ def result(action: Action) -> Action:
 def needs(action: Action, num_stages: int) -> list[Action]:
     """Return the results that an action needs before it begins.
 
+    >>> from parallelism.step.actions import parse
     >>> [str(need) for need in needs(parse("1B0"), num_stages=3)]
     ['1F0', '2I0']
     """

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, Action, Schedule
+from parallelism.pipeline.schedule.actions import Schedule
+from parallelism.step.actions import BACKWARD, FORWARD, Action
 
 
 def naive(num_ranks: int, num_micro_batches: int) -> Schedule:

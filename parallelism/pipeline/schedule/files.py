@@ -7,8 +7,9 @@ torch.distributed.pipelining for a schedule's compute actions: F, B, I and W.
 from os import PathLike
 from pathlib import Path
 
-from parallelism.pipeline.schedule.actions import Action, Schedule, count_peaks, parse
+from parallelism.pipeline.schedule.actions import Schedule, count_peaks
 from parallelism.pipeline.schedule.proof import ProofError, prove
+from parallelism.step.actions import Action, parse
 
 EXAMPLE = "0F0 0F1 0B0 0B1"
 

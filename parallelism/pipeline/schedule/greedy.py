@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
 
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 from parallelism.pipeline.schedule.price import ActionGraph, Costs, rules
+from parallelism.step.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 
 SHARES = (0.5, 0.625, 0.75, 0.875, 1.0, 1.125, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 1e9)
 
@@ -40,11 +40,11 @@ class SchedulingProblem:
 
     @cached_property
     def takes_s(self) -> dict[str, list[float]]:
-        return self.costs.of_kinds(len(self.home))
+        return self.costs.by_kind(len(self.home))
 
     @cached_property
     def sent_s(self) -> list[float]:
-        return self.costs.of_messages(self.home)
+        return self.costs.message_s(self.home)
 
 
 def caps_of(job: SchedulingProblem) -> Iterator[tuple[int, ...]]:
@@ -52,13 +52,13 @@ def caps_of(job: SchedulingProblem) -> Iterator[tuple[int, ...]]:
 
     They are fractions of those that keep all ranks busy.
     """
-    ideal, least = under_way(job), [*map(len, job.stages)]
+    ideal, least = in_flight(job), [*map(len, job.stages)]
     for share in SHARES:
         caps = (math.ceil(min(share * ahead, limit)) for ahead, limit in zip(ideal, job.limits, strict=True))
         yield tuple(map(max, least, caps))
 
 
-def under_way(job: SchedulingProblem) -> list[float]:
+def in_flight(job: SchedulingProblem) -> list[float]:
     """Return the number of forward passes that each rank must be ahead to stay busy, by Little's law.
 
     That is the time from each of its stages to the end and back, divided by the busiest rank's time per micro-batch.
@@ -80,7 +80,7 @@ class Greedy:
         self.came_s[FORWARD][0] = [0.0] * job.num_micro_batches
         self.num_begun = {kind: [0] * len(job.home) for kind in (INPUTS, FORWARD)}
         self.weights: list[deque[Action]] = [deque() for _ in job.stages]  # that could begin, by rank
-        self.num_under_way = [0] * job.num_ranks
+        self.num_in_flight = [0] * job.num_ranks
         self.oldest = 0  # first micro-batch that has not passed the last stage
         self.free_s = [0.0] * job.num_ranks
         self.wakes = [(0.0, rank) for rank in range(job.num_ranks)]
@@ -107,8 +107,8 @@ class Greedy:
         num_begun = self.num_begun[FORWARD]
         reserve = sum(num_begun[stage] <= self.oldest for stage in self.job.stages[rank])  # for the oldest micro-batch
         reserve += micro_batch != self.oldest
-        is_under_way = self.num_under_way[rank] + reserve
-        return is_under_way + len(self.weights[rank]) <= self.job.limits[rank] and is_under_way <= self.caps[rank]
+        in_flight = self.num_in_flight[rank] + reserve
+        return in_flight + len(self.weights[rank]) <= self.job.limits[rank] and in_flight <= self.caps[rank]
 
     def begin(self, rank: int, action: Action, now_s: float) -> None:
         stage, kind, micro_batch = action
@@ -120,7 +120,7 @@ class Greedy:
             self.weights[rank].popleft()
             return
         self.num_begun[kind][stage] += 1
-        self.num_under_way[rank] += 1 if kind == FORWARD else -1
+        self.num_in_flight[rank] += 1 if kind == FORWARD else -1
         if kind == INPUTS:
             self.weights[rank].append(action._replace(kind=WEIGHTS))
             if stage:

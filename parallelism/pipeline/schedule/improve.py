@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action
 from parallelism.pipeline.schedule.greedy import SchedulingProblem
 from parallelism.pipeline.schedule.price import ActionGraph, play
+from parallelism.step.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action
 
 DISTANCES = (1, 1, 1, 2, 3, 4, 6)  # by which an action is moved
 TOLERANCE = 0.02  # by which a schedule may be longer at first

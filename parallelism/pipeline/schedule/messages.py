@@ -9,23 +9,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from parallelism.pipeline.schedule.actions import FORWARD, WEIGHTS, Action, Schedule
+from parallelism.pipeline.schedule.actions import Schedule
+from parallelism.step.actions import FORWARD, WEIGHTS, Action, StageMessage
 
 AHEAD = 2  # receives posted ahead of the next one that is needed
-
-
-class StageMessage(NamedTuple):
-    """Input of stage `stage` from its neighbour for a micro-batch: activations, or the gradients of its output."""
-
-    is_gradient: bool
-    stage: int
-    micro_batch: int
-    source: int  # rank
-    dest: int
-
-    def __str__(self) -> str:
-        what = "gradient" if self.is_gradient else "activation"
-        return f"{what} of micro-batch {self.micro_batch} for stage {self.stage}, rank {self.source} to {self.dest}"
 
 
 class PostRecv(NamedTuple):

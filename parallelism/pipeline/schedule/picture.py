@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from collectives.schedule.draw import time_axis
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, parse
 from parallelism.pipeline.schedule.price import Span, Timeline
+from parallelism.step.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, parse
 
 COLORS = {FORWARD: "#3465b0", BACKWARD: "#2f8f5b", INPUTS: "#21918c", WEIGHTS: "#e08e2b"}
 LABELS = {FORWARD: "forward", BACKWARD: "backward", INPUTS: "backward, inputs", WEIGHTS: "backward, weights"}

@@ -10,7 +10,8 @@ from itertools import islice, product
 from typing import NamedTuple
 
 from parallelism.pipeline.schedule import actions
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action, Schedule
+from parallelism.pipeline.schedule.actions import Schedule
+from parallelism.step.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action
 
 Seconds = float | Sequence[float]
 Home = Mapping[int, int] | Sequence[int]  # the rank of each stage
@@ -27,26 +28,26 @@ class Costs(NamedTuple):
     weights: Seconds = 1.0
     message: Seconds = 0.0
 
-    def of_kinds(self, num_stages: int) -> dict[str, list[float]]:
+    def by_kind(self, num_stages: int) -> dict[str, list[float]]:
         """Return the seconds of every stage, by kind of action.
 
         Raises: ValueError for negative times, and lists of the wrong length.
         """
-        forward = spread("forward", self.forward, num_stages)
-        inputs, weights = spread("inputs", self.inputs, num_stages), spread("weights", self.weights, num_stages)
+        forward = one_each("forward", self.forward, num_stages)
+        inputs, weights = one_each("inputs", self.inputs, num_stages), one_each("weights", self.weights, num_stages)
         whole = [i + w for i, w in zip(inputs, weights, strict=True)]
         return {FORWARD: forward, BACKWARD: whole, INPUTS: inputs, WEIGHTS: weights}
 
-    def of_messages(self, home: Home) -> list[float]:
+    def message_s(self, home: Home) -> list[float]:
         """Return the seconds of a message between each stage and the next one, 0 on the same rank."""
-        seconds = spread("message", self.message, max(0, len(home) - 1))
+        seconds = one_each("message", self.message, max(0, len(home) - 1))
         return [second * (home[stage] != home[stage + 1]) for stage, second in enumerate(seconds)]
 
 
 EQUAL = Costs()  # as in zero-bubble papers: a backward pass takes twice as long as a forward pass
 
 
-def spread(name: str, times: Seconds, count: int) -> list[float]:
+def one_each(name: str, times: Seconds, count: int) -> list[float]:
     """Return `count` numbers, given one number for all or one for each."""
     seconds = [float(second) for second in ([times] if isinstance(times, float | int) else times)]
     seconds *= count if len(seconds) == 1 else 1
@@ -106,7 +107,7 @@ class ActionGraph(NamedTuple):
 def rules(home: Home, num_micro_batches: int, costs: Costs) -> ActionGraph:
     """Return the dependencies of all possible actions, given the rank of each stage."""
     num_stages = len(home)
-    takes_s, sent_s = costs.of_kinds(num_stages), costs.of_messages(home)
+    takes_s, sent_s = costs.by_kind(num_stages), costs.message_s(home)
     graph = ActionGraph(num_micro_batches, [], [], [], [])
     for stage, kind in product(range(num_stages), KINDS):
         pair = stage if kind == FORWARD else stage - 1

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from parallelism.pipeline.schedule import actions
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action, Schedule
-from parallelism.pipeline.schedule.messages import AHEAD, Op, PostRecv, StageMessage, StartSend, program
+from parallelism.pipeline.schedule.actions import Schedule
+from parallelism.pipeline.schedule.messages import AHEAD, Op, PostRecv, StartSend, program
+from parallelism.step.actions import BACKWARD, FORWARD, INPUTS, KINDS, WEIGHTS, Action, StageMessage
 
 Programs = Callable[[Schedule, int], Iterable[Op]]
-LEFT_OUT = {"F": BACKWARD, "FI": WEIGHTS, "FW": INPUTS}  # the missing kind, by the kinds that are present
+COMPLEMENT = {"F": BACKWARD, "FI": WEIGHTS, "FW": INPUTS}  # the missing kind, by the kinds that are present
 BEFORE, AFTER = 9, 4  # columns shown around the first marked cell
 
 
@@ -81,7 +82,7 @@ def incomplete(
     whole, part = Action(stage, BACKWARD, micro_batch), Action(stage, there[-1:], micro_batch)
     if whole in positions and part.kind in (INPUTS, WEIGHTS):
         return ProofError(schedule, f"{part} is a part of {whole}, which appears, too", positions[part])
-    missing = Action(stage, LEFT_OUT.get(there, FORWARD), micro_batch)
+    missing = Action(stage, COMPLEMENT.get(there, FORWARD), micro_batch)
     last_stage, last_micro_batch = schedule.num_stages - 1, schedule.num_micro_batches - 1
     why = f"{missing} is missing, of stages 0 to {last_stage} and micro-batches 0 to {last_micro_batch}"
     if stage not in schedule.home:

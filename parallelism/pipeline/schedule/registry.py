@@ -33,7 +33,7 @@ def names() -> list[str]:
     return list(REGISTRY)
 
 
-def make(name: str, num_ranks: int, num_micro_batches: int, virtual_stages: int | None = None) -> Schedule:
+def make_schedule(name: str, num_ranks: int, num_micro_batches: int, virtual_stages: int | None = None) -> Schedule:
     """Return the schedule of a name; `virtual_stages` defaults to the fewest stages per rank that it supports.
 
     Raises: ValueError for unsupported values, with the supported ones.

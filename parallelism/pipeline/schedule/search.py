@@ -14,12 +14,13 @@ from itertools import accumulate, chain
 from operator import add, attrgetter
 
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action, Schedule, count_peaks
+from parallelism.pipeline.schedule.actions import Schedule, count_peaks
 from parallelism.pipeline.schedule.greedy import Greedy, SchedulingProblem, caps_of
 from parallelism.pipeline.schedule.improve import LEAST_GAIN, TimedOrders, improve, timed
 from parallelism.pipeline.schedule.price import Costs, play, price
 from parallelism.pipeline.schedule.proof import prove
 from parallelism.pipeline.schedule.zero_bubble import in_turn
+from parallelism.step.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 
 WORK = 3_000_000  # actions to simulate; about 2 s at most
 GREEDY_WORK = 10  # relative cost of an action of a greedy schedule
@@ -100,9 +101,9 @@ def registered(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> I
     """Yield every registered schedule; one for a single stage per rank runs a rank's stages consecutively."""
     for name, row in registry.REGISTRY.items():
         if row.fits(virtual_stages):
-            yield registry.make(name, num_ranks, num_micro_batches, virtual_stages)
+            yield registry.make_schedule(name, num_ranks, num_micro_batches, virtual_stages)
         elif row.fits(1):
-            yield finer(registry.make(name, num_ranks, num_micro_batches, 1), virtual_stages)
+            yield finer(registry.make_schedule(name, num_ranks, num_micro_batches, 1), virtual_stages)
 
 
 def finer(schedule: Schedule, parts: int) -> Schedule:

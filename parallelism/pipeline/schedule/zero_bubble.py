@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from itertools import count
 
-from parallelism.pipeline.schedule.actions import FORWARD, INPUTS, WEIGHTS, Action, Order, Schedule
+from parallelism.pipeline.schedule.actions import Schedule
+from parallelism.step.actions import FORWARD, INPUTS, WEIGHTS, Action, Order
 
 Step = tuple[int, str]  # stage and kind, for the step's next micro-batch
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from parallelism.pipeline.schedule import registry
-from parallelism.pipeline.schedule.actions import Order
 from parallelism.pipeline.schedule.proof import prove
+from parallelism.step.actions import Order
 from teaching.page.assemble import Scene
 
 RANKS = range(1, 9)
@@ -22,7 +22,7 @@ def orders(name: str) -> dict[str, list[str]]:
     table = {}
     for num_ranks in RANKS:
         for num_micro_batches in MICRO_BATCHES:
-            schedule = registry.make(name, num_ranks, num_micro_batches)
+            schedule = registry.make_schedule(name, num_ranks, num_micro_batches)
             prove(schedule)
             table[f"{num_ranks}x{num_micro_batches}"] = list(map(in_words, schedule.orders))
     return table

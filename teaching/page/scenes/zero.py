@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from parallelism.data.loop import Sharded
+from parallelism.data.units import ShardGroups
 from parallelism.numerics.clipping import BLOCK
-from parallelism.zero.units import ShardGroups
+from parallelism.zero.sharded import Sharded
 from teaching.page.assemble import Scene
 
 LAYERS = 4

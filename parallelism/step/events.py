@@ -12,8 +12,7 @@ from torch import Tensor
 
 import collectives
 from parallelism.buffers.tensor_collectives import ExposedTime
-from parallelism.pipeline.schedule.actions import Action
-from parallelism.pipeline.schedule.messages import StageMessage
+from parallelism.step.actions import Action, StageMessage
 
 SHARED = -1  # in place of a layer's number, and before all of these: for parameters of several layers or of none
 

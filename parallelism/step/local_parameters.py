@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 import collectives
-from parallelism.buffers.gradients import with_gradients_apart
+from parallelism.buffers.gradients import separate_alias
 from parallelism.buffers.tensor_collectives import ExposedTime
-from parallelism.pipeline.events import SHARED
-from parallelism.pipeline.schedule.actions import BACKWARD, FORWARD, Action, Order
+from parallelism.step.actions import BACKWARD, FORWARD, Action, Order
+from parallelism.step.events import SHARED
 
 Tied = list[tuple[str, ...]]
 
@@ -71,7 +71,7 @@ def separate(model: nn.Module, name: str, param: nn.Parameter) -> Tensor:
 
     The alias is not a parameter of the model; the hooks on the parameter's gradients run for it, too.
     """
-    use = with_gradients_apart(param)
+    use = separate_alias(param)
     parent, _, child = name.rpartition(".")
     module = model.get_submodule(parent)
     delattr(module, child)

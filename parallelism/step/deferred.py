@@ -20,27 +20,27 @@ class WeightGradients:
     """Deferred gradients of linear layers' weights and biases; with `at_once`, they are computed immediately.
 
     For each product, only the layer's input and the gradient of its output are kept.  When all deferred contributions
-    to a parameter's gradient have been added, `appeared(parameter)` is called.
+    to a parameter's gradient have been added, `on_ready(parameter)` is called.
     """
 
-    def __init__(self, appeared: Callable[[Tensor], None] = lambda parameter: None) -> None:
-        self.at_once, self.appeared = False, appeared
+    def __init__(self, on_ready: Callable[[Tensor], None] = lambda parameter: None) -> None:
+        self.at_once, self.on_ready = False, on_ready
         self._waiting: deque[tuple[Tensor, Tensor | None, Tensor, Tensor]] = deque()
         self._products: Counter[Tensor] = Counter()  # deferred, by parameter
 
-    def put_off(self, weight: Tensor, bias: Tensor | None, x: Tensor, gradient: Tensor) -> None:
+    def defer(self, weight: Tensor, bias: Tensor | None, x: Tensor, gradient: Tensor) -> None:
         self._waiting.append((weight, bias, x.detach(), gradient))  # x itself would keep its graph alive
         if self.at_once:
-            self.add()  # autograd calls the parameters' hooks afterwards
+            self.flush()  # autograd calls the parameters' hooks afterwards
         else:
             self._products.update([weight] if bias is None else [weight, bias])
 
-    def puts_off(self, parameter: Tensor) -> bool:
+    def is_deferred(self, parameter: Tensor) -> bool:
         """Return whether a part of a parameter's gradient is still deferred."""
         return self._products[parameter] > 0
 
     @torch.no_grad()
-    def add(self) -> None:
+    def flush(self) -> None:
         """Add the deferred gradients to the parameters' gradients in place; the parameters' hooks are not called."""
         while self._waiting:
             weight, bias, x, gradient = self._waiting.popleft()
@@ -51,7 +51,7 @@ class WeightGradients:
             for parameter in [weight] if bias is None else [weight, bias]:
                 self._products[parameter] -= 1
                 if self._products[parameter] == 0:
-                    self.appeared(parameter)
+                    self.on_ready(parameter)
 
 
 def add_product(parameter: Tensor, left: Tensor, right: Tensor) -> None:
@@ -74,11 +74,11 @@ CURRENT: ContextVar[WeightGradients | None] = ContextVar("CURRENT", default=None
 
 
 @contextmanager
-def deferring(later: WeightGradients | None) -> Iterator[None]:
-    """Let linear layers that run in this context defer their weight gradients to `later`, if it is not None."""
-    token = CURRENT.set(later)
+def deferring(deferred: WeightGradients | None) -> Iterator[None]:
+    """Let linear layers that run in this context defer their weight gradients to `deferred`, if it is not None."""
+    token = CURRENT.set(deferred)
     try:
-        with LinearMode() if later else nullcontext():
+        with LinearMode() if deferred else nullcontext():
             yield
     finally:
         CURRENT.reset(token)
@@ -93,10 +93,10 @@ class LinearMode(TorchFunctionMode):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    later = current(weight, bias)
-    if later is None or not torch.is_grad_enabled():
+    deferred = current(weight, bias)
+    if deferred is None or not torch.is_grad_enabled():
         return F.linear(x, weight, bias)
-    return LinearFunction.apply(autocast(x), weight, bias, later)
+    return LinearFunction.apply(autocast(x), weight, bias, deferred)
 
 
 def current(*weights: Tensor | None) -> WeightGradients | None:
@@ -107,15 +107,19 @@ def current(*weights: Tensor | None) -> WeightGradients | None:
 
 class LinearFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, later: WeightGradients) -> Tensor:  # type: ignore[override]
-        ctx.later, ctx.weight, ctx.bias = later, weight, bias  # attributes, as saved tensors may be returned as copies
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, deferred: WeightGradients) -> Tensor:  # type: ignore[override]
+        ctx.deferred, ctx.weight, ctx.bias = (
+            deferred,
+            weight,
+            bias,
+        )  # attributes, as saved tensors may be returned as copies
         ctx.save_for_backward(x)
         return F.linear(x, autocast(weight), None if bias is None else autocast(bias))
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
         (x,) = ctx.saved_tensors
-        ctx.later.put_off(ctx.weight, ctx.bias, x, gradient)
+        ctx.deferred.defer(ctx.weight, ctx.bias, x, gradient)
         dx = gradient @ ctx.weight.to(gradient.dtype) if ctx.needs_input_grad[0] else None
         return dx, None, None, None
 

@@ -1,0 +1,56 @@
+"""Floating-point operations of a model, per token of a forward pass.
+
+Source: Chowdhery et al., "PaLM", 2022, appendix B; the forward pass is a third of a step.
+"""
+
+from __future__ import annotations
+
+from parallelism.planner.shape import ModelShape
+
+NEWTON_SCHULZ_STEPS = 5  # of Muon, as of the source in models/muon.py
+
+
+def block_flops(model: ModelShape) -> int:
+    return matrix_flops(model) + attention_flops(model)
+
+
+def matrix_flops(model: ModelShape) -> int:
+    """Return a block's matrix FLOPs per token: twice the number of elements that a token is multiplied with."""
+    width, kv_width = model.n_embd, model.head_size * model.num_kv_heads
+    mlps = model.experts_per_token if model.num_experts else 1
+    attention = width * (width + 2 * kv_width) + width * width
+    return 2 * (attention + mlps * mlp_params(model) + model.num_experts * width)
+
+
+def mlp_params(model: ModelShape) -> int:
+    """Count the elements of an MLP's matrices."""
+    return (3 if model.is_gated else 2) * model.hidden_width * model.n_embd
+
+
+def attention_flops(model: ModelShape) -> int:
+    """Return attention's FLOPs per token: 4 d T for scores and values of T tokens."""
+    return 4 * model.n_embd * model.block_size
+
+
+def head_flops(model: ModelShape) -> int:
+    return 2 * model.n_embd * model.vocab_size
+
+
+def layer_flops(model: ModelShape) -> list[int]:
+    """Return the FLOPs of each block and of the head."""
+    return [block_flops(model)] * model.n_layer + [head_flops(model)]
+
+
+def muon_flops(model: ModelShape, ep: int = 1) -> int:
+    """Return Muon's FLOPs per step for a block's matrices, with the experts of one of `ep` ranks."""
+    width, kv_width, hidden = model.n_embd, model.head_size * model.num_kv_heads, model.hidden_width
+    mlp = (3 if model.is_gated else 2) * orthogonal_flops(width, hidden)
+    attention = 2 * orthogonal_flops(width, width) + 2 * orthogonal_flops(width, kv_width)
+    router = orthogonal_flops(width, model.num_experts)
+    return attention + (model.num_experts // ep or 1) * mlp + router
+
+
+def orthogonal_flops(rows: int, columns: int) -> int:
+    """Return the FLOPs of `models.muon.orthogonal`: per iteration, two products with the matrix and one of squares."""
+    short, long = sorted((rows, columns))
+    return NEWTON_SCHULZ_STEPS * (4 * short**2 * long + 2 * short**3)

@@ -1,0 +1,57 @@
+"""Shape of a transformer: the numbers on which the memory and the time of its training depend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A transformer's sizes and kind; `of` reads them from a model's configuration of any class.
+
+    A dense MLP has `num_experts` 0.  `tied` models have one matrix for embedding and head; gated MLPs have two matrices
+    for their first layer.
+
+    Raises: ValueError if the sizes do not fit together.
+    """
+
+    vocab_size: int
+    block_size: int  # tokens of a sequence
+    n_layer: int
+    n_head: int
+    n_embd: int  # width of the residual stream
+    num_kv_heads: int  # each used by n_head / num_kv_heads query heads
+    hidden_width: int  # of an MLP, or of an expert
+    dropout: float
+    bias: bool
+    tied: bool
+    num_experts: int
+    experts_per_token: int
+    expert_capacity: float | None  # relative to an expert's mean load; None: no limit
+    is_gated: bool
+    has_rms_norms: bool
+    embeds_positions: bool
+
+    def __post_init__(self):
+        width, heads = self.n_embd, self.n_head
+        if rest := width % heads:
+            sizes = " or ".join(str(size) for size in (width - rest, width - rest + heads) if size)
+            raise ValueError(f"n_embd={width} is not divisible by n_head={heads}: use {sizes}")
+        if heads % self.num_kv_heads:
+            sizes = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+            raise ValueError(f"n_head={heads} is not divisible by n_kv_head={self.num_kv_heads}: use one of {sizes}")
+        if 0 < self.num_experts < self.experts_per_token:
+            raise ValueError(
+                f"experts_per_token={self.experts_per_token} is more than num_experts={self.num_experts}: use from 1 "
+                f"to {self.num_experts}"
+            )
+
+    @classmethod
+    def of(cls, config: Any) -> ModelShape:
+        """Return the shape of a configuration that has these attributes."""
+        return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
+
+    @property
+    def head_size(self) -> int:
+        return self.n_embd // self.n_head
