@@ -1,3 +1,9 @@
+"""Save a divided model on some ranks, and load it on other numbers of ranks.
+
+mpirun -n 4 python examples/checkpoint.py save checkpoints
+mpirun -n 2 python examples/checkpoint.py load checkpoints
+"""
+
 import sys
 
 import torch

@@ -1,3 +1,8 @@
+"""Train with data parallelism, beside one process on the whole batch: the weights agree.
+
+mpirun -n 2 python examples/data_parallel.py
+"""
+
 import torch
 from torch import nn
 

@@ -1,3 +1,8 @@
+"""Print the rounds of a schedule, and prove it for 1 to 33 ranks.
+
+python examples/draw.py
+"""
+
 from collectives.algorithms import ring
 from collectives.schedule.moves import render
 from collectives.schedule.proof import check

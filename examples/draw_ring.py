@@ -1,3 +1,8 @@
+"""Draw the ring all-reduce over time, as the simulator predicts it.
+
+python examples/draw_ring.py docs/ring.png
+"""
+
 import sys
 
 from collectives.algorithms import find

@@ -1,3 +1,8 @@
+"""Divide the experts of a mixture over ranks, to which tokens are sent.
+
+mpirun -n 2 python examples/experts.py
+"""
+
 import torch
 from torch import nn
 

@@ -1,3 +1,8 @@
+"""Gather and reduce arrays, by calls and by a plan in symmetric memory.
+
+mpirun -n 3 python examples/first_collective.py
+"""
+
 import numpy as np
 
 import collectives

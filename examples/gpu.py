@@ -1,3 +1,8 @@
+"""Sum a torch tensor on GPUs, where there are any, and overlap a plan with computation.
+
+mpirun -n 2 python examples/gpu.py
+"""
+
 import torch
 
 import collectives

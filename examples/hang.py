@@ -1,3 +1,8 @@
+"""Hang on purpose: rank 1 sleeps, and the watchdog reports what each rank waits for.
+
+COLLECTIVES_TIMEOUT_S=5 mpirun -n 3 python examples/hang.py
+"""
+
 import time
 
 import numpy as np

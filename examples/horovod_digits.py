@@ -1,3 +1,8 @@
+"""Train a classifier by a program of Horovod's, of which one import is changed.
+
+mpirun -n 2 python examples/horovod_digits.py
+"""
+
 import torch
 from torch.nn import functional as F
 

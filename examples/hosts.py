@@ -1,3 +1,8 @@
+"""Sum over several hosts by three algorithms, and say which ranks share a host.
+
+mpirun -n 4 python examples/hosts.py
+"""
+
 import numpy as np
 
 import collectives

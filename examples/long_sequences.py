@@ -1,3 +1,8 @@
+"""Divide sequences over ranks, by ring attention and by exchange of heads.
+
+mpirun -n 2 python examples/long_sequences.py
+"""
+
 import torch
 from torch.nn import functional as F
 

@@ -1,3 +1,8 @@
+"""Cut a model into stages, and run its micro-batches by three schedules.
+
+mpirun -n 2 python examples/pipeline.py
+"""
+
 import torch
 from torch import nn
 

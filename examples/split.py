@@ -1,3 +1,8 @@
+"""Divide linear layers over ranks, by a plan beside a plain model.
+
+mpirun -n 2 python examples/split.py
+"""
+
 import torch
 
 import collectives

@@ -1,3 +1,8 @@
+"""Sum an array over all ranks, then run a plan of its maximum a thousand times.
+
+mpirun -n 3 python examples/sum.py
+"""
+
 import numpy as np
 
 import collectives

@@ -1,3 +1,8 @@
+"""Train with ZeRO's three stages: each rank holds its part of the optimizer's states.
+
+mpirun -n 2 python examples/zero.py
+"""
+
 import torch
 from torch import nn
 

@@ -244,9 +244,10 @@ def parse():
     actions.add_parser("down", help="remove the rig, even one that is only partly set up").set_defaults(act=take_down)
     for action, act in (runs, run_on), (ups, bring_up):
         action.set_defaults(act=act)
-        action.add_argument("--hosts", type=int, default=4)
-        action.add_argument("--slots", type=int, default=2, help="slots per host")
-        action.add_argument("--rate", default="1gbit", help="rate of each link and direction in tc's format, or none")
+        action.add_argument("--hosts", type=int, default=4, help="number of hosts (%(default)s)")
+        action.add_argument("--slots", type=int, default=2, help="slots per host (%(default)s)")
+        text = "rate of each link and direction in tc's format, or none (%(default)s)"
+        action.add_argument("--rate", default="1gbit", help=text)
     runs.add_argument("command", nargs="+", metavar="-- command", help="command of every rank")
     return parser.parse_args()
 

@@ -1,6 +1,6 @@
 """Results of one run, or of two side by side, as one HTML page: charts, tables, the machine and the command.
 
-mpirun -n 2 python -m collectives.bench all_reduce -a all --peers mpi,gloo --html report.html
+mpirun -n 2 python -m collectives.bench all_reduce -A all --peers mpi,gloo --html report.html
 python -m collectives.bench.html before.json after.json --html both.html
 python -m collectives.bench.html benchmarks/results/peers-openmpi-4.json --html peers.html
 """

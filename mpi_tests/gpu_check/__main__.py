@@ -55,9 +55,23 @@ CHECKS = {
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m mpi_tests.gpu_check", None, __doc__, formatter_class=form)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--only", nargs="+", choices=CHECKS, default=[], metavar="NAME", help=", ".join(CHECKS))
-    parser.add_argument("--mixes", nargs="+", choices=MIXES, default=[], metavar="NAME", help=", ".join(MIXES))
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="device to check (%(default)s)")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=CHECKS,
+        default=[],
+        metavar="NAME",
+        help=f"checks to run: {', '.join(CHECKS)} (all)",
+    )
+    parser.add_argument(
+        "--mixes",
+        nargs="+",
+        choices=MIXES,
+        default=[],
+        metavar="NAME",
+        help=f"mixes of the training check: {', '.join(MIXES)} (all)",
+    )
     parser.add_argument("--seconds", type=float, default=SECONDS, help="time of all checks together (%(default)g)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="file to write the table to, in Markdown")
     parser.add_argument("--child", choices=CHECKS, help=argparse.SUPPRESS)

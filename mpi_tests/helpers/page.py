@@ -2,7 +2,7 @@
 
 python -m mpi_tests.helpers.page
 
-Draws docs/page.png, the guide's picture of the page; needs Chromium and Selenium.
+Draws docs/page.png, the picture of the page on the home page and in the guide; needs Chromium and Selenium.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import time
 from contextlib import contextmanager
 
 import pytest
+from PIL import Image, ImageChops
 from selenium.webdriver.support.ui import Select
 
 from collectives.algorithms import REGISTRY, find
@@ -16,6 +17,7 @@ from collectives.schedule.moves import render
 from mpi_tests.helpers import page as reference
 from mpi_tests.helpers.browser import browser, console, needs_chromium, open_file, overflow
 from mpi_tests.helpers.documents import checkout, command_with, run
+from mpi_tests.helpers.launch import ROOT
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import num_alive
 from parallelism.pipeline.schedule.price import Costs, price
@@ -373,3 +375,12 @@ def test_an_address_that_names_nothing_shows_what_there_is(path):
         driver.execute_script("location.hash = 'scene=none&collective=all_reduce&algorithm=none&ranks=99&step=x'")
         wait(driver, "algorithm=ring", "ranks=16", "step=0")
         assert json.loads(driver.execute_script("return JSON.stringify(current.choice)"))["collective"] == "all_reduce"
+
+
+def test_the_picture_of_the_page_is_as_it_looks(tmp_path):
+    """The home page's and the guide's picture, taken again: of the same size, with few other pixels."""
+    reference.picture(tmp_path / "page.png")
+    taken, shown = (Image.open(path).convert("L") for path in (tmp_path / "page.png", ROOT / "docs" / "page.png"))
+    assert taken.size == shown.size == (1280, 800)
+    histogram = ImageChops.difference(taken, shown).histogram()
+    assert sum(histogram[64:]) < 0.05 * sum(histogram)  # fonts may differ

@@ -1,11 +1,14 @@
 """Run the right-hand cells of docs/coming-from.md, except those on training; beside mpi4py, both sides."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from mpi4py import MPI
 
 from mpi_tests.helpers.documented import COMMAND, code, rows
+from mpi_tests.helpers.folders import shared_folder
 
 ROWS = [(heading, *cells) for heading, cells in rows("coming-from.md") if cells[1] != "here"]
 PYTHON = [(*row, code(row[2])) for row in ROWS if code(row[2]) and not COMMAND.match(code(row[2])[0])]
@@ -33,8 +36,35 @@ def largest(source, into, datatype):
     b[:] = np.fmax(a, b)
 
 
-def model():
-    return torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 8))
+def models(folder):
+    """Return what the page's code has of a model: one of four layers, one with experts, an optimizer, batches."""
+    from models.config import GPTConfig
+    from models.mixture import Mixture
+    from parallelism import Batch, Layer
+
+    torch.manual_seed(0)  # the same on all ranks
+    linear, gelu = torch.nn.Linear, torch.nn.GELU
+    model = torch.nn.Sequential(linear(8, 32), gelu(), linear(32, 8), linear(8, 8), linear(8, 8))
+    blocks = (("0", "1"), ("2",), ("3",), ("4",))
+
+    def run(x, batch, names):
+        for name in names:
+            x = model[int(name)](batch.tokens if name == "0" else x)
+        return (x - batch.targets).square().mean() if "4" in names else x
+
+    mixture = torch.nn.Sequential(Mixture(GPTConfig(n_embd=8, num_experts=4, experts_per_token=2)))
+    for parameter in mixture.parameters():
+        torch.nn.init.normal_(parameter)
+    return {
+        "model": model,
+        "mixture": mixture,
+        "optimizer": torch.optim.SGD(model.parameters()),
+        "adamw": lambda parameters: torch.optim.AdamW([{"params": list(parameters)}], fused=True),
+        "layers": [Layer(names[0], names, partial(run, names=names), cost=1) for names in blocks],
+        "batches": [Batch(torch.randn(2, 3, 8), torch.randn(2, 3, 8)) for _ in range(4)],
+        "rows": torch.randn(4, 8),
+        "folder": folder,
+    }
 
 
 @pytest.fixture
@@ -42,7 +72,7 @@ def names(comm, mpi_comm, monkeypatch):
     """Return the names in the page's code, except arrays."""
     import collectives
     import collectives.horovod.torch as hvd
-    from parallelism import ColumnParallel, DataParallel, DistributedSampler, Mesh, RowParallel, parallelize
+    import parallelism
 
     monkeypatch.setattr("collectives.world", lambda: comm)
     hvd.init(mpi_comm)
@@ -52,27 +82,21 @@ def names(comm, mpi_comm, monkeypatch):
         "MPI": MPI,
         "comm": comm,
         "hvd": hvd,
-        "DataParallel": DataParallel,
-        "DistributedSampler": DistributedSampler,
-        "Mesh": Mesh,
-        "ColumnParallel": ColumnParallel,
-        "RowParallel": RowParallel,
-        "parallelize": parallelize,
+        **{name: getattr(parallelism, name) for name in parallelism.__all__},
     }
     hvd.shutdown()
 
 
 @pytest.mark.sizes(2, 4)
-def test_the_code_on_the_right_runs(names, comm):
+def test_the_code_on_the_right_runs(names, comm, mpi_comm):
     assert len(ROWS) > 80
     for heading, theirs, here in ROWS:
         assert here.startswith(MISSING) != bool(code(here)), (heading, theirs)
     for heading, theirs, here, lines in PYTHON:
-        module = model()
-        optimizer = torch.optim.SGD(module.parameters())
-        scope = names | arrays(comm) | {"model": module, "optimizer": optimizer}
-        for line in lines:
-            run(line, scope, (heading, theirs, here))
+        with shared_folder(mpi_comm) as folder:
+            scope = names | arrays(comm) | models(folder)
+            for line in lines:
+                run(line, scope, (heading, theirs, here))
 
 
 def run(line, scope, where):

@@ -126,6 +126,8 @@ def test_the_commands_of_results_run_files_that_exist():
 
 def test_the_ratios_of_the_readme_are_those_of_the_results():
     """A cell is the mean and the least of calls on ordinary arrays, or on symmetric ones."""
+    head = next(line for line in PAGES["README.md"].splitlines() if line.startswith("| | Open MPI, 2 ranks"))
+    assert head.count(": mean | least |") == 4
     rows = re.findall(r"^\| (\w+)(, symmetric memory)? \| (\d.*) \|$", PAGES["README.md"], re.MULTILINE)
     assert len(rows) == 6
     for collective, is_symmetric, ratios in rows:
@@ -133,9 +135,40 @@ def test_the_ratios_of_the_readme_are_those_of_the_results():
         for name in ("openmpi-2", "openmpi-4", "mpich-2", "mpich-4"):
             text = (RESULTS / f"calls-{name}.md").read_text()
             assert "(medians of 3 runs)" in text
-            _, call, _, symmetric = re.findall(rf"^\| {collective} \| (.*) \|$", text, re.MULTILINE)[-1].split(" | ")
-            cells.append(symmetric if is_symmetric else call)
+            call, symmetric = mean_and_least(text, collective)
+            cells += (symmetric if is_symmetric else call).split(", ")
         assert ratios.split(" | ") == cells, collective
+
+
+def mean_and_least(text, collective):
+    """Return the ratios of calls on ordinary arrays and on symmetric ones in a document of calls."""
+    _, call, _, symmetric = re.findall(rf"^\| {collective} \| (.*) \|$", text, re.MULTILINE)[-1].split(" | ")
+    return call, symmetric
+
+
+def test_the_numbers_of_the_home_page_are_those_of_the_results():
+    calls = (RESULTS / "calls-openmpi-2.md").read_text()
+    sharing = json.loads((RESULTS / "sharing-openmpi-2.json").read_text())["results"]
+    by_stage_3 = sharing["ZeRO 3: ours"]["tokens_per_s"] / sharing["FSDP2: torch"]["tokens_per_s"]
+    expected = [mean_and_least(calls, name)[0] for name in ("all_reduce", "all_gather")]
+    shown = re.findall(r"^\| .* \| (\d\.\d\d(?:, \d\.\d\d)?) \| \[", PAGES["docs/index.md"], re.MULTILINE)
+    assert shown == [expected[0], f"{by_stage_3:.2f}", expected[1]]
+    ordinary, symmetric = (ratio.partition(",")[0] for ratio in mean_and_least(calls, "all_reduce"))
+    assert (
+        f"{symmetric} times as fast as Open MPI's own, where ordinary arrays have {ordinary}"
+        in PAGES["docs/which-call.md"]
+    )
+
+
+def test_the_times_of_a_short_call_are_the_same_wherever_they_stand():
+    text = (RESULTS / "calls-openmpi-2.md").read_text()
+    plan, call, _, _, native, _ = re.search(r"^\| all_reduce \| 8 \| (.*) \|$", text, re.MULTILINE)[1].split(" | ")
+    for page in ("README.md", "docs/limits.md"):
+        words = f"{call} us as a call and {plan} as a plan(, .* binds)?, where Open MPI's own takes {native}"
+        assert re.search(words, " ".join(PAGES[page].split())), page
+    (saved,) = re.findall(r"A call takes ([\d.]+ to [\d.]+) us more than its plan", (RESULTS / "README.md").read_text())
+    for page in ("docs/guide/collectives.md", "docs/troubleshooting.md", "docs/which-call.md"):
+        assert f"saves {saved.replace('.0', '')} us" in " ".join(PAGES[page].split()), page
 
 
 def test_its_times_of_calls_are_those_of_the_results():

@@ -7,11 +7,14 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import griffe
 import pytest
 
+import parallelism
 from collectives.bench.report import bus_factor
 from collectives.job import environment
 from collectives.schedule.spec import COLLECTIVES
+from mpi_tests.helpers.documented import rows
 from mpi_tests.helpers.documents import PAGES, blocks
 from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.launch import environment as without_launcher
@@ -104,6 +107,37 @@ def test_factors_of_bus_bandwidth_are_those_of_the_code():
     for name, factor in rows.items():
         for p in range(2, 9):
             assert eval(factor, {"p": p}) == pytest.approx(bus_factor(name, p)), name
+
+
+def test_every_collective_has_its_row_in_the_choice():
+    cells = [cell for _, _, cell in table(DOCS / "which-call.md", "Which collective")]
+    assert {name for cell in cells for name in code(cell)} >= COLLECTIVES.keys()
+
+
+def test_the_public_names_are_in_the_reference():
+    page = (DOCS / "reference" / "parallelism.md").read_text()
+    assert set(re.findall(r"^::: parallelism\.(\w+)$", page, re.MULTILINE)) == set(parallelism.__all__)
+
+
+@pytest.mark.parametrize("package", ["collectives", "parallelism"])
+def test_the_parameters_of_public_calls_have_a_meaning(package, monkeypatch):
+    monkeypatch.syspath_prepend(DOCS / "generate")
+    import docstrings
+
+    loader = griffe.GriffeLoader(search_paths=[ROOT], extensions=griffe.load_extensions(docstrings.Docstrings))
+    tree = loader.load(package)
+    loader.resolve_aliases()
+    names = {"collectives": ["communicator.Communicator", "communicator.Collectives", "arrays.ops.Op"]}
+    public = {tree[name].canonical_path for name in names.get(package, parallelism.__all__)}
+    calls = [call for call in docstrings.documented(tree) if public & {call.path, call.parent.path}]
+    assert len(calls) > 20
+    assert [call.path for call in calls if docstrings.parameters(call) and not docstrings.table(call)] == []
+
+
+@pytest.mark.parametrize("heading", ["torch.distributed", "DeepSpeed", "Megatron-LM"])
+def test_a_model_of_ones_own_is_divided_by_our_classes(heading):
+    words = {word for head, (_, here) in rows("coming-from.md") if head == heading for word in re.findall(r"\w+", here)}
+    assert words >= {"Sharded", "PipelineParallel", "Checkpoints", "make_schedule"}
 
 
 def test_the_glossary_is_in_order():

@@ -48,7 +48,7 @@ def parser() -> Parser:
     text = "largest number of live activations, one number or one for each rank"
     searches.add_argument("--memory", type=positive, nargs="+", metavar="N", help=text)
     checks = acts.add_parser("check", help="prove schedules in files")
-    checks.add_argument("files", nargs="+", metavar="FILE")
+    checks.add_argument("files", nargs="+", metavar="FILE", help="file of a schedule: a line of actions for each rank")
     for each in (draws, searches):
         add_common_flags(each)
     for each, act in ((draws, draw), (searches, find), (checks, check)):
