@@ -679,8 +679,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/numerics/non_finite.py",
-        "self._first[0] = own * self.comm.size + self.comm.rank",
-        "self._first[0] = own * self.comm.size",
+        "self._first[0] = own * self.size + self.rank",
+        "self._first[0] = own * self.size",
         ("test_finite.py", "losses_come_before and 3-ranks", 3),
     ),
     mutant(

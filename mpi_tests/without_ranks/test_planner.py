@@ -13,6 +13,7 @@ from itertools import product
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from collectives.algorithms import find
@@ -43,9 +44,11 @@ from parallelism.planner.layout import check_mesh, divisors, families, meshes
 from parallelism.planner.memory import Memory, alive, memory, model_shards, rank_params, working
 from parallelism.planner.passes import PassContext
 from parallelism.planner.place import AxisGroup, RankPlacement, contended
+from parallelism.planner.ranks import MinimalBlock
 from parallelism.planner.replicas import last_reduced_s
 from parallelism.planner.search import PlannedLayout, SearchResult, search
 from parallelism.planner.settings import parse
+from parallelism.planner.shape import ModelShape
 from parallelism.planner.step import StepModel, Time, schedule_times
 from parallelism.sequence.sequence_parallel import SequenceAttention
 from parallelism.step.actions import FORWARD
@@ -242,6 +245,29 @@ def test_activations_alive_are_the_schedules(name):
             assert max(sum(n * weights[s] for n, s in zip(moment, own, strict=True)) for moment in moments) == same(
                 most
             )
+
+
+class OperatorCount(TorchDispatchMode):
+    number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("config", [
+    SMALL, replace(SMALL, n_kv_head=4), LLAMA, replace(LLAMA, n_kv_head=4), replace(SMALL, bias=False, num_experts=8),
+], ids=["grouped gpt", "gpt", "grouped llama", "llama", "experts"])  # fmt: skip
+def test_a_minimal_block_has_about_as_many_operators_as_a_models(config):
+    """Whose launch it stands for: within a sixth, as its mixture counts no tokens."""
+    real = make(replace(config, n_layer=1)).transformer.h[0]
+    counts = []
+    for block, width in ((real, config.n_embd), (MinimalBlock(ModelShape.of(config)), MinimalBlock.WIDTH)):
+        x = torch.ones(1, 2, width)
+        with OperatorCount() as counter:
+            assert block(x).shape == x.shape
+        counts.append(counter.number)
+    assert counts[1] == pytest.approx(counts[0], rel=1 / 6)
 
 
 # Time of a step

@@ -116,7 +116,8 @@ class Replica(Listener):
         with self.waiting():
             self.finish_reducing()
             run(self.across)
-        self.own.tied.sum_up()
+        if self.own.tied.plans:
+            self.own.tied.sum_up()
 
     def finish_reducing(self) -> None:
         """Wait until all gradients are reduced, except for the reductions `across`."""

@@ -32,6 +32,7 @@ class HostBuffer:
             self.nbytes = int(nbytes * GROWTH)
             self.array = self.host.empty(self.nbytes, "uint8", str(like.device))
             self.parts = [to_torch(part) for part in self.host.peers(self.array)]
+        # (rows, width) of each rank of the host
         return [part[:nbytes].view(like.dtype).view(count, width) for part in self.parts]
 
 
@@ -59,7 +60,7 @@ class ExpertExchange(ExposedTime):
         padded = experts.new_full((max(lengths), experts.shape[1]), -1, dtype=torch.int16)
         padded[: len(experts)] = experts
         with self.waiting():
-            every = self.ranks.all_gather(padded).cpu().view(self.comm.size, *padded.shape)
+            every = self.ranks.all_gather(padded).cpu().view(self.comm.size, *padded.shape)  # (ranks, tokens, choices)
         route = make_route(self.comm.rank, every.numpy(), lengths, num_experts, self.comm.topology.nodes)
         return ExchangeRouting(self, route, len(experts), experts.device)
 
@@ -124,7 +125,7 @@ class ExchangeRouting:
                 exchange.comm.recv(own[rows], peer)
             own[: self.num_tokens] = x
         exchange.synchronize(x)
-        result = x.new_empty((self.num_slots, x.shape[1]))
+        result = x.new_empty((self.num_slots, x.shape[1]))  # (rows, width)
         for table, rows, slots in self.reads:
             torch.index_select(tables[table], 0, rows, out=result[slots])
         return result
@@ -136,10 +137,10 @@ class ExchangeRouting:
         experts[self.me][: self.num_slots] = y
         exchange.synchronize(y)
         wide = torch.promote_types(y.dtype, torch.float32)
-        sums = y.new_zeros((self.route.table_length, y.shape[1]), dtype=wide)
+        sums = y.new_zeros((self.route.table_length, y.shape[1]), dtype=wide)  # (rows of the table, width)
         for owner, rows, slots in self.combines:
             sums.index_add_(0, rows, experts[owner][slots].to(wide))
-        total = sums[: self.num_tokens]
+        total = sums[: self.num_tokens]  # (tokens, width)
         arriving = [(rows, y.new_empty((len(rows), y.shape[1]))) for _, rows in self.sends]
         with exchange.waiting(), exchange.comm.group():
             for peer, rows in self.receives:

@@ -55,7 +55,8 @@ def shard_mixture(
 def forward_over_tp(mixture: MixtureLayer, tp: Axis, x: Tensor) -> Tensor:
     ranks = tp.ranks
     x = autograd.gather(x, ranks, SEQ) if tp.sequence else x  # (batch, seq, width)
-    experts, weights = mixture.router(x)
+    experts, weights = mixture.router(x)  # (batch, seq, choices)
+    # (batch, seq, width)
     y = autograd.reduce(mixture.mix(autograd.copy(x, ranks), experts, autograd.copy(weights, ranks)), ranks)
     return mixture.dropout(autograd.split(y, ranks, SEQ) if tp.sequence else y)  # (batch, seq[/tp], width)
 

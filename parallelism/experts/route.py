@@ -89,7 +89,7 @@ def make_route(rank: int, experts: np.ndarray, lengths: Sequence[int], num_exper
         [block for block in blocks if block.owner == me],
         [block for block in blocks if block.table == me],
         tables[me],
-        sizes[me].reshape(num_local, -1).sum(1).tolist(),
+        sizes[me].reshape(num_local, -1).sum(1).tolist(),  # (local experts), summed over tables
         choice[order][begin:end],
         max(tables),
         int(sizes.sum(1).max()),
@@ -102,7 +102,7 @@ def rows_in_tables(enters: np.ndarray, table: np.ndarray, own: Sequence[int]) ->
     for number, rank in enumerate(own):
         others = np.flatnonzero(table == number)
         order = [rank, *others[others != rank]]
-        row[order] = (enters[order].cumsum() - 1).reshape(len(order), -1)
+        row[order] = (enters[order].cumsum() - 1).reshape(len(order), -1)  # (ranks of the table, tokens)
     return row
 
 

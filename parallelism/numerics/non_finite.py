@@ -131,7 +131,7 @@ class StepGuard(ExposedTime):
     ):
         if policy not in POLICIES:
             raise ValueError(f"non-finite policy {policy!r} is unknown: use {', '.join(POLICIES)}")
-        self.comm, self.policy, self.say = comm, policy, say
+        self.comm, self.rank, self.size, self.policy, self.say = comm, comm.rank, comm.size, policy, say
         self.max_skips, self.weights, self.num_skips = max_skips, weights, 0
         self.scale, self.monitor = scale or LossScale(1.0, None, device=device), monitor
         self._first = torch.zeros(1, dtype=torch.int64, device=device)
@@ -147,10 +147,10 @@ class StepGuard(ExposedTime):
         names, finite = self.monitor.take(loss.device) if self.monitor else ([], loss.new_ones(0, dtype=torch.bool))
         are_finite = torch.stack([loss.isfinite(), finite.all(), norm.isfinite()])
         own = are_finite.long().cumprod(0).sum()  # the first non-finite one: LOSS, ..., NOTHING
-        self._first[0] = own * self.comm.size + self.comm.rank
+        self._first[0] = own * self.size + self.rank
         with self.waiting():
             self._agree()
-        kind = self._first[0] // self.comm.size
+        kind = self._first[0] // self.size
         is_good = kind == NOTHING
         by_scale = ~is_good & (kind != LOSS) & self.scale.can_fall
         self.scale.update(is_good)
@@ -166,7 +166,7 @@ class StepGuard(ExposedTime):
         if not numbers:
             return
         first, by_scale, scale, *finite = numbers
-        kind, rank = divmod(int(first), self.comm.size)
+        kind, rank = divmod(int(first), self.size)
         if kind == NOTHING or (self.policy == "ignore" and not by_scale):
             self.num_skips = 0
             return

@@ -30,9 +30,9 @@ class Pipeline:
 
     `stages` are this rank's, by their numbers in `schedule`.  Messages between stages are sent directly from the memory
     of the activations, received into new tensors, and overlap with computation.  `listeners` are notified of the events
-    of each step.  Hooks on layers emit `parameters_needed` before a layer computes, and hooks on parameters call
-    `gradient_accumulated`.  Micro-batches are numbered within the global batch; this rank's begin with
-    `first_micro_batch`.
+    of each step.  Hooks on layers emit `parameters_needed` before a layer computes.  Hooks on parameters call
+    `gradient_ready`, or `gradient_accumulated` if backward passes are split.  Micro-batches are numbered within the
+    global batch; this rank's begin with `first_micro_batch`.
     """
 
     def __init__(
@@ -61,9 +61,15 @@ class Pipeline:
         self._forms: dict[Any, dict[int, Form]] = {}  # of each stage's input, by the shapes of a batch
 
     def emit(self, event: str, *arguments: Any) -> None:
-        """Call the listeners' methods with the event's name, in order, or those of `after` events in reverse order."""
+        """Call the listeners' methods with the event's name, in order, or those of `after` events in reverse order.
+
+        Listeners that ignore the event are skipped.
+        """
+        ignored = getattr(Listener, event)
         for listener in reversed(self.listeners) if event.startswith("after") else self.listeners:
-            getattr(listener, event)(*arguments)
+            handle = getattr(listener, event)
+            if getattr(handle, "__func__", None) is not ignored:
+                handle(*arguments)
 
     @contextmanager
     def notifying(self, listener: Listener, index: int = 0) -> Iterator[None]:

@@ -67,8 +67,9 @@ class PipelineParallel(Pipeline):
         self.replica = REPLICAS[zero_stage](own, ranks, device=device, **options)
         self.times = StepTimes()
         super().__init__(stages, schedule, mesh.pp, device, [self.times, self.replica], first)
+        hook = self.gradient_accumulated if splits else self.gradient_ready
         for tensor in own.leaves:
-            tensor.register_post_accumulate_grad_hook(self.gradient_accumulated)
+            tensor.register_post_accumulate_grad_hook(hook)
 
     def _watched(self, number: int, layer: Layer) -> Layer:
         """Return a layer that emits events around its computation."""

@@ -57,7 +57,9 @@ def in_bytes(number: float) -> str:
     return in_unit(number, {" TB": 1e12, " GB": 1e9, " MB": 1e6, " kB": 1e3, " B": 1})
 
 
-Alive = tuple[tuple[int, ...], ...]  # of a rank: numbers of live activations of each of its stages, at every maximum
+# For one rank, the moments of a schedule at which it may need most memory: in each, the number of micro-batches whose
+# activations are alive in each of the rank's stages.
+Alive = tuple[tuple[int, ...], ...]
 
 
 class Stages(NamedTuple):
@@ -100,7 +102,7 @@ def steady(pp: int, num_micro_batches: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=1 << 16)
 def alive(schedule: str, pp: int, num_micro_batches: int, virtual_stages: int) -> tuple[Alive, ...]:
-    """Return the maxima of live activations of each rank."""
+    """Return the moments at which each rank may need most memory, extrapolated from few micro-batches."""
     few, rounds = steady(pp, num_micro_batches)
     before = most_alive(schedule, pp, few, virtual_stages)
     if not rounds:
@@ -118,7 +120,10 @@ def most_alive(schedule: str, pp: int, num_micro_batches: int, virtual_stages: i
 
 
 def peaks(order: Order) -> Alive:
-    """Return the numbers of live activations by stage that no other moment exceeds in all stages.
+    """Return the moments of an order at which its rank may need most memory.
+
+    A moment is omitted if another one has at least as many live activations in every stage.  Which of the rest needs
+    most depends on how many bytes an activation of each stage takes.
 
     >>> from parallelism.step.actions import parse
     >>> peaks(tuple(map(parse, "0F0 2F0 2B0 0F1 0B0 0B1".split())))

@@ -92,7 +92,7 @@ class MinimalBlock(nn.Module):
         heads = self.qkv(x).unflatten(-1, (-1, self.HEAD_SIZE)).transpose(1, 2)  # (batch, heads, seq, head_size)
         q, k, v = heads.split(self.heads, dim=1)
         if not self.model.embeds_positions:
-            angles = torch.arange(q.shape[2], device=q.device)[:, None] * 0.5  # (seq, 1)
+            angles = torch.arange(q.shape[2], device=q.device)[:, None, None] * 0.5  # (seq, 1, 1)
             turns = angles.cos(), angles.sin()
             q, k, v = rotate(q, *turns), rotate(k, *turns), v.clone()
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] < q.shape[1])
@@ -120,8 +120,8 @@ class MinimalBlock(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)  # (batch, heads, seq, head_size/2)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    first, second = x.transpose(1, 2).chunk(2, dim=-1)  # (batch, seq, heads, head_size/2)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).transpose(1, 2)
 
 
 def seconds(act: Callable[[], object], device: str) -> float:

@@ -88,6 +88,7 @@ class Dropping:
     def forward(q: Tensor, k: Tensor, v: Tensor, rules: ScoreRules) -> tuple[Tensor, Tensor]:
         q, k, v = map(wide, (q, k, v))
         with torch.autocast("cpu", enabled=False):
+            # (batch, heads, queries, keys), (batch, heads, queries)
             scores, log = q @ k.transpose(-1, -2), q.new_empty(q.shape[:-1])
             kernels().softmax(rows_of(scores), *numbers(q, rules), log.view(-1).numpy())
             return scores @ v, log
@@ -95,9 +96,11 @@ class Dropping:
     @staticmethod
     def backward(gradient: Tensor, saved: SavedAttention, rules: ScoreRules) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v, out, log = *map(wide, saved[:3]), *saved[3:]
+        # (batch, heads, queries, keys) twice, (batch, heads, queries)
         p, ds, delta = q @ k.transpose(-1, -2), gradient @ v.transpose(-1, -2), (gradient * out).sum(-1)
-        logs = (x.reshape(-1).numpy() for x in (log, delta))
+        logs = (x.reshape(-1).numpy() for x in (log, delta))  # (batch x heads x queries)
         kernels().softmax_backward(rows_of(p), rows_of(ds), *numbers(q, rules), *logs)
+        # (batch, heads, queries or keys, head_size)
         return ds @ k, ds.transpose(-1, -2) @ q, p.transpose(-1, -2) @ gradient
 
 
@@ -114,7 +117,7 @@ def kernel(q: Tensor, k: Tensor, rules: ScoreRules) -> type[OnCPU] | type[OnCUDA
 
 
 def rows_of(x: Tensor) -> np.ndarray:
-    return x.view(-1, x.shape[-1]).numpy()
+    return x.view(-1, x.shape[-1]).numpy()  # (batch x heads x queries, keys)
 
 
 def wide(x: Tensor) -> Tensor:
@@ -150,8 +153,9 @@ def attend_backward(gradient: Tensor, saved: SavedAttention, rules: ScoreRules) 
     else:
         q, k, v = wide(q), wide(k), wide(v)
         p = probabilities(scores_of(q, k, rules), log)
-        dp = dropped(gradient @ v.transpose(-1, -2), drop)
+        dp = dropped(gradient @ v.transpose(-1, -2), drop)  # (batch, heads, queries, keys)
         ds = p * (dp - (gradient * out).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
+        # (batch, heads, queries or keys, head_size)
         dq, dk, dv = ds @ k, ds.transpose(-1, -2) @ q, dropped(p, drop).transpose(-1, -2) @ gradient
     return dq, sum_heads(dk, num_kv_heads), sum_heads(dv, num_kv_heads)
 
@@ -159,22 +163,25 @@ def attend_backward(gradient: Tensor, saved: SavedAttention, rules: ScoreRules) 
 def merge(out: Tensor, log: Tensor, more: Tensor, more_log: Tensor) -> None:
     """Merge another part of the same queries in place."""
     total = torch.logaddexp(log, more_log)
+    # (batch, heads, queries, head_size)
     out.mul_((log - total).exp()[..., None]).add_(more * (more_log - total).exp()[..., None])
     log.copy_(total)
 
 
 def like_heads(x: Tensor, num_heads: int) -> Tensor:
     """Repeat the heads of keys or values, so that there are as many as of queries."""
+    # (batch, num_heads, seq, head_size)
     return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
 
 
 def sum_heads(gradient: Tensor, num_heads: int) -> Tensor:
     """Sum the gradients of repeated heads."""
+    # (batch, num_heads, seq, head_size)
     return gradient if gradient.shape[1] == num_heads else gradient.unflatten(1, (num_heads, -1)).sum(2)
 
 
 def scores_of(q: Tensor, k: Tensor, rules: ScoreRules) -> Tensor:
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])  # (batch, heads, queries, keys)
     if rules.causal:
         ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(ahead, MASKED)
@@ -182,7 +189,7 @@ def scores_of(q: Tensor, k: Tensor, rules: ScoreRules) -> Tensor:
 
 
 def probabilities(scores: Tensor, log: Tensor) -> Tensor:
-    return (scores - log[..., None]).exp()
+    return (scores - log[..., None]).exp()  # (batch, heads, queries, keys)
 
 
 def dropped(p: Tensor, drop: Drop | None) -> Tensor:

@@ -60,6 +60,7 @@ def ring_attention(
 ) -> Tensor:
     """Attend to all tokens of the ring.  Shapes: those of `SequenceAttention`."""
     shards = TokenShards(q.shape[2] * ring.size, ring.size, order=ring.order)
+    # (ring, seq/ring)
     positions = torch.stack([torch.from_numpy(shards.ring_positions(member)) for member in range(ring.size)])
     if documents is not None:
         documents = ring.members.all_gather(documents[None]) if ring.size > 1 else documents[None]
@@ -75,7 +76,7 @@ class RingFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, ring: Ring, tokens: GlobalTokens) -> Tensor:  # type: ignore[override]
-        kv: Any = torch.stack((k, v)) if ring.size > 1 else (k, v)
+        kv: Any = torch.stack((k, v)) if ring.size > 1 else (k, v)  # (2, batch, n_kv_head, seq/ring, head_size)
         for step, source in enumerate(ring.sources()):
             coming = ring.members.start_shift(kv) if step < ring.size - 1 else None
             if pair := ring.rules(tokens, source, q.dtype):
@@ -96,7 +97,7 @@ class RingFunction(torch.autograd.Function):
         (q, k, v, out, log, positions, documents), ring = ctx.saved_tensors, ctx.ring
         tokens = GlobalTokens(positions, documents, ctx.dropout)
         gradient, coming_home = wide(gradient), None
-        kv: Any = torch.stack((k, v)) if ring.size > 1 else (k, v)
+        kv: Any = torch.stack((k, v)) if ring.size > 1 else (k, v)  # (2, batch, n_kv_head, seq/ring, head_size)
         for step, source in enumerate(ring.sources()):
             coming = ring.members.start_shift(kv) if step < ring.size - 1 else None
             pair = ring.rules(tokens, source, q.dtype)
@@ -107,7 +108,7 @@ class RingFunction(torch.autograd.Function):
                 part = q[:, :, here], kv[0][:, :, there], kv[1][:, :, there], out[:, :, here], log[:, :, here]
                 more = attend_backward(gradient[:, :, here], part, rules)
                 if step == 0:  # all queries and keys
-                    dq, dkv = wide(more[0]), wide(torch.stack(more[1:]))
+                    dq, dkv = wide(more[0]), wide(torch.stack(more[1:]))  # as q, as kv
                 else:
                     for total, gradients in zip((dq[:, :, here], *dkv[:, :, :, there]), more, strict=True):
                         total += gradients

@@ -99,6 +99,7 @@ class SequenceAttention(nn.Module):
             check_heads(q.shape[HEADS], k.shape[HEADS], heads.size)
             if heads.size % k.shape[HEADS] == 0:
                 k, v = like_heads(k, heads.size), like_heads(v, heads.size)  # so that each rank gets one
+            # (batch, heads/group, seq/ring, head_size)
             q, k, v = (autograd.all_to_all(x, heads, HEADS, SEQ) for x in (q, k, v))
             if documents is not None:
                 documents = heads.all_gather(documents.t()).t()  # (batch, seq/ring)
@@ -107,7 +108,7 @@ class SequenceAttention(nn.Module):
             y = self.alone(q, k, v, documents)
         else:
             y = ring_attention(q, k, v, self.ring, documents, dropout)
-        return autograd.all_to_all(y, heads, SEQ, HEADS) if heads.size > 1 else y
+        return autograd.all_to_all(y, heads, SEQ, HEADS) if heads.size > 1 else y  # (batch, n_head, seq/sp, head_size)
 
 
 class SequenceLoss(nn.Module):

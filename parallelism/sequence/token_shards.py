@@ -56,7 +56,7 @@ class TokenShards(NamedTuple):
     def positions(self, rank: int) -> np.ndarray:
         """Return the positions of a rank's tokens in the sequence, in local order."""
         member, part = divmod(rank, self.parts)
-        return np.split(self.ring_positions(member), self.parts)[part]
+        return np.split(self.ring_positions(member), self.parts)[part]  # (length / (ring x parts))
 
     def ring_positions(self, member: int) -> np.ndarray:
         tokens = np.arange(self.length)
@@ -65,9 +65,9 @@ class TokenShards(NamedTuple):
         if self.order == "striped":
             return tokens[member :: self.ring]
         if self.order == "contiguous":
-            return np.split(tokens, self.ring)[member]
-        chunks = np.split(tokens, 2 * self.ring)
-        return np.concatenate([chunks[member], chunks[-1 - member]])
+            return np.split(tokens, self.ring)[member]  # (length / ring)
+        chunks = np.split(tokens, 2 * self.ring)  # 2 ring of (length / (2 ring))
+        return np.concatenate([chunks[member], chunks[-1 - member]])  # (length / ring)
 
     def pair(self, member: int, source: int) -> Pair | None:
         """Return which tokens of a ring member attend to which tokens of another under a causal mask, or None."""

@@ -31,23 +31,26 @@ class ColumnFunction(torch.autograd.Function):
     def forward(ctx, x: Tensor, weight: Tensor, axis: Axis) -> Tensor:  # type: ignore[override]
         ctx.axis, ctx.weight, ctx.deferred = axis, weight, current(weight)
         ctx.save_for_backward(x)
-        whole = axis.ranks.all_gather(x.movedim(SEQ, 0)).movedim(0, SEQ) if axis.sequence else x
+        whole = axis.ranks.all_gather(x.movedim(SEQ, 0)).movedim(0, SEQ) if axis.sequence else x  # (batch, seq, in)
         return F.linear(whole, autocast(weight))
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
         (x,), ranks, sequence = ctx.saved_tensors, ctx.axis.ranks, ctx.axis.sequence
+        # from (seq/tp, batch, in) to (seq, batch, in)
         gathering = ranks.start("all_gather", x.movedim(SEQ, 0)) if sequence else None
         dx = gradient @ ctx.weight.to(gradient.dtype)
+        # (seq, batch, in) to (seq/tp, batch, in), or (batch, seq, in)
         summing = ranks.start(*(("reduce_scatter", dx.movedim(SEQ, 0)) if sequence else ("all_reduce", dx)))
         if gathering:
-            x = gathering.wait().movedim(0, SEQ)
+            x = gathering.wait().movedim(0, SEQ)  # (batch, seq, in)
         if ctx.deferred:
             dw = ctx.deferred.defer(ctx.weight, None, x, gradient)
         else:
+            # (out/tp, batch x seq) (batch x seq, in)
             dw = (gradient.flatten(0, -2).t() @ x.flatten(0, -2)).to(ctx.weight.dtype)
         dx = summing.wait()
-        return dx.movedim(0, SEQ) if sequence else dx, dw, None
+        return dx.movedim(0, SEQ) if sequence else dx, dw, None  # (batch, seq/tp, in) or (batch, seq, in); (out/tp, in)
 
 
 def column(x: Tensor, weight: Tensor, axis: Axis) -> Tensor:
@@ -125,7 +128,7 @@ class SequenceEmbedding(nn.Module):
         self.axis, self.weight = axis, embedding.weight
 
     def forward(self, indices: Tensor) -> Tensor:
-        return autograd.split(F.embedding(indices, self.weight), self.axis.ranks, dim=-2)
+        return autograd.split(F.embedding(indices, self.weight), self.axis.ranks, dim=-2)  # (..., seq/tp, width)
 
 
 class VocabularyEmbedding(nn.Module):
@@ -138,7 +141,7 @@ class VocabularyEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         rows, here = local_rows(tokens, self.begin, len(self.weight))
-        return summed(F.embedding(rows, self.weight) * here[..., None], self.axis)
+        return summed(F.embedding(rows, self.weight) * here[..., None], self.axis)  # (batch, seq[/tp], width)
 
 
 class VocabularyHead(nn.Module):
@@ -200,7 +203,7 @@ class CrossEntropyFunction(torch.autograd.Function):
         torch.exp(real - highest[:, None], out=exps[:, :num_real])
         rows, here = local_rows(targets, begin, logits.shape[-1])
         at_target = logits.gather(-1, rows[:, None])[:, 0] * here
-        sums, at_target = ranks.all_reduce(torch.stack([exps.sum(-1), at_target]))
+        sums, at_target = ranks.all_reduce(torch.stack([exps.sum(-1), at_target]))  # (2, batch x seq)
         ctx.save_for_backward(exps.div_(sums[:, None]), rows, here, mask)
         return ((sums.log() + highest - at_target) * mask).sum()
 
