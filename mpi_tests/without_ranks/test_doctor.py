@@ -8,7 +8,7 @@ import time
 import pytest
 
 from collectives import doctor
-from collectives.doctor import Ended, Finding, RankReport, cores, fail, of_job, show, single_copy
+from collectives.doctor import Ended, Finding, RankReport, cores, fail, job_findings, show, single_copy
 from mpi_tests.helpers.doctor import examine, verdicts
 from mpi_tests.helpers.launch import ROOT, environment
 
@@ -282,7 +282,7 @@ def test_findings_of_several_hosts(capsys):
         report(3, "h2", cores=[1], reads=False),
         report(4, "h3", findings=disk[1:]),
     ]
-    assert show([*of_job(job)]) == 1
+    assert show([*job_findings(job)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "ok       ranks: 5 exchange messages: ranks 0-1 on h1, ranks 2-3 on h2, rank 4 on h3"
     assert [line.partition(":")[0] for line in lines[1:6]] == [
@@ -298,7 +298,7 @@ def test_findings_of_several_hosts(capsys):
         "ok       disk (h3): 2 GiB",
         "1 problem, 1 note, 7 ok",
     ]
-    assert show([*of_job(job[:1])]) == 0
+    assert show([*job_findings(job[:1])]) == 0
 
 
 def test_what_goes_wrong_between_ranks(monkeypatch, capsys):
