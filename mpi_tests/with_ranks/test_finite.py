@@ -26,7 +26,7 @@ def spoil(training, name, value):
         gradient.view(-1)[3] = value
         return gradient
 
-    params = dict(training.parallel.gpt.named_parameters())
+    params = dict(training.gpt.named_parameters())
     if name in params:
         params[name].register_hook(spoilt)
 
@@ -88,7 +88,7 @@ def spoil_product(monkeypatch, weight, value):
 def test_gradients_that_are_deferred(comm, monkeypatch, name, zero_stage):
     training = Training(comm, MODES[name], pp=2, schedule="zb_h1", zero_stage=zero_stage)
     if comm.rank == 3:
-        weight = training.parallel.gpt.get_parameter(NAME)
+        weight = training.gpt.get_parameter(NAME)
         spoil_product(monkeypatch, weight, math.inf)
     before = training.weights()
     training.step(1)

@@ -122,7 +122,7 @@ OVERFLOWING += [("float16 by autocast", 1), ("float16", 2), ("float16, gradients
 def test_an_overflow_on_one_rank_skips_the_step_on_all(comm, name, zero_stage):
     training = Training(comm, MODES[name], zero_stage=zero_stage)
     before = training.weights()
-    weight, last = training.parallel.gpt.transformer.h[1].mlp.c_fc.weight, comm.size - 1
+    weight, last = training.gpt.transformer.h[1].mlp.c_fc.weight, comm.size - 1
     hook = weight.register_hook(lambda gradient: torch.full_like(gradient, math.inf))
     if comm.rank != last:
         hook.remove()
