@@ -33,7 +33,7 @@ class Limits(NamedTuple):
 
 
 LIMITS = {
-    "collectives": Limits(lines=21_500, files=130, entries=12),
+    "collectives": Limits(lines=21_500, files=124, entries=12),
     "parallelism": Limits(lines=11_500, files=100, entries=14),
 }
 

@@ -105,13 +105,15 @@ class TrainingRun:
             raise
         waits = {"tp": tp_collectives, "sp": self.sp, "ep": self.exchange, "dp": self.replica}
         waits |= {"pp": self.replica.own.tied, BUBBLE: self.pipeline.times if self.mesh.pp.size > 1 else None}
-        of_all = [self.clip, self.guard, self.sum_time]
         self.profiler = StepProfiler(
             self.pipeline,
             self.mesh,
             config,
             self.first,
-            {**{kind: [each] if each else [] for kind, each in waits.items()}, ALL_RANKS: of_all},
+            {
+                **{kind: [each] if each else [] for kind, each in waits.items()},
+                ALL_RANKS: [self.clip, self.guard, self.sum_time],
+            },
         )
         flops, peak = flops_per_token(self.model.config, self.num_params), config.peak_tflops
         all_peak = peak and peak * 1e12 * comm.size
