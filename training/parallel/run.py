@@ -17,7 +17,7 @@ from collectives.job.errors import LoneInputError
 from models.gpt import flops_per_token
 from models.mixture import routers
 from models.model import Model
-from parallelism.buffers.tensor_collectives import ExposedTime
+from parallelism.buffers.tensor_collectives import ExposedTime, TensorCollectives
 from parallelism.buffers.transfer import to_device
 from parallelism.checkpoint import fingerprint, model_parts
 from parallelism.data.sampler import DistributedSampler
@@ -39,7 +39,7 @@ from training.reports.facts import RunFacts
 from training.reports.out_dir import take_out_dir
 from training.reports.pending import Meter
 from training.reports.profile import ALL_RANKS, BUBBLE, StepProfiler
-from training.settings.config import Config
+from training.settings.config import Config, Inputs
 from training.settings.derived import make_model
 from training.settings.paths import check_files, prepare_folders
 
@@ -91,30 +91,8 @@ class TrainingRun:
         self.sums = torch.zeros(2, dtype=torch.float64, device=config.device)  # loss, samples
         self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
         self.sum_time = ExposedTime()
-        shards = Shards(self.model, self.replica, model_parts(self.model, self.mesh, tied))
-        try:
-            if config.eval_only and config.resume:
-                self.source, step = load_weights(config, comm, shards)
-                self.first = step + 1
-            elif config.checkpoint_dir and not config.eval_only:
-                data = {"data": fingerprint(self.tokens.ids), "batch_size": inputs.batch_size}
-                self.saving = Saving(config, comm, shards, self.optimizer, self.scale, data)
-                self.first, self.source = self.saving.first, self.saving.source
-        except InputError:
-            self.close()
-            raise
-        waits = {"tp": tp_collectives, "sp": self.sp, "ep": self.exchange, "dp": self.replica}
-        waits |= {"pp": self.replica.own.tied, BUBBLE: self.pipeline.times if self.mesh.pp.size > 1 else None}
-        self.profiler = StepProfiler(
-            self.pipeline,
-            self.mesh,
-            config,
-            self.first,
-            {
-                **{kind: [each] if each else [] for kind, each in waits.items()},
-                ALL_RANKS: [self.clip, self.guard, self.sum_time],
-            },
-        )
+        self._restore(inputs.batch_size, Shards(self.model, self.replica, model_parts(self.model, self.mesh, tied)))
+        self.profiler = self._make_profiler(tp_collectives)
         flops, peak = flops_per_token(self.model.config, self.num_params), config.peak_tflops
         all_peak = peak and peak * 1e12 * comm.size
         self.meter = Meter(self.guard, config.max_iters, inputs.batch_size * config.block_size, flops, all_peak)
@@ -123,7 +101,41 @@ class TrainingRun:
             self.out_dir = take_out_dir(settings, before) if comm.rank == 0 else ""
         if self.saving:
             self.saving.out_dir = self.out_dir
-        self.facts = RunFacts(
+        self.facts = self._collect_facts(inputs)
+
+    def _restore(self, batch_size: int, shards: Shards) -> None:
+        """Load the weights that are to be validated, or the newest checkpoint, if the settings say so.  Collective."""
+        config, comm = self.config, self.mesh.comm
+        try:
+            if config.eval_only and config.resume:
+                self.source, step = load_weights(config, comm, shards)
+                self.first = step + 1
+            elif config.checkpoint_dir and not config.eval_only:
+                data = {"data": fingerprint(self.tokens.ids), "batch_size": batch_size}
+                self.saving = Saving(config, comm, shards, self.optimizer, self.scale, data)
+                self.first, self.source = self.saving.first, self.saving.source
+        except InputError:
+            self.close()
+            raise
+
+    def _make_profiler(self, tp_collectives: TensorCollectives) -> StepProfiler:
+        """Make the profiler, with the waits that each axis of the mesh counts."""
+        waits = {"tp": tp_collectives, "sp": self.sp, "ep": self.exchange, "dp": self.replica}
+        waits |= {"pp": self.replica.own.tied, BUBBLE: self.pipeline.times if self.mesh.pp.size > 1 else None}
+        return StepProfiler(
+            self.pipeline,
+            self.mesh,
+            self.config,
+            self.first,
+            {
+                **{kind: [each] if each else [] for kind, each in waits.items()},
+                ALL_RANKS: [self.clip, self.guard, self.sum_time],
+            },
+        )
+
+    def _collect_facts(self, inputs: Inputs) -> RunFacts:
+        config = self.config
+        return RunFacts(
             config,
             data=self.tokens.name,
             num_tokens=len(self.tokens.ids),
@@ -139,7 +151,7 @@ class TrainingRun:
             source=self.source,
             first=self.first,
             out_dir=self.out_dir,
-            surroundings=surroundings(comm, config.device.partition(":")[0]) if config.report else {},
+            surroundings=surroundings(self.mesh.comm, config.device.partition(":")[0]) if config.report else {},
             profiler=self.profiler,
         )
 
