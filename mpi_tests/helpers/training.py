@@ -65,7 +65,7 @@ class Training:
         self.model.listeners.insert(0, monitor)
         self.masters, self.optimizer, self.shard = self.replica.masters, self.replica.optimizer, self.replica.shard
         self.guard = StepGuard(comm, "skip", self.scale, monitor, self.warnings.append)
-        self.clip = GradientClip(1.0, self.gpt, self.masters, self.mesh, tied, self.shard)
+        self.clip = GradientClip(1.0, self.gpt, self.masters, self.mesh, tied)
 
     def staged(self, schedule, zero_stage):
         layers = [within(self.computing, layer) for layer in gpt2_layers(self.gpt)]

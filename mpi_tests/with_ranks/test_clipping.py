@@ -5,11 +5,9 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from parallelism.buffers.arena import Arena
 from parallelism.mesh import Mesh, Within
-from parallelism.numerics.clipping import BLOCK, GradientClip
+from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.placement import Shard, place
 
@@ -78,52 +76,57 @@ def test_stages_have_the_norm_of_one_bit_for_bit(comm):
     mesh.free()
 
 
-class Norms(TorchDispatchMode):
-    """Counts the norms of tensors that torch computes."""
+@pytest.mark.sizes(1)
+def test_the_norm_is_that_in_float64_whatever_the_magnitudes(comm):
+    """Squares of elements that are 2**-25 of the largest, and less, vanish."""
+    mesh = Mesh(comm)
+    for magnitude in (1e-30, 1e-3, 1.0, 1e15):
+        values = [gradient * magnitude for gradient in gradients().values()]
+        want = math.sqrt(sum(value.double().square().sum().item() for value in values))
+        grads = {f"p{number}": value for number, value in enumerate(values)}
+        assert norm_of(grads, mesh)[0] == pytest.approx(want, rel=1e-7)
+    assert norm_of({"p": torch.zeros(5)}, mesh)[0] == 0
+    assert norm_of({"p": torch.tensor([1.0, 2**-30])}, mesh)[0] == 1
+    mesh.free()
 
-    count = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func._schema.name == "aten::linalg_vector_norm"
-        return func(*args, **(kwargs or {}))
-
-
-def clip_of_arena(comm, shapes, dtype):
-    """Return the clip of parameters in an arena, with gradients over many magnitudes, and these."""
-    model = nn.ParameterList([torch.zeros(shape) for shape in shapes])
-    arena = Arena(model, comm, dtype=dtype)
-    arena.gradients.copy_(torch.randn(len(arena.gradients)) * 10 ** torch.randn(len(arena.gradients)))
-    masters, mesh = MasterWeights.of(model, arena), Mesh(comm)
+@pytest.mark.sizes(1, 2, 3, 8)
+def test_ranks_with_pieces_have_the_norm_of_one_bit_for_bit(comm):
+    """Pieces of ZeRO, of odd lengths, and all ranks' shares of what they all hold."""
+    mesh, grads, alone = Mesh(comm), gradients(), Mesh(comm.split(comm.rank))
+    want, _ = norm_of(grads, alone)
+    assert norm_of(grads, mesh)[0] == want
+    names, lengths = [*grads], {name: gradient.numel() for name, gradient in grads.items()}
+    model = nn.ParameterDict({name: nn.Parameter(torch.zeros_like(gradient)) for name, gradient in grads.items()})
+    spans = {
+        name: slice(lengths[name] * comm.rank // comm.size, lengths[name] * (comm.rank + 1) // comm.size)
+        for name in names
+    }
+    pieces = {name: nn.Parameter(torch.zeros(spans[name].stop - spans[name].start)) for name in names}
+    for name, piece in pieces.items():
+        piece.grad = grads[name].reshape(-1)[spans[name]].clone()
+    masters = MasterWeights(pieces, spans=spans)
     masters.take_gradients()
-    return GradientClip(1.0, model, masters, mesh), [piece.grad.clone() for piece in masters.pieces.values()]
+    assert GradientClip(math.inf, model, masters, mesh)().item() == want
+    alone.comm.free()
+    mesh.free()
 
 
-def sum_of_squares(gradient):
-    """Return the sum over blocks, one after the other, of the squared norm of each."""
-    norms = [torch.linalg.vector_norm(block, dim=0) for block in gradient.reshape(-1).split(BLOCK)]
-    return torch.stack(norms).double().square_().cumsum(0)[-1]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("shapes", "count"),
-    [([(3, BLOCK)] * 2, 1), ([(5, 2 * BLOCK), (BLOCK,)] * 20, 1), ([(61, 30), (BLOCK,), (30,), (4, 30)], 5)],
-)
-@pytest.mark.sizes(1)
-def test_gradients_that_follow_each_other_are_read_in_one_pass(comm, dtype, shapes, count):
-    """Lengths that are no multiple of a block end a pass, and their last block is one of its own."""
-    clip, gradients = clip_of_arena(comm, shapes, dtype)
-    with Norms() as norms:
-        clip()
-    assert norms.count == count
-    assert clip.of_each.tolist() == [sum_of_squares(gradient).item() for gradient in gradients]
-
-
-@pytest.mark.sizes(1)
-def test_the_same_blocks_say_which_gradients_are_finite(comm):
-    clip, _ = clip_of_arena(comm, [(4, BLOCK)] * 3, torch.float32)
-    for value in (math.nan, math.inf, -math.inf):
-        clip.masters.pieces["1"].grad.fill_(0)[2, 3] = value
-        clip()
-        names, are_finite = clip.take(torch.device("cpu"))
-        assert (names, are_finite.tolist()) == (["2", "1", "0"], [True, False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.sizes(1, 2)
+def test_a_number_that_is_not_finite_makes_the_norm_so_and_its_parameter_is_named(comm, value):
+    mesh, grads = Mesh(comm), gradients(("embedding", "norm", "projection"))
+    model = nn.ParameterDict({name: nn.Parameter(torch.zeros_like(gradient)) for name, gradient in grads.items()})
+    grads["norm"][7] = value
+    for name, p in model.items():
+        p.grad = grads[name]
+    masters = MasterWeights(dict(model.named_parameters()))
+    masters.take_gradients()
+    clip = GradientClip(1.0, model, masters, mesh)
+    norm = clip().item()
+    assert math.isnan(norm) if math.isnan(value) else norm == math.inf
+    names, are_finite = clip.take(torch.device("cpu"))
+    assert names == ["projection", "norm", "embedding"]
+    if comm.size == 1:
+        assert are_finite.tolist() == [True, False, True]
+    mesh.free()

@@ -134,7 +134,7 @@ class Run:
             total += loss.item() / micro_batches
         self.masters.take_gradients()
         if clip:
-            self.norm = GradientClip(clip, self.plain, self.masters, self.mesh, shard=self.shard)().item()
+            self.norm = GradientClip(clip, self.plain, self.masters, self.mesh)().item()
         self.update()
         return total
 
@@ -425,7 +425,7 @@ def test_pipelines_share_states(comm, group):
     plain_optimizer = adamw(plain_model.parameters())
     plain_masters = MasterWeights(dict(plain_model.named_parameters()))
     tied, norms, want = [("transformer.wte.weight", "lm_head.weight")], [], []
-    clip = GradientClip(0.3, model, pp.replica.masters, mesh, tied, pp.replica.ranks.shard)
+    clip = GradientClip(0.3, model, pp.replica.masters, mesh, tied)
     plain_clip = GradientClip(0.3, plain_model, plain_masters, mesh, tied)
     for seed in range(3):
         batches = [Batch(*pair) for pair in zip(*(x.chunk(2) for x in tokens(mesh.dp, seed)), strict=True)]

@@ -109,7 +109,7 @@ class Run:
     def train(self):
         """Train; return the losses of all samples, and the norms."""
         losses, norms = np.zeros(STEPS), []
-        clip = GradientClip(CLIP, self.model, self.zero.masters, self.mesh, TIED, self.zero.ranks.shard)
+        clip = GradientClip(CLIP, self.model, self.zero.masters, self.mesh, TIED)
         for step in range(STEPS):
             losses[step] = self.pp.step(self.batches(step)) / self.mesh.dp.size
             norms.append(clip().item())

@@ -14,7 +14,6 @@ from collectives.schedule.moves import even_runs
 from parallelism.buffers.arena import allocate
 from parallelism.buffers.gradients import own_gradient
 from parallelism.mesh import listed_divisors
-from parallelism.numerics.clipping import BLOCK
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.placement import like, shard_of
 
@@ -94,15 +93,14 @@ class FlatParam(NamedTuple):
 
     @classmethod
     def of(cls, slices: Mapping[str, slice], line: int, size: int) -> FlatParam:
-        """Make a unit of neighbours in an arena, sharded over `size` ranks at block boundaries, as norms require.
+        """Make a unit of neighbours in an arena, sharded over `size` ranks.
 
         >>> FlatParam.of({"a": slice(16, 600)}, line=16, size=2).chunks
-        [slice(16, 272, None), slice(272, 608, None)]
+        [slice(16, 320, None), slice(320, 608, None)]
         """
         start = min(span.start for span in slices.values())
         num_lines = -(-(max(span.stop for span in slices.values()) - start) // line)
         cuts = [start + run.start * line for run in even_runs(num_lines, size)]
-        cuts = [between_blocks(cut, slices.values(), line) for cut in cuts]
         return cls(dict(slices), [slice(*pair) for pair in pairwise([*cuts, start + num_lines * line])])
 
     @property
@@ -129,15 +127,6 @@ class FlatParam(NamedTuple):
             if start < stop:
                 shards[name] = shifted(start, stop, span.start), shifted(start, stop, chunk.start)
         return shards
-
-
-def between_blocks(cut: int, slices: Iterable[slice], line: int) -> int:
-    """Return the nearest line boundary that cuts no block of a parameter."""
-    for param in slices:
-        if param.start < cut < param.stop:
-            end = param.start - (param.start - param.stop) // line * line
-            return min(end, param.start + round((cut - param.start) / BLOCK) * BLOCK)
-    return cut
 
 
 def shifted(start: int, stop: int, origin: int) -> slice:

@@ -86,7 +86,7 @@ class TrainingRun:
         self.optimizer = make_optimizer(config, self.replica, self.mesh, self.model.config)
         self.scale = inputs.precision.loss_scale(config.device)
         limit = config.grad_clip or math.inf
-        self.clip = GradientClip(limit, self.model, self.masters, self.mesh, tied, self.replica.shard, config.device)
+        self.clip = GradientClip(limit, self.model, self.masters, self.mesh, tied, config.device)
         self.guard = self._make_guard()
         self.sums = torch.zeros(2, dtype=torch.float64, device=config.device)  # loss, samples
         self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)

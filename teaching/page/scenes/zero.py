@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from parallelism.data.units import ShardGroups
-from parallelism.numerics.clipping import BLOCK
 from parallelism.zero.sharded import Sharded
 from teaching.page.assemble import Scene
 
 LAYERS = 4
 RANKS = (2, 3, 4, 8)
+SHARE = 128  # elements of a layer that each rank owns
 MICRO_BATCHES = (1, 2)
 NONE, SHARD, MOVING, WHOLE = range(4)  # a rank's part of a layer; MOVING: all of it, during a collective
 
@@ -100,7 +100,7 @@ class VectorLayer(nn.Module):
     def __init__(self, number: int, size: int, recorder: EventLog):
         super().__init__()
         self.number, self.recorder = number, recorder
-        self.weight = nn.Parameter(torch.ones(BLOCK * size))
+        self.weight = nn.Parameter(torch.ones(SHARE * size))
 
     def forward(self, x: Tensor) -> Tensor:
         self.recorder.event("forward", self.number)
@@ -160,7 +160,7 @@ def trace(zero_stage: int, size: int, num_micro_batches: int) -> list[tuple[str,
     def make_optimizer(pieces: list[nn.Parameter]) -> Any:
         return torch.optim.SGD([{"params": pieces}], lr=0.0)
 
-    bucket_mb = BLOCK * size * 4 / 2**20  # one layer
+    bucket_mb = SHARE * size * 4 / 2**20  # one layer
     module = Sharded(model, ShardGroups(comm, comm), make_optimizer, zero_stage, layers, bucket_mb=bucket_mb)
     name_plans(module)
     recorder.replica = module.replica
