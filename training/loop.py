@@ -96,13 +96,14 @@ def step(run: TrainingRun, iteration: int, batches: list[Batch]) -> PendingStep:
         begin_s, waited_s = time.perf_counter(), run.profiler.waited_s
         with timing(INPUT):
             batches = [batch.to(config.device) for batch in batches]
-        weight = run.scale.value / len(batches)
+        weight = run.scale.value / (run.num_micro_batches if config.reproducible else len(batches))
         scale_losses(run.routers, weight)
-        loss = run.pipeline.step(batches, [weight] * len(batches)) / run.scale.value
+        run.pipeline.step(batches, [weight] * len(batches))
+        loss = run.pipeline.loss_sum / len(batches)
         lr = learning_rate_of(config, iteration)
         with timing(OPTIMIZER):
             norm, verdict = update(run, lr, loss)
-        mean_loss = run.add(loss / run.mesh.dp.size)[0]
+        mean_loss = run.add(run.pipeline.loss_sum)[0] / run.num_micro_batches
         numbers = torch.cat([torch.stack([mean_loss, loss, norm]), verdict.numbers])
         with run.sum_time.waiting():
             bubble = run.pipeline.times.bubble(run.mesh.pp)

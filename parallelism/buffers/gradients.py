@@ -4,10 +4,12 @@ A rank's micro-batches are added one by one, in the order of their backward pass
 if each is reduced over the ranks first.  Each use of a tied parameter has a sum of its own, and these are added at the
 end, so that the result does not depend on whether they are on one rank.  The reducing collective sums over ranks.
 
-A parameter carries `wide_grad` if its gradients are of another dtype, and torch's own hooks.
+A parameter carries `wide_grad` if its gradients are of another dtype, or its `Rounding` if they are integers, and
+torch's own hooks.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +17,9 @@ from torch import Tensor, nn
 
 def own_gradient(param: Tensor, home: Tensor | None) -> None:
     """Accumulate a parameter's gradients in `home`, which may be of another dtype; nowhere if it is None."""
-    if home is None or home.dtype == param.dtype:
+    if rounding := rounding_of(param):
+        rounding.total = home
+    elif home is None or home.dtype == param.dtype:
         param.grad = home
     else:
         param.wide_grad = home  # type: ignore[attr-defined]
@@ -25,20 +29,55 @@ def own_gradient(param: Tensor, home: Tensor | None) -> None:
 def widen(param: Tensor) -> None:
     """Add a new gradient to the sum in another dtype; a deferred gradient is still missing."""
     if param.grad is not None:
-        param.wide_grad.add_(param.grad)  # type: ignore[attr-defined]
-        param.grad = None
+        gradient, param.grad = param.grad, None
+        accumulate(param, gradient)
+
+
+def accumulate(param: Tensor, gradient: Tensor) -> None:
+    """Add a gradient of a parameter, or of an alias of it, to the sum."""
+    home = gradient_of(param)
+    if rounding := rounding_of(param):
+        rounding.add(gradient)
+    elif home is None:
+        param.grad = gradient.to(param.dtype)
+    else:
+        home.add_(gradient)
+
+
+def rounding_of(param: Tensor) -> Any:
+    """Return the `Rounding` of a parameter whose gradients are added as integers, or None."""
+    return getattr(param, "rounding", None)
 
 
 def gradient_of(param: Tensor) -> Tensor | None:
     """Return the tensor that accumulates a parameter's gradients."""
+    if rounding := rounding_of(param):
+        return rounding.total
     return getattr(param, "wide_grad", param.grad)
 
 
+def take_gradient(param: Tensor) -> Tensor | None:
+    """Return the tensor that accumulates a parameter's gradients, and let the next gradient begin another one."""
+    gradient, rounding = gradient_of(param), rounding_of(param)
+    if rounding:
+        rounding.total = None
+    else:
+        param.grad = None
+    return gradient
+
+
 def separate_alias(param: nn.Parameter) -> Tensor:
-    """Return an alias of the parameter's memory whose gradients are accumulated separately; hooks run for both."""
+    """Return an alias of the parameter's memory whose gradients are accumulated separately; hooks run for both.
+
+    Integers are added to the parameter's own.
+    """
     use, home = param.detach().requires_grad_(), gradient_of(param)
-    assert home is not None
-    own_gradient(use, torch.zeros_like(home))
+    if rounding := rounding_of(param):
+        use.rounding = rounding  # type: ignore[attr-defined]
+        use.register_post_accumulate_grad_hook(widen)
+    else:
+        assert home is not None
+        own_gradient(use, torch.zeros_like(home))
     for hook in torch_hooks(param).values():
         if hook is not widen:
             use.register_post_accumulate_grad_hook(hook)
@@ -81,5 +120,6 @@ class TiedSums:
             total, summand = gradient_of(param), gradient_of(use)
             assert total is not None
             assert summand is not None
-            total.add_(summand)
-            summand.zero_()
+            if summand is not total:
+                total.add_(summand)
+                summand.zero_()

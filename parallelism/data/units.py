@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import collectives
 from collectives.schedule.moves import even_runs
 from parallelism.buffers.arena import allocate
-from parallelism.buffers.gradients import own_gradient
+from parallelism.buffers.gradients import own_gradient, rounding_of
 from parallelism.mesh import listed_divisors
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.placement import like, shard_of
@@ -168,7 +168,10 @@ def part(whole: nn.Parameter, weight: Tensor, gradient: Tensor) -> nn.Parameter:
     """
     shape = whole.shape if len(weight) == whole.numel() else (1,) * (whole.dim() - 1) + (-1,)
     own = like(whole, weight.view(shape))
-    own_gradient(own, gradient.view(shape))
+    if rounding := rounding_of(whole):
+        own.rounding = rounding.of_piece(gradient.view(shape))  # type: ignore[attr-defined]
+    else:
+        own_gradient(own, gradient.view(shape))
     return own
 
 

@@ -11,6 +11,28 @@ def compiled(function):
 
 
 @compiled
+def add_rounded(gradient, bits, mask, scale, total):
+    """Add a gradient times `scale`, rounded to integers, to `total`; return the bits of its largest absolute value.
+
+    `bits` are those of the gradient, and `mask` has all but the sign's: as integers, absolute values keep their order,
+    and those of NaN are the largest.
+    """
+    peak = mask & 0
+    for i in range(len(gradient)):
+        peak = max(peak, bits[i] & mask)
+        total[i] += np.int64(np.rint(np.float64(gradient[i]) * scale))
+    return peak
+
+
+@compiled
+def to_floats(total, quantum, out):
+    """Write integers times `quantum` to `out`, which may begin at the same address."""
+    for i in range(len(total)):
+        out[i] = total[i]
+        out[i] *= quantum
+
+
+@compiled
 def peak(bits, mask):
     """Return the largest of these bits without the sign's: those of the largest absolute value."""
     highest = mask & 0

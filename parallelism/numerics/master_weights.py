@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import collectives
 from parallelism.buffers.arena import Arena, lay_out, line_length
-from parallelism.buffers.gradients import gradient_of
+from parallelism.buffers.gradients import gradient_of, rounding_of
 from parallelism.placement import like
 
 
@@ -60,14 +60,16 @@ class MasterWeights:
     def take_gradients(self, factor: Tensor | None = None) -> None:
         """Copy the gradients to the pieces, multiplied by a factor if there is one.
 
-        Where their dtypes differ, the copies are slices of one flat tensor.
+        Where their dtypes differ, the copies are slices of one flat tensor, or replace integers in their memory.
         """
         narrow, widened = [], []
         flat: Tensor | None = None
         for name, piece in self.pieces.items():
             gradient = gradient_of(self.params[name])
             assert gradient is not None
-            if gradient.dtype != piece.dtype:
+            if rounding := rounding_of(self.params[name]):
+                gradient = rounding.floats(piece.dtype)
+            elif gradient.dtype != piece.dtype:
                 narrow.append(gradient)
                 if flat is None:
                     flat = torch.empty(self.count, dtype=piece.dtype, device=piece.device)
@@ -84,7 +86,8 @@ class MasterWeights:
         """Round the pieces to the parameters, and free the copies of the gradients."""
         if self.weights is not None and self.pieces:
             torch._foreach_copy_([self.params[name] for name in self.pieces], list(self.pieces.values()))
-            for piece in self.pieces.values():
+        for name, piece in self.pieces.items():
+            if self.weights is not None or rounding_of(self.params[name]):
                 piece.grad = None
 
     @contextmanager

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from parallelism.buffers.gradients import remove_hooks
 from parallelism.data.units import ShardGroups
 from parallelism.mesh import Mesh, replica_axes
+from parallelism.numerics.exact import ExactSums
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.driver import Pipeline
 from parallelism.pipeline.schedule.actions import Schedule
@@ -29,6 +32,10 @@ class PipelineParallel(Pipeline):
     With a `zero_stage`, ZeRO shards over dp and sp, or over groups of these ranks; `replica`, a `Replica` with
     `options`, holds this rank's parameters and updates them.
 
+    With `reproducible`, gradients are not averaged but summed, over dp only, and have the same bits on any number of
+    ranks of dp and pp, with any schedule and `zero_stage`: `exact` adds them as integers.  A step whose gradients
+    outgrow these, as those of the first one do, is computed twice.
+
     Raises: InputError for more stages than layers.
     """
 
@@ -41,6 +48,7 @@ class PipelineParallel(Pipeline):
         device: str = "cpu",
         zero_group: str | int = "all",
         zero_stage: int = 0,
+        reproducible: bool = False,
         **options: Any,
     ):
         with mesh.comm.agreed("PipelineParallel"):
@@ -63,6 +71,13 @@ class PipelineParallel(Pipeline):
             first_micro_batch=first,
         )
         replicas, samples = mesh.along(*replica_axes(mesh.shape)), mesh.along("dp", "sp")
+        self.exact: ExactSums | None = None
+        if reproducible:
+            micro_batches = int(mesh.dp.all_reduce(np.array([schedule.num_micro_batches]))[0])
+            addends = micro_batches * max([1, *map(len, names)])
+            trained = {name: own.params[name] for name in own.trained()}
+            self.exact = ExactSums(trained, mesh, names, addends, device)
+            options |= {"grad_dtype": torch.int64, "op": "sum"}
         ranks = ShardGroups.of(replicas, zero_group if zero_stage else "all", samples)
         self.replica = REPLICAS[zero_stage](own, ranks, device=device, **options)
         self.times = StepTimes()
@@ -83,6 +98,18 @@ class PipelineParallel(Pipeline):
             return y
 
         return layer._replace(run=run)
+
+    def step(self, batches: Sequence[Batch], weights: Sequence[float] | Sequence[Tensor] | None = None) -> Tensor:
+        if not self.exact:
+            return super().step(batches, weights)
+        self.exact.begin()
+        loss = super().step(batches, weights)
+        if not self.exact.fits():
+            self.emit("step_discarded")
+            self.exact.begin()
+            loss = super().step(batches, weights)
+            self.exact.fits()
+        return loss
 
     def zero_grad(self) -> None:
         """Clear the gradients in place."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from parallelism.buffers.gradients import gradient_of
+from parallelism.buffers.gradients import accumulate, gradient_of
 
 
 class WeightGradients:
@@ -60,14 +60,6 @@ def add_product(parameter: Tensor, left: Tensor, right: Tensor) -> None:
         home.addmm_(left, right)  # needs no memory for the product
     else:
         accumulate(parameter, left @ right)
-
-
-def accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    home = gradient_of(parameter)
-    if home is None:
-        parameter.grad = gradient.to(parameter.dtype)
-    else:
-        home.add_(gradient)
 
 
 CURRENT: ContextVar[WeightGradients | None] = ContextVar("CURRENT", default=None)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import collectives
-from parallelism.buffers.gradients import separate_alias
+from parallelism.buffers.gradients import rounding_of, separate_alias
 from parallelism.buffers.tensor_collectives import ExposedTime
 from parallelism.step.actions import BACKWARD, FORWARD, Action, Order
 from parallelism.step.events import SHARED
@@ -141,7 +141,7 @@ class LocalParameters:
         return [name for name, param in self.params.items() if param.requires_grad]
 
     def separate(self) -> dict[nn.Parameter, dict[Tensor, int]]:
-        """Accumulate gradients of tied parameters separately for each use, where the summation order would differ.
+        """Accumulate gradients of tied parameters separately for each use, where the result would depend on the layout.
 
         Return the additional uses by parameter, each with the number of a step's backward passes that reach it.
         """
@@ -149,7 +149,7 @@ class LocalParameters:
         for group in self.tied.names:
             own = [name for name in group if name in self._names]
             param = self._names[own[0]] if own else None
-            if param is not None and param.requires_grad and self.num_passes(*own) > 1:
+            if param is not None and param.requires_grad and (rounding_of(param) or self.num_passes(*own) > 1):
                 uses[param] = {separate(self.model, name, param): self.num_passes(name) for name in own[1:]}
                 self.leaves += uses[param]
                 self.names |= dict.fromkeys(uses[param], self.names[param])

@@ -9,13 +9,14 @@ arXiv 1910.02054, sections 5.2 and 7.2.1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle, groupby
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from parallelism.buffers import gradients
+from parallelism.buffers.gradients import rounding_of
 from parallelism.buffers.arena import Arena, ReleasableBuffer
 from parallelism.data.buckets import Bucket, BucketQueue
 from parallelism.data.replica import Replica
@@ -31,6 +32,12 @@ class ReducedGradients(Replica):
     stage's buckets start in order, each once all its gradients of the micro-batch are ready; gradients of a later
     bucket wait.  Parameters of several layers are in the last buckets, reduced once per stage that uses them.
     """
+
+    uses: Mapping[nn.Parameter, Iterable[Tensor]]  # aliases by parameter
+
+    def separate(self) -> dict[nn.Parameter, dict[Tensor, int]]:
+        """Return the aliases of tied parameters, if gradients are added as integers: autograd would add them before."""
+        return self.own.separate() if any(map(rounding_of, self.params.values())) else {}
 
     def reduce_units(self, units: Sequence[FlatParam]) -> list[Tensor]:
         """Reduce the gradients of units, in their order; return this rank's chunks of them.  Collective."""
@@ -90,6 +97,7 @@ class ShardedGradients(ReducedGradients):
         own, every = self.own, self.ranks.every
         self.arena = Arena(own.model, every, self.device, gradients=False, dtype=self.dtype)
         self.arena.broadcast(every)
+        self.uses = self.separate()  # once the arena has their memory
         slices = {name: self.arena.slices[name] for name in own.trained()}
         if own.is_cut:
             units = self.cut(slices, lambda name: own.home(own.params[name]))
@@ -102,13 +110,14 @@ class ShardedGradients(ReducedGradients):
 class ReduceBucket(Bucket):
     """Bucket of a replica's unit: its gradients are reduced in a working buffer, then its chunk is added to `own`."""
 
-    def __init__(self, replica: Replica, unit: FlatParam, own: Tensor, buffer: WorkingBuffer):
+    def __init__(self, replica: ReducedGradients, unit: FlatParam, own: Tensor, buffer: WorkingBuffer):
         shard, memory = replica.ranks.shard, buffer.tensor
         chunk = unit.relative(unit.chunks[shard.rank])
         whole = memory[: sum(unit.counts)]
         plan = shard.plan("reduce_scatter", whole, out=memory[chunk], counts=unit.counts, **replica.reduction)
         self.homes = {replica.params[name]: memory[unit.relative(at)] for name, at in unit.slices.items()}
-        super().__init__(self.homes, plan)
+        aliases = [use for param in self.homes for use in replica.uses.get(param, ())]
+        super().__init__([*self.homes, *aliases], plan)
         self.own, self.chunk, self.buffer, self.waiting = own, memory[chunk], buffer, replica.waiting
 
     @torch.no_grad()
@@ -117,11 +126,11 @@ class ReduceBucket(Bucket):
             finish(self.buffer)
         self.buffer.user, self.micro_batch = self, micro_batch
         for param, home in self.homes.items():
-            if param.grad is None:
+            gradient = gradients.take_gradient(param)
+            if gradient is None:
                 home.zero_()
             else:
-                home.copy_(param.grad.reshape(-1))
-                param.grad = None
+                home.copy_(gradient.reshape(-1))
         self.plan.start()
 
 

@@ -37,6 +37,7 @@ class ShardedParameters(ReducedGradients):
 
     def build(self) -> None:
         own, dtype, every, shard = self.own, self.dtype, self.ranks.every, self.ranks.shard
+        self.uses = self.separate()
         for param in self.params.values():
             every.broadcast(param.data, root=0)
         originals = {name: param.data for name, param in self.params.items()}
@@ -49,7 +50,8 @@ class ShardedParameters(ReducedGradients):
         lengths = [max((n for i, (_, n) in enumerate(laid) if slot_of(i) == slot), default=0) for slot in range(3)]
         slots = [WorkingBuffer(every, length, dtype, self.device) for length in lengths]
         gathered = [
-            GatheredLayer(units[i], params[i], slots[slot_of(i)], flat[span], shard) for i, span in enumerate(spans)
+            GatheredLayer(units[i], params[i], self.uses, slots[slot_of(i)], flat[span], shard)
+            for i, span in enumerate(spans)
         ]
         self.layers = dict(zip(homes, gathered, strict=True))
         names = {*own.trained()}
@@ -134,12 +136,13 @@ class GatheredLayer:
         self,
         units: Sequence[FlatParam],
         params: Mapping[str, nn.Parameter],
+        uses: Mapping[nn.Parameter, Iterable[Tensor]],
         slot: WorkingBuffer,
         weights: Tensor,
         shard: collectives.Communicator,
     ):
         self.slot, self.here = slot, False
-        self.views: dict[nn.Parameter, Tensor] = {}
+        self.views: dict[Tensor, Tensor] = {}  # by parameter and alias
         self.plans: list[collectives.Plan] = []
         self.chunks: list[tuple[FlatParam, Tensor]] = []
         for unit, own in zip(units, offsets(unit.counts[shard.rank] for unit in units), strict=True):
@@ -149,8 +152,9 @@ class GatheredLayer:
             self.plans.append(shard.plan("all_gather", weights[own], out=out, counts=unit.counts))
             self.views |= {params[name]: slot.tensor[at].view(params[name].shape) for name, at in unit.slices.items()}
             self.chunks.append((unit, weights[own]))
+        self.views |= {use: self.views[param] for param in params.values() for use in uses.get(param, ())}
         nan = slot.tensor.new_full((), math.nan)
-        self.blanks = {param: nan.expand(param.shape) for param in params.values()}
+        self.blanks = {param: nan.expand(param.shape) for param in self.views}
         self.release()
 
     def fetch(self) -> None:
@@ -181,7 +185,7 @@ class GatheredLayer:
         for plan in self.plans:
             plan.wait()
 
-    def put(self, values: Mapping[nn.Parameter, Tensor]) -> None:
+    def put(self, values: Mapping[Tensor, Tensor]) -> None:
         """Put values into the module."""
         for param, value in values.items():
             param.data = value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from collectives import InputError
 from collectives.bench.surroundings import surroundings
 from collectives.job.errors import LoneInputError
 from models.gpt import flops_per_token
-from models.mixture import routers
+from models.mixture import Router, routers
 from models.model import Model
 from parallelism.buffers.tensor_collectives import ExposedTime, TensorCollectives
 from parallelism.buffers.transfer import to_device
@@ -29,6 +29,7 @@ from parallelism.numerics.non_finite import FiniteCheck, GradientMonitor, StepGu
 from parallelism.pipeline.stage import Batch
 from parallelism.placement import fill, wholes
 from parallelism.sequence.sequence_parallel import SequenceParallel
+from parallelism.step.events import Listener
 from parallelism.step.local_parameters import tied_names
 from training.data.samples import Samples
 from training.optim.make import make_optimizer
@@ -42,6 +43,17 @@ from training.reports.profile import ALL_RANKS, BUBBLE, StepProfiler
 from training.settings.config import Config, Inputs
 from training.settings.derived import make_model
 from training.settings.paths import check_files, prepare_folders
+
+
+class RouterLoads(Listener):
+    """Clears the loads of experts that a discarded step has counted."""
+
+    def __init__(self, routers: Sequence[Router]):
+        self.routers = routers
+
+    def step_discarded(self) -> None:
+        for router in self.routers:
+            router.loads.zero_()
 
 
 class TrainingRun:
@@ -73,6 +85,7 @@ class TrainingRun:
         position.positions = to_device(positions, config.device)
         self.sampler = DistributedSampler(len(self.windows), inputs.batch_size, dp.rank, dp.size, seed=config.seed)
         count = config.micro_batch_size, inputs.num_micro_batches
+        self.num_micro_batches = inputs.num_micro_batches * dp.size  # of a global batch
         self.samples = Samples(self.windows, self.sampler, *count, positions, config.document_end, config.device)
         self.exchange = ExpertExchange(self.mesh.ep) if config.ep > 1 else None
         tp_collectives = divide(self.model, config, self.mesh, self.sp, position, self.exchange)
@@ -81,6 +94,8 @@ class TrainingRun:
         self.pipeline = staged(
             self.model, config, self.mesh, inputs.schedule, inputs.precision, position, self.samples.first_batch
         )
+        if self.pipeline.exact:
+            self.pipeline.listeners.append(RouterLoads(self.routers))
         self.replica = self.pipeline.replica
         self.masters = self.replica.masters
         self.optimizer = make_optimizer(config, self.replica, self.mesh, self.model.config)
@@ -112,7 +127,7 @@ class TrainingRun:
                 self.first = step + 1
             elif config.checkpoint_dir and not config.eval_only:
                 data = {"data": fingerprint(self.tokens.ids), "batch_size": batch_size}
-                self.saving = Saving(config, comm, shards, self.optimizer, self.scale, data)
+                self.saving = Saving(config, comm, shards, self.optimizer, self.scale, data, self.pipeline.exact)
                 self.first, self.source = self.saving.first, self.saving.source
         except InputError:
             self.close()
@@ -121,6 +136,7 @@ class TrainingRun:
     def _make_profiler(self, tp_collectives: TensorCollectives) -> StepProfiler:
         """Make the profiler, with the waits that each axis of the mesh counts."""
         waits = {"tp": tp_collectives, "sp": self.sp, "ep": self.exchange, "dp": self.replica}
+        exact = self.pipeline.exact
         waits |= {"pp": self.replica.own.tied, BUBBLE: self.pipeline.times if self.mesh.pp.size > 1 else None}
         return StepProfiler(
             self.pipeline,
@@ -129,7 +145,7 @@ class TrainingRun:
             self.first,
             {
                 **{kind: [each] if each else [] for kind, each in waits.items()},
-                ALL_RANKS: [self.clip, self.guard, self.sum_time],
+                ALL_RANKS: [self.clip, self.guard, self.sum_time, *([exact] if exact else [])],
             },
         )
 
@@ -157,8 +173,8 @@ class TrainingRun:
 
     def _make_guard(self) -> StepGuard:
         config = self.config
-        monitor: FiniteCheck | None = None if config.non_finite == "ignore" else self.clip
-        if monitor and self.replica.sums_over_ranks:
+        monitor: FiniteCheck | None = None if config.non_finite == "ignore" else self.pipeline.exact or self.clip
+        if monitor is self.clip and self.replica.sums_over_ranks:
             monitor = GradientMonitor(self.replica.own.names)
             self.pipeline.listeners.insert(0, monitor)
         return StepGuard(

@@ -23,6 +23,7 @@ from parallelism.checkpoint import (
     state_parts,
 )
 from parallelism.data.replica import Replica
+from parallelism.numerics.exact import ExactSums
 from parallelism.numerics.non_finite import LossScale
 from parallelism.planner import presets
 from parallelism.step.optimizer import Optimizer
@@ -68,10 +69,14 @@ class Saving:
         optimizer: Optimizer,
         scale: LossScale,
         data: Mapping[str, Any],
+        exact: ExactSums | None = None,
     ):
+        self.exact = exact
         self.config, self.comm, self.shards, self.optimizer, self.scale = config, comm, shards, optimizer, scale
         self.interval = config.checkpoint_interval
         self.same = {**model_settings(config), "optimizer": config.optimizer, **data, "seed": config.seed}
+        if exact:
+            self.same["micro_batch_size"] = config.micro_batch_size
         self.out_dir, self.source = "", config.init_from
         with ExitStack() as cleanup:
             self.stop = Stop(comm)
@@ -89,7 +94,9 @@ class Saving:
         yield from self.shards.router_biases()
 
     def whole(self) -> dict[str, Any]:
-        return {**self.same, "loss_scale": [*self.scale.state()], "out_dir": self.out_dir}
+        exponents = {"exponents": self.exact.state()} if self.exact else {}
+        micro_batch = {"micro_batch_size": self.config.micro_batch_size}
+        return {**self.same, **micro_batch, **exponents, "loss_scale": [*self.scale.state()], "out_dir": self.out_dir}
 
     def resume(self) -> int:
         """Restore the run's state; return the step of the checkpoint, or 0 if there is none."""
@@ -101,6 +108,8 @@ class Saving:
         loaded = self.checkpoints.load(self.state(), path, self.same)
         with self.comm.agreed("resume"):
             self.scale.load(*loss_scale(path, loaded.whole))
+            if self.exact and "exponents" in loaded.whole:
+                self.exact.load(loaded.whole["exponents"])
         self.shards.replica.gather()
         self.source = str(path)
         self.out_dir = str(loaded.whole.get("out_dir", self.config.out_dir))

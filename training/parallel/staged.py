@@ -90,6 +90,7 @@ def staged(
         zero_group=zero_group(config),
         zero_stage=config.zero_stage,
         bucket_mb=config.bucket_mb,
+        reproducible=config.reproducible,
         **precision.arena_dtypes,
         wire_dtype=precision.wire_dtype,
     )

@@ -186,6 +186,9 @@ class RunSettings:
     )
     master_weights: bool = flag(False, "store parameters in 16 bits, and float32 master weights for the optimizer")
     grad_dtype: str | None = flag(None, "dtype in which gradients are reduced: float32 (the default) or 16 bits")
+    reproducible: bool = flag(
+        False, "the same bits on any number of ranks of dp and pp, with any schedule, zero_stage and resume"
+    )
     non_finite: str = flag("stop", "action on a step whose loss or gradients are not finite", choices=POLICIES)
     max_skips: int = flag(
         10, "number of steps that non_finite=skip skips in a row before the run ends", range=ranges.COUNT
