@@ -1,6 +1,6 @@
 """Gradient clipping by the global norm, which is bitwise identical in all layouts that have the same gradients.
 
-Squares are rounded to multiples of a power of two and added as integers, so that the order of the addition is irrelevant.
+Squares are rounded to multiples of a power of two and added as integers, whose order is irrelevant.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def keys(
 
 
 def shares(comm: collectives.Communicator, keys: np.ndarray) -> list[tuple[int, int]]:
-    """Return for each key how many earlier ones equal it, on lower ranks or this one, and how many in all.  Collective."""
+    """Return for each key how many earlier ones, also of lower ranks, equal it, and how many in all.  Collective."""
     counts = comm.all_gather(np.array([len(keys)])).tolist()
     every = comm.all_gather(keys, counts=counts).tolist()
     start = sum(counts[: comm.rank])

@@ -59,7 +59,8 @@ class PipelineParallel(Pipeline):
         splits = any(action.kind == WEIGHTS for action in order)
         watched = [self._watched(*each) for each in enumerate(layers)]
         stages = cut(model, watched, self.parts, splits=splits, on_ready=self.gradient_ready)
-        first = mesh.dp.rank * schedule.num_micro_batches
+        numbers = mesh.dp.all_gather(np.array([schedule.num_micro_batches]))
+        first = int(numbers[: mesh.dp.rank].sum())
         own = LocalParameters(
             model,
             {number: layers[number].modules for part in self.parts.values() for number in part},
@@ -73,8 +74,7 @@ class PipelineParallel(Pipeline):
         replicas, samples = mesh.along(*replica_axes(mesh.shape)), mesh.along("dp", "sp")
         self.exact: ExactSums | None = None
         if reproducible:
-            micro_batches = int(mesh.dp.all_reduce(np.array([schedule.num_micro_batches]))[0])
-            addends = micro_batches * max([1, *map(len, names)])
+            addends = int(numbers.sum()) * max([1, *map(len, names)])
             trained = {name: own.params[name] for name in own.trained()}
             self.exact = ExactSums(trained, mesh, names, addends, device)
             options |= {"grad_dtype": torch.int64, "op": "sum"}

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from parallelism.buffers import gradients
-from parallelism.buffers.gradients import rounding_of
 from parallelism.buffers.arena import Arena, ReleasableBuffer
+from parallelism.buffers.gradients import rounding_of
 from parallelism.data.buckets import Bucket, BucketQueue
 from parallelism.data.replica import Replica
 from parallelism.data.units import FlatParam, WorkingBuffer, offsets

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from collectives.algorithms.groups import Topology
 from collectives.job import system
+from collectives.schedule.moves import even_runs
 from parallelism.data.units import groups_of
 from parallelism.experts.expert_parallel import check_experts
 from parallelism.mesh import MeshShape, axes_of, mesh_shape, replica_axes
@@ -163,6 +164,27 @@ def num_micro_batches(settings: RunSettings, dp_size: int, num_samples: int) -> 
             f"{settings.micro_batch_size}: use a multiple of {together}, such as {nearest}, or another micro_batch_size"
         )
     return batch // together
+
+
+def micro_batch_shares(settings: RunSettings, dp_size: int, num_samples: int) -> list[int]:
+    """Return each dp rank's number of micro-batches per step: equal ones, unless exact sums allow others."""
+    batch, size, number = settings.global_batch_size, settings.micro_batch_size, settings.num_micro_batches
+    if not settings.reproducible or batch is None or number is not None or batch % (dp_size * size) == 0:
+        return [num_micro_batches(settings, dp_size, num_samples)] * dp_size
+    if batch % size or batch < dp_size * size:
+        nearest = max(dp_size, round(batch / size)) * size
+        raise ValueError(
+            f"global_batch_size={batch} is not at least dp={dp_size} whole micro-batches of {size}: use {nearest}, or "
+            "another micro_batch_size"
+        )
+    shares = [len(run) for run in even_runs(batch // size, dp_size)]
+    words = f"global_batch_size={batch} makes {shares[0]} micro-batches of one rank, and {shares[-1]} of another"
+    if settings.zero_stage >= 2:
+        raise ValueError(f"{words}, but zero_stage={settings.zero_stage} needs equally many: use at most 1")
+    for number in {*shares}:
+        if any(len(stages) > 1 for stages in map(make_schedule(settings, number).stages, range(settings.pp))):
+            raise ValueError(f"{words}, but schedule={settings.schedule} has several stages a rank: use 1f1b")
+    return shares
 
 
 def check_batch(settings: RunSettings, dp_size: int) -> None:

@@ -33,7 +33,7 @@ class Inputs(NamedTuple):
     tokens: Tokens
     windows: TokenWindows  # to train on
     val_ids: TokenSequence
-    num_micro_batches: int  # per rank
+    shares: list[int]  # numbers of micro-batches by dp rank
     batch_size: int  # over all ranks
     schedule: Schedule
     precision: Precision
@@ -83,17 +83,17 @@ class Config(RunSettings):
         checks.check_memory(self, tokens.vocab_size, topology)
         train_ids, val_ids = split(tokens, self.val_fraction, self.block_size)
         windows = TokenWindows(train_ids, self.block_size, self.seed)
-        number = checks.num_micro_batches(self, lengths["dp"], len(windows))
-        batch_size = lengths["dp"] * self.micro_batch_size * number
-        DistributedSampler(len(windows), batch_size, rank=0, size=lengths["dp"])  # raises for an epoch without steps
-        schedule = checks.make_schedule(self, number)
+        shares = checks.micro_batch_shares(self, lengths["dp"], len(windows))
+        batch_size = self.micro_batch_size * sum(shares)
+        DistributedSampler(len(windows), batch_size, rank=0, size=1)  # raises for an epoch without steps
+        schedule = checks.make_schedule(self, shares[mesh.coords(rank)["dp"]])
 
         model = make_model(self, tokens.vocab_size)
         if self.init_from:
             initialize(model, self.init_from)
         strategies(model, plan_of(model.config), {**lengths, "heads": head_ranks})  # raises if not divisible
         check_compiler(self)  # last, as its import takes long
-        return Inputs(tokens, windows, val_ids, number, batch_size, schedule, precision, model)
+        return Inputs(tokens, windows, val_ids, shares, batch_size, schedule, precision, model)
 
 
 def family_of(shape: ModelConfig) -> presets.Family:
