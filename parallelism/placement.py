@@ -77,10 +77,19 @@ def like(parameter: Tensor, value: Tensor, **placement: Shard | Replicate) -> nn
 
 
 class Axis(NamedTuple):
-    """Ranks over which layers are sharded, and whether the sequence between layers is, too."""
+    """Ranks over which layers are sharded, and whether the sequence between layers is, too.
+
+    With `tiles`, a power of two, sums over sharded dims have the same bits on any number of ranks that divides it.
+    """
 
     ranks: TensorCollectives
     sequence: bool = False
+    tiles: int = 0
+
+    @property
+    def own_tiles(self) -> int:
+        """Number of tiles of a rank."""
+        return self.tiles // self.ranks.size
 
     def local(self, parameter: Tensor, shard: Shard, name: str = "tp") -> nn.Parameter:
         """Return this rank's shard of a parameter along this axis, of some name."""

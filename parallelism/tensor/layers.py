@@ -8,6 +8,7 @@ section 3; Korthikanti et al., "Reducing Activation Recomputation in Large Trans
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,21 +16,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from parallelism.buffers import autograd
-from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.placement import SEQ, Axis, Shard
 from parallelism.step.deferred import autocast, current
+from parallelism.tensor.tiles import sum_over_ranks, tiled, tree_sum
 
 
 class ColumnFunction(torch.autograd.Function):
     """x W^T of the whole x and a row shard of W; the gradient of x is summed over the ranks.
 
-    That sum overlaps with the computation of W's gradient, unless that is deferred.  If x is split, its second gather
-    overlaps with the computation of x's gradient.
+    That sum overlaps with the computation of W's gradient, unless that is deferred, or the axis has tiles.  If x is
+    split, its second gather overlaps with the computation of x's gradient.
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, axis: Axis) -> Tensor:  # type: ignore[override]
-        ctx.axis, ctx.weight, ctx.deferred = axis, weight, current(weight)
+    def forward(ctx, x: Tensor, weight: Tensor, axis: Axis, pieces: tuple[int, ...]) -> Tensor:  # type: ignore[override]
+        ctx.axis, ctx.weight, ctx.pieces, ctx.deferred = axis, weight, pieces, current(weight)
         ctx.save_for_backward(x)
         whole = axis.ranks.all_gather(x.movedim(SEQ, 0)).movedim(0, SEQ) if axis.sequence else x  # (batch, seq, in)
         return F.linear(whole, autocast(weight))
@@ -39,9 +40,13 @@ class ColumnFunction(torch.autograd.Function):
         (x,), ranks, sequence = ctx.saved_tensors, ctx.axis.ranks, ctx.axis.sequence
         # from (seq/tp, batch, in) to (seq, batch, in)
         gathering = ranks.start("all_gather", x.movedim(SEQ, 0)) if sequence else None
-        dx = gradient @ ctx.weight.to(gradient.dtype)
-        # (seq, batch, in) to (seq/tp, batch, in), or (batch, seq, in)
-        summing = ranks.start(*(("reduce_scatter", dx.movedim(SEQ, 0)) if sequence else ("all_reduce", dx)))
+        weight = ctx.weight.to(gradient.dtype)
+        if ctx.axis.tiles:
+            dx = tiled(lambda out: gradient[..., out] @ weight[out], len(weight), ctx.axis.own_tiles, ctx.pieces)
+        else:
+            dx = gradient @ weight
+            # (seq, batch, in) to (seq/tp, batch, in), or (batch, seq, in)
+            summing = ranks.start(*(("reduce_scatter", dx.movedim(SEQ, 0)) if sequence else ("all_reduce", dx)))
         if gathering:
             x = gathering.wait().movedim(0, SEQ)  # (batch, seq, in)
         if ctx.deferred:
@@ -49,13 +54,36 @@ class ColumnFunction(torch.autograd.Function):
         else:
             # (out/tp, batch x seq) (batch x seq, in)
             dw = (gradient.flatten(0, -2).t() @ x.flatten(0, -2)).to(ctx.weight.dtype)
-        dx = summing.wait()
-        return dx.movedim(0, SEQ) if sequence else dx, dw, None  # (batch, seq/tp, in) or (batch, seq, in); (out/tp, in)
+        dx = sum_over_ranks(dx, ranks).to(gradient.dtype) if ctx.axis.tiles else summing.wait()
+        # (batch, seq/tp, in) or (batch, seq, in); (out/tp, in)
+        return dx.movedim(0, SEQ) if sequence else dx, dw, None, None
 
 
-def column(x: Tensor, weight: Tensor, axis: Axis) -> Tensor:
+def column(x: Tensor, weight: Tensor, axis: Axis, pieces: tuple[int, ...] = (1,)) -> Tensor:
     """Apply a column-split `F.linear`, in the dtype that autocast would choose."""
-    return ColumnFunction.apply(autocast(x), weight, axis)
+    return ColumnFunction.apply(autocast(x), weight, axis, pieces)
+
+
+class RowFunction(torch.autograd.Function):
+    """x W^T of the rank's columns of W, whose tiles are summed along a tree, in at least float32."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, num_tiles: int) -> Tensor:  # type: ignore[override]
+        ctx.weight, ctx.deferred = weight, current(weight)
+        ctx.save_for_backward(x)
+        cast = autocast(weight)
+        return tiled(lambda inner: F.linear(x[..., inner], cast[:, inner]), x.shape[-1], num_tiles)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        gradient = gradient.to(x.dtype)
+        if ctx.deferred:
+            dw = ctx.deferred.defer(ctx.weight, None, x, gradient)
+        else:
+            # (out, batch x seq) (batch x seq, in/tp)
+            dw = (gradient.flatten(0, -2).t() @ x.flatten(0, -2)).to(ctx.weight.dtype)
+        return gradient @ ctx.weight.to(gradient.dtype), dw, None
 
 
 class ColumnLinear(nn.Module):
@@ -67,12 +95,12 @@ class ColumnLinear(nn.Module):
     def __init__(self, linear: nn.Linear, axis: Axis, pieces: tuple[int, ...] = (1,)):
         super().__init__()
         shard = Shard(0, linear.out_features, pieces)
-        self.axis = axis
+        self.axis, self.pieces = axis, pieces
         self.weight = axis.local(linear.weight, shard)
         self.bias = None if linear.bias is None else axis.local(linear.bias, shard)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = column(x, self.weight, self.axis)
+        y = column(x, self.weight, self.axis, self.pieces)
         return y if self.bias is None else y + self.bias
 
 
@@ -89,12 +117,18 @@ class RowLinear(nn.Module):
         self.bias = linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        y = summed(F.linear(x, self.weight), self.axis)
+        if self.axis.tiles:
+            x = autocast(x)
+            y = summed(RowFunction.apply(x, self.weight, self.axis.own_tiles), self.axis).to(x.dtype)
+        else:
+            y = summed(F.linear(x, self.weight), self.axis)
         return y if self.bias is None else y + replicated(self.bias, self.axis)
 
 
 def summed(y: Tensor, axis: Axis) -> Tensor:
     """Return the sum over the ranks, or this rank's shard of it if the sequence is split."""
+    if axis.tiles:
+        return autograd.Conjugate.apply(y, partial(sum_over_ranks, ranks=axis.ranks), autograd.same)
     return autograd.reduce_scatter(y, axis.ranks, SEQ) if axis.sequence else autograd.reduce(y, axis.ranks)
 
 
@@ -181,7 +215,7 @@ class VocabularyCrossEntropy(nn.Module):
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         flat, targets = logits.flatten(0, 1), targets.flatten()  # (batch x seq, vocab_size/tp), (batch x seq)
         mask = targets != self.ignored
-        return CrossEntropyFunction.apply(flat, targets, mask, self.axis.ranks, self.vocab_size)
+        return CrossEntropyFunction.apply(flat, targets, mask, self.axis, self.vocab_size)
 
 
 class CrossEntropyFunction(torch.autograd.Function):
@@ -192,8 +226,9 @@ class CrossEntropyFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx, logits: Tensor, targets: Tensor, mask: Tensor, ranks: TensorCollectives, vocab_size: int
+        ctx, logits: Tensor, targets: Tensor, mask: Tensor, axis: Axis, vocab_size: int
     ) -> Tensor:
+        ranks = axis.ranks
         begin = ranks.rank * logits.shape[-1]
         num_real = min(max(vocab_size - begin, 0), logits.shape[-1])
         real = logits[:, :num_real]  # without padding
@@ -203,7 +238,11 @@ class CrossEntropyFunction(torch.autograd.Function):
         torch.exp(real - highest[:, None], out=exps[:, :num_real])
         rows, here = local_rows(targets, begin, logits.shape[-1])
         at_target = logits.gather(-1, rows[:, None])[:, 0] * here
-        sums, at_target = ranks.all_reduce(torch.stack([exps.sum(-1), at_target]))  # (2, batch x seq)
+        if axis.tiles:
+            sums = tree_sum([tile.sum(-1) for tile in exps.chunk(axis.own_tiles, -1)])
+            sums, at_target = sum_over_ranks(torch.stack([sums, at_target]), ranks)
+        else:
+            sums, at_target = ranks.all_reduce(torch.stack([exps.sum(-1), at_target]))  # (2, batch x seq)
         ctx.save_for_backward(exps.div_(sums[:, None]), rows, here, mask)
         return ((sums.log() + highest - at_target) * mask).sum()
 

@@ -19,6 +19,7 @@ from parallelism.placement import Axis, Shard
 from parallelism.sequence.sequence_parallel import SequenceAttention, SequenceLoss, SequenceParallel
 from parallelism.sequence.token_shards import check_heads
 from parallelism.tensor import layers
+from parallelism.tensor.tiles import LEAST_COLUMNS
 
 
 class Axes(NamedTuple):
@@ -32,8 +33,8 @@ class Axes(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether no layer is split."""
-        return self.tp.ranks.size == 1
+        """Whether no layer is split, nor computed as if it were."""
+        return self.tp.ranks.size == 1 and not self.tp.tiles
 
 
 Sizes = Mapping[str, int]  # numbers of ranks by axis; "heads" are the sp ranks that exchange heads
@@ -69,6 +70,8 @@ class ColumnParallel(Strategy):
             check_divisible(f"{setting}={{}}", number, sizes["tp"])
         for number in (*self.pieces, module.out_features):
             check_divisible(f"{name}: out_features={{}}", number, sizes["tp"])
+        for piece in self.pieces or (1,):
+            check_tiles(f"{name}: out_features", module.out_features * piece // sum(self.pieces or (1,)), sizes)
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         return module if axes.whole else layers.ColumnLinear(module, axes.tp, self.pieces or (1,))
@@ -82,6 +85,8 @@ class RowParallel(Strategy):
 
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
         check_divisible(f"{name}: in_features={{}}", module.in_features, sizes["tp"])
+        check_tiles(f"{name}: in_features", module.in_features, sizes)
+        check_columns(f"{name}: in_features", module.in_features, sizes)
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         return module if axes.whole else layers.RowLinear(module, axes.tp)
@@ -120,6 +125,8 @@ class Vocabulary(Strategy):
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
         if sizes["tp"] > self.vocab_size:
             raise ValueError(f"{name}: {self.vocab_size} tokens can't be split over tp={sizes['tp']}: use fewer ranks")
+        check_tiles("vocab_size", self.vocab_size, sizes)
+        check_columns("vocab_size", self.vocab_size, sizes)
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         if axes.whole:
@@ -194,20 +201,22 @@ def parallelize(
     sequence: bool = False,
     place: BatchPosition | None = None,
     ep: ExpertExchange | None = None,
+    tiles: int = 0,
 ) -> TensorCollectives:
     """Divide a plain model, identical on all ranks, by a plan; return its collectives over `tp`.  Collective.
 
     `tp` replaces parameters by the rank's shards, described by their placements; `sequence` also splits activations
     between split layers.  With `sp`, the model's input is the rank's tokens and their positions.  With `ep`, mixtures
-    keep the rank's experts.  Dropout masks depend on `place`.  Modules that have parameters and no strategy are
-    replicated, and reported in a line.
+    keep the rank's experts.  Dropout masks depend on `place`.  With `tiles`, a power of two, results have the same bits
+    for each size of tp that divides it, also 1, but for mixtures and with `sequence`.  Modules that have parameters and
+    no strategy are replicated, and reported in a line.
 
     Raises: InputError on every rank if a pattern matches no module, or ranks cannot divide one.
     """
     with tp.agreed("parallelize"):
-        strategy_of = strategies(model, plan, {"tp": tp.size, "heads": sp.heads.size if sp else 1})
+        strategy_of = strategies(model, plan, {"tp": tp.size, "heads": sp.heads.size if sp else 1, "tiles": tiles})
     ranks = TensorCollectives(tp)
-    axes = Axes(Axis(ranks, sequence), sp, ep, place or BatchPosition(), parts={})
+    axes = Axes(Axis(ranks, sequence, tiles), sp, ep, place or BatchPosition(), parts={})
     modules, names = dict(model.named_modules()), tuple(f"{name}." for name in strategy_of)
     with_parameters = [name for name, module in modules.items() if list(module.parameters(recurse=False))]
     replicated = [name for name in with_parameters if not f"{name}.".startswith(names)]
@@ -241,6 +250,24 @@ def matching(model: nn.Module, pattern: str) -> list[str]:
     if not matches:
         raise ValueError(f"the plan names {pattern!r}, but the model has {', '.join(names)}")
     return matches
+
+
+def check_tiles(what: str, number: int, sizes: Sizes) -> None:
+    """Raise ValueError if the tiles cannot cut a number evenly."""
+    tiles = sizes.get("tiles", 0)
+    if tiles and number % tiles:
+        raise ValueError(
+            f"{what}={number} is not divisible by tiles={tiles}: use {-(-number // tiles) * tiles}, or fewer tiles"
+        )
+
+
+def check_columns(what: str, number: int, sizes: Sizes) -> None:
+    """Raise ValueError if a rank's part of a number is too small for the kernels of larger ones."""
+    if sizes.get("tiles", 0) and number < LEAST_COLUMNS * sizes["tp"]:
+        raise ValueError(
+            f"{what}={number} leaves each of tp={sizes['tp']} ranks fewer than the {LEAST_COLUMNS} columns that the "
+            f"same bits need: use at least {LEAST_COLUMNS * sizes['tp']}, or fewer ranks"
+        )
 
 
 def check_divisible(what: str, number: int, size: int) -> None:

@@ -76,7 +76,7 @@ class Saving:
         self.interval = config.checkpoint_interval
         self.same = {**model_settings(config), "optimizer": config.optimizer, **data, "seed": config.seed}
         if exact:
-            self.same["micro_batch_size"] = config.micro_batch_size
+            self.same |= {"micro_batch_size": config.micro_batch_size, "tiles": config.tiles}
         self.out_dir, self.source = "", config.init_from
         with ExitStack() as cleanup:
             self.stop = Stop(comm)
@@ -95,8 +95,8 @@ class Saving:
 
     def whole(self) -> dict[str, Any]:
         exponents = {"exponents": self.exact.state()} if self.exact else {}
-        micro_batch = {"micro_batch_size": self.config.micro_batch_size}
-        return {**self.same, **micro_batch, **exponents, "loss_scale": [*self.scale.state()], "out_dir": self.out_dir}
+        computed = {"micro_batch_size": self.config.micro_batch_size, "tiles": self.config.tiles}
+        return {**self.same, **computed, **exponents, "loss_scale": [*self.scale.state()], "out_dir": self.out_dir}
 
     def resume(self) -> int:
         """Restore the run's state; return the step of the checkpoint, or 0 if there is none."""

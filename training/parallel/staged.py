@@ -47,7 +47,8 @@ def divide(
     Return its collectives over tp.
     """
     sp = sequences if mesh.sp.size > 1 else None
-    ranks = parallelize(model, plan_of(model.config), mesh.tp, sp, config.sequence_parallel, position, ep)
+    plan, tiles = plan_of(model.config), config.tiles or 0
+    ranks = parallelize(model, plan, mesh.tp, sp, config.sequence_parallel, position, ep, tiles)
     if config.compile:
         compile_model(model, config)
     else:

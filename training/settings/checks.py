@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from collectives.schedule.moves import even_runs
 from parallelism.data.units import groups_of
 from parallelism.experts.expert_parallel import check_experts
 from parallelism.mesh import MeshShape, axes_of, mesh_shape, replica_axes
+from parallelism.numerics.precision import HALVES
 from parallelism.pipeline.schedule import files, registry
 from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.schedule.search import limits_of
@@ -20,6 +22,7 @@ from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes, rank_params
 from parallelism.planner.presets import samples_of_depth, shape_of
 from parallelism.sequence.token_shards import check_between_layers, shard_tokens
+from parallelism.tensor.tiles import is_power_of_two
 from training.data.tokens import Tokens
 from training.optim.learning_rate import STABLE
 from training.settings.derived import zero_group
@@ -49,6 +52,7 @@ USES = {
     **dict.fromkeys(("min_lr", "lr_decay_iters"), use("lr_schedule", "cosine", "linear", STABLE)),
     "max_skips": use("non_finite", "skip"),
     "max_alive": use("schedule", SEARCH),
+    "tiles": Use("reproducible", bool, ""),
     **dict.fromkeys(("trace", "balance"), PIPELINE),
     **dict.fromkeys(("expert_capacity", "balance_loss"), EXPERTS),
     **dict.fromkeys(("checkpoint_interval", "checkpoints_kept"), CHECKPOINTS),
@@ -135,6 +139,30 @@ def check_sequences(settings: RunSettings, shape: dict[str, int]) -> int:
     if settings.sequence_parallel:
         check_between_layers(settings.block_size, shape["sp"], shape["tp"])
     return shards.parts
+
+
+def check_reproducible(settings: RunSettings, lengths: Mapping[str, int]) -> None:
+    """Refuse what makes bits depend on the layout."""
+    if not settings.reproducible:
+        return
+    tp, tiles, grad_dtype = lengths["tp"], settings.tiles, settings.grad_dtype
+    refused = {
+        f"ep={settings.ep} computes tokens of several ranks together": settings.ep > 1,
+        f"sp={lengths['sp']} adds up parts of sequences by rank": lengths["sp"] > 1,
+        "sequence_parallel adds up parts of sequences by rank": settings.sequence_parallel,
+        "compile chooses kernels by shapes": settings.compile,
+        f"grad_dtype={grad_dtype} rounds sums of ranks": grad_dtype in HALVES,
+        f"num_experts={settings.num_experts} with tiles adds up products of experts by rank": tiles
+        and settings.num_experts,
+    }
+    for what, is_set in refused.items():
+        if is_set:
+            raise ValueError(f"{what}, which reproducible rules out: omit one of the two")
+    if tp > 1 and not tiles:
+        raise ValueError(f"reproducible with tp={tp} needs a fixed number of tiles, also without tp: set tiles to 8")
+    if tiles and not (is_power_of_two(tp) and is_power_of_two(tiles) and tiles % tp == 0):
+        nearest = 2 ** max(1, math.ceil(math.log2(max(tp, tiles))))
+        raise ValueError(f"tiles={tiles} and tp={tp} must be powers of two, of which tp divides tiles: use {nearest}")
 
 
 def check_zero_group(settings: RunSettings, mesh: MeshShape, topology: Topology) -> None:

@@ -77,6 +77,7 @@ class Config(RunSettings):
         lengths = mesh.lengths
         head_ranks = checks.check_sequences(self, lengths)
         checks.check_zero_group(self, mesh, topology)
+        checks.check_reproducible(self, lengths)
 
         tokens = tokens_of(self)
         checks.check_vocabulary(self, tokens)
@@ -91,7 +92,8 @@ class Config(RunSettings):
         model = make_model(self, tokens.vocab_size)
         if self.init_from:
             initialize(model, self.init_from)
-        strategies(model, plan_of(model.config), {**lengths, "heads": head_ranks})  # raises if not divisible
+        sizes = {**lengths, "heads": head_ranks, "tiles": self.tiles or 0}
+        strategies(model, plan_of(model.config), sizes)  # raises if not divisible
         check_compiler(self)  # last, as its import takes long
         return Inputs(tokens, windows, val_ids, shares, batch_size, schedule, precision, model)
 

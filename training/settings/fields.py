@@ -189,6 +189,11 @@ class RunSettings:
     reproducible: bool = flag(
         False, "the same bits on any number of ranks of dp and pp, with any schedule, zero_stage and resume"
     )
+    tiles: int | None = flag(
+        None,
+        "number of parts of each sum that tp splits, for the same bits with each tp that divides it; a power of two",
+        range=ranges.COUNT,
+    )
     non_finite: str = flag("stop", "action on a step whose loss or gradients are not finite", choices=POLICIES)
     max_skips: int = flag(
         10, "number of steps that non_finite=skip skips in a row before the run ends", range=ranges.COUNT
