@@ -27,8 +27,10 @@ def create_group(options: Any, backend_options: Any) -> dist.ProcessGroup:
     world = start_mpi().COMM_WORLD
     from collectives.torch_backend.group import Group  # imports mpi4py.MPI, which start_mpi has set up
 
-    comm = communicator(world, options.store, options.group_rank, options.group_size, options.group_id)
-    return Group(comm, options.store, options.timeout, options.group_id)
+    # Torch counts groups by rank: disjoint groups may have the same name, and the same part of the store.
+    store = dist.PrefixStore(" ".join(map(str, options.global_ranks_in_group)), options.store)
+    comm = communicator(world, store, options.group_rank, options.group_size, options.group_id)
+    return Group(comm, store, options.timeout, options.group_id)
 
 
 dist.Backend.register_backend("collectives", create_group, extended_api=True, devices=["cpu", "cuda"])

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
+from collectives import torch_backend
 from collectives.torch_backend.work import HELD
 from mpi_tests.helpers.torch_programs import PROGRAMS, ddp, lacking
 from mpi_tests.helpers.torch_world import of, world
@@ -37,6 +38,30 @@ def test_groups_within(size):
     dist.all_reduce(x, group=mesh["b"].get_group())
     assert x == (1 if rank < 2 else 5)
     dist.destroy_process_group(odds if rank % 2 else evens)
+
+
+@pytest.mark.sizes(4)
+def test_disjoint_groups_that_torch_gives_the_same_name(mpi_comm, monkeypatch):
+    """Torch names groups by a counter of each rank: [0] and [1] have one name, [2] and [3] another."""
+    original, others = torch_backend.communicator, mpi_comm.Split(mpi_comm.rank // 2)
+
+    def together(world, store, rank, size, name):
+        if size == 1:
+            store.set("rank", str(mpi_comm.rank))
+            others.Barrier()
+            assert int(store.get("rank")) == mpi_comm.rank
+        return original(world, store, rank, size, name)
+
+    with world(mpi_comm):
+        rank = dist.get_rank()
+        half, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+        monkeypatch.setattr(torch_backend, "communicator", together)
+        own, _ = dist.new_subgroups(1, group=half)
+        assert dist.get_process_group_ranks(own) == [rank]
+        x = torch.tensor([rank])
+        dist.all_reduce(x, group=own)
+        assert x == rank
+    others.Free()
 
 
 @pytest.mark.sizes(4)
