@@ -1,157 +1,182 @@
-"""Reproducible sums: algorithms that sum in rank order give the same bits for every length and segment size."""
+"""With --reproducible, weights, losses and norms have the same bits in all layouts.
+
+LAYOUTS of them are drawn, of STEPS steps.
+"""
+
+import os
+import random
+from functools import cache
 
 import numpy as np
 import pytest
+import torch
 
-from collectives import algorithms
-from collectives.arrays.ops import COMPLEX, HALVES
-from collectives.arrays.views import dtype_of
-from mpi_tests.helpers.cuda_arrays import each_mode
-from mpi_tests.helpers.reference import DTYPES, REDUCTIONS, UFUNCS, ops_of
+from collectives import InputError
+from mpi_tests.helpers.folders import shared_folder
+from mpi_tests.helpers.trained import GLOBAL_BATCH, by_torch, check_bits, on, on_first
+from parallelism.mesh import Mesh
+from parallelism.numerics.exact import HEADROOM_BITS, ExactSums
+from parallelism.pipeline.schedule import registry
 
-TEN_TO_THE = {"float16": 4, "float64": 200}  # exponent of the largest magnitude; 30 for other dtypes
-
-
-def in_order(collective, *, by_messages=False):
-    rows = [r for r in algorithms.rows(collective) if r.in_order and not (by_messages and r.access)]
-    return [*(row.name for row in rows), "auto"]
-
-
-def wild(size, count, dtype):
-    """Return numbers of all magnitudes with zeros of both signs, so that sums depend on the order."""
-    rng, element, shape = np.random.default_rng([size, count]), dtype_of(dtype), (size, count)
-    if element.kind == "b":
-        return list(rng.random(shape) < 0.5)
-    if element.kind in "iu":
-        return list(np.frombuffer(rng.bytes(size * count * element.itemsize), element).reshape(shape))
-    most = TEN_TO_THE.get(dtype, 30) / size
-    real, imag = (rng.standard_normal(shape) * 10.0 ** rng.uniform(-most, most, shape) for _ in range(2))
-    xs = np.where(rng.random(shape) < 0.1, rng.choice([0.0, -0.0], shape), real)
-    return list((xs + 1j * imag if element in COMPLEX else xs).astype(element))
+STEPS = int(os.environ.get("STEPS", "5"))
+NUM_DRAWN = int(os.environ.get("LAYOUTS", "0"))
+SETTINGS = {
+    "reproducible": True, "global_batch_size": GLOBAL_BATCH, "micro_batch_size": 2, "n_layer": 4, "max_iters": STEPS,
+    "eval_interval": STEPS, "grad_clip": 0.5, "dropout": 0.1,
+}  # fmt: skip
+SPLIT = {"n_embd": 128, "tiles": 4, "dropout": 0.0}
+LLAMA = {"model": "llama", "n_kv_head": 1, "n_hidden": 128, "dropout": 0.0}
+BFLOAT16 = {"dtype": "bfloat16", "master_weights": True}
 
 
-def reduce(op, left, right):
-    if op == "prod" and left.dtype in COMPLEX:  # NumPy's own may or may not fuse multiply and add
-        real = left.real * right.real - left.imag * right.imag
-        imag = left.real * right.imag + left.imag * right.real
-        return np.stack([real, imag], -1).reshape(-1).view(left.dtype)
-    return UFUNCS[op](left, right)
+@pytest.fixture
+def folder(mpi_comm):
+    with shared_folder(mpi_comm) as folder:
+        yield folder
 
 
-def left_to_right(xs, op):
-    """Compute ((x0 + x1) + x2) + ..., rounded once at the end."""
-    wide = [x.astype(np.float32) if x.dtype in HALVES else x for x in xs]
-    total = wide[0]
-    with np.errstate(all="ignore"):
-        for x in wide[1:]:
-            total = reduce(op, total, x)
-        if op == "avg" and total.dtype.kind in "iu":
-            return np.array([abs(x) // len(xs) * (1 if x > 0 else -1) for x in total.tolist()], total.dtype)
-        if op == "avg":
-            parts = total.view(total.real.dtype)
-            total = (parts / parts.dtype.type(len(xs))).view(total.dtype)
-        return total.astype(xs[0].dtype)
+@cache
+def on_one_rank(comm, **changes):
+    return on_first(comm, **{**SETTINGS, **changes})
 
 
-def part_of(want, collective, comm, root=0):
-    if collective == "reduce_scatter":
-        return np.array_split(want, comm.size)[comm.rank]
-    return want if collective == "all_reduce" or comm.rank == root else None
+def check(comm, layout, **changes):
+    """Check that a layout has the bits of one rank."""
+    outcome, expected = on(comm, **{**SETTINGS, **changes, **layout}), on_one_rank(comm, **changes)
+    assert outcome.losses == expected.losses
+    norms = [[record["grad_norm"] for record in each.records if "loss" in record] for each in (outcome, expected)]
+    assert norms[0] == norms[1]
+    check_bits(outcome.weights, expected.weights)
 
 
-def check_bits(comm, collective, x, want, algorithm, where=(), **arguments):
-    actual = getattr(comm, collective)(x.copy(), algorithm=algorithm, reproducible=True, **arguments)
-    want = part_of(want, collective, comm, arguments.get("root", 0))
-    assert want is None or actual.tobytes() == want.tobytes(), (collective, algorithm, x.dtype, arguments, *where)
+@pytest.mark.sizes(2)
+def test_gradients_are_those_of_plain_torch(comm):
+    outcome, expected = on_one_rank(comm, dropout=0.0, grad_clip=1.0, n_layer=2), by_torch(comm, max_iters=STEPS)
+    np.testing.assert_allclose(outcome.losses, expected.losses, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.sizes(3, proof=(1, 2, 5, 8))
-def test_every_dtype_and_op(comm, dtype):
-    for op in ops_of(dtype):
-        xs = wild(comm.size, 4 * comm.size + 3, dtype)
-        want = left_to_right(xs, op)
-        for collective in REDUCTIONS if dtype in ("float32", "bfloat16") else ["all_reduce"]:
-            for algorithm in in_order(collective):
-                check_bits(comm, collective, xs[comm.rank], want, algorithm, op=op)
-
-
-def test_every_length(comm):
-    """An element's result depends neither on its neighbours nor on its chunk."""
-    xs = wild(comm.size, 1000, "float32")
-    want = left_to_right(xs, "sum")
-    for length in (1, comm.size - 1, comm.size + 1, 100, 1000):
-        for collective in REDUCTIONS:
-            for algorithm in in_order(collective):
-                check_bits(comm, collective, xs[comm.rank][:length], want[:length], algorithm)
-
-
-@pytest.mark.parametrize("segment_bytes", [8, 40])
-@pytest.mark.sizes(2, 3, 5)
-def test_every_segment(mpi_comm, segment_bytes):
-    from collectives import Communicator
-
-    comm = Communicator(mpi_comm, segment_bytes=segment_bytes)
-    for dtype in ("float32", "bfloat16"):
-        xs = wild(comm.size, 201, dtype)
-        for collective in REDUCTIONS:
-            check_bits(comm, collective, xs[comm.rank], left_to_right(xs, "avg"), "chain", op="avg")
-    comm.free()
-
-
-def test_long_arrays_and_symmetric_ones(comm):
-    count = 600_000 // comm.size
-    xs = wild(comm.size, count, "float32")
-    want = left_to_right(xs, "sum").tobytes()
-    x = comm.empty(count)
-    for algorithm in in_order("all_reduce"):
-        for mine in (x, np.empty_like(x)):
-            mine[:] = xs[comm.rank]
-            plan = comm.plan("all_reduce", mine, algorithm=algorithm, reproducible=True)
-            assert plan().tobytes() == want, algorithm
-            plan.free()
-
-
-def test_every_root_and_uneven_counts(comm):
-    xs = wild(comm.size, 2 * comm.size + 1, "float32")
-    want = left_to_right(xs, "sum")
-    for algorithm in in_order("reduce"):
-        for root in range(comm.size):
-            check_bits(comm, "reduce", xs[comm.rank], want, algorithm, root=root)
-    counts = [0] * (comm.size - 1) + [2 * comm.size + 1]
-    for algorithm in in_order("reduce_scatter"):
-        actual = comm.reduce_scatter(xs[comm.rank], counts=counts, algorithm=algorithm, reproducible=True)
-        assert actual.tobytes() == (want if comm.rank == comm.size - 1 else want[:0]).tobytes(), algorithm
-
-
-@pytest.mark.sizes(4, 8)
-def test_several_nodes(mpi_comm, monkeypatch):
-    from collectives import Communicator, InputError
-
-    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", f"2x{mpi_comm.size // 2}")
-    comm = Communicator(mpi_comm)
-    xs = wild(comm.size, 301, "bfloat16")
-    for collective in REDUCTIONS:
-        for algorithm in in_order(collective, by_messages=True):
-            check_bits(comm, collective, xs[comm.rank], left_to_right(xs, "sum"), algorithm)
-        assert comm.plan(collective, np.ones(1 << 16), reproducible=True).name == f"{collective} chain"
-    with pytest.raises(InputError, match=r"needs ranks of one node, but there are 2 nodes: use auto, chain$"):
-        comm.all_reduce(np.ones(3), algorithm="two_shot", reproducible=True)
-    comm.free()
-
-
+@pytest.mark.parametrize("layout", [{}, {"zero_stage": 1}, {"zero_stage": 2, "recompute": "full"}, {"zero_stage": 3}])
 @pytest.mark.sizes(3)
-@each_mode
-def test_on_a_device(new_comm, cuda, mpi_reads):
-    cuda.use(mpi_reads=mpi_reads)
-    comm, xs = new_comm, wild(new_comm.size, 50, "float32")
-    actual = comm.all_reduce(cuda.put(xs[comm.rank]), reproducible=True)
-    assert cuda.get(actual).tobytes() == left_to_right(xs, "sum").tobytes()
+def test_data_parallelism_and_zero(comm, layout):
+    check(comm, layout)
 
 
+@pytest.mark.parametrize("zero_stage", [0, 1])
 @pytest.mark.sizes(5)
-def test_orders_differ_without_it(comm):
-    """Without reproducible=True, orders differ; otherwise the other tests would prove nothing."""
-    xs = wild(comm.size, 100, "float32")
-    actual = comm.all_reduce(xs[comm.rank].copy(), algorithm="ring")
-    assert actual.tobytes() != left_to_right(xs, "sum").tobytes()
+def test_ranks_have_different_numbers_of_micro_batches(comm, zero_stage):
+    check(comm, {"zero_stage": zero_stage})
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"schedule": "zb_v", "zero_stage": 3},
+        {"schedule": "zb_h1", "zero_stage": 2},
+        {"schedule": "interleaved", "zero_stage": 1, "recompute": "selective"},
+    ],
+)
+@pytest.mark.sizes(4)
+def test_pipelines_with_split_backward_passes_and_several_stages(comm, layout):
+    """The tied embedding and head are on one rank or on two."""
+    check(comm, {"pp": 2, **layout})
+
+
+@pytest.mark.parametrize("changes", [LLAMA, BFLOAT16, {"optimizer": "sgd"}, {"optimizer": "muon"}], ids=str)
+@pytest.mark.sizes(4)
+def test_other_models_dtypes_and_optimizers(comm, changes):
+    check(comm, {"pp": 2, "zero_stage": 2, "schedule": "zb_h1"}, **changes)
+
+
+@pytest.mark.parametrize(("layout", "changes"), [({"tp": 2}, {}), ({"tp": 2, "zero_stage": 3}, BFLOAT16)])
+@pytest.mark.sizes(2, 4)
+def test_tensor_parallelism_in_tiles(comm, layout, changes):
+    check(comm, layout, **SPLIT, **changes)
+
+
+@pytest.mark.sizes(4)
+def test_tensor_parallelism_of_a_llama_in_tiles_and_stages(comm):
+    """A key and value head is split in tiles, too."""
+    check(comm, {"tp": 2, "pp": 2}, **{**SPLIT, **LLAMA, "n_kv_head": 2})
+
+
+@pytest.mark.sizes(4)
+def test_a_run_resumes_in_another_layout(comm, folder):
+    """The second part ends as if it were the first's; the quanta come from the checkpoint."""
+    saved = {"checkpoint_dir": str(folder / "saved"), "checkpoint_interval": 2}
+    on(comm, **{**SETTINGS, "max_iters": 2, "lr_decay_iters": STEPS}, zero_stage=1, **saved)
+    outcome = on(comm, **{**SETTINGS, "lr_decay_iters": STEPS}, pp=2, zero_stage=3, resume="auto", **saved)
+    expected = on_first(comm, **SETTINGS, lr_decay_iters=STEPS)
+    check_bits(outcome.weights, expected.weights)
+    assert outcome.losses == expected.losses[2:]
+    with pytest.raises(InputError, match="micro_batch_size was 2, but is 3: resume with the same"):
+        on(comm, **{**SETTINGS, "micro_batch_size": 3}, resume="auto", **saved)
+
+
+@pytest.mark.parametrize("number", range(NUM_DRAWN // 8))
+@pytest.mark.sizes(1, 2, 3, 4, 5, 6, 7, 8)
+def test_layouts_drawn_at_random(comm, number):
+    check(comm, drawn(comm.size, random.Random(8 * number + comm.size)))
+
+
+def drawn(size: int, draw: random.Random) -> dict:
+    pp = draw.choice([n for n in (1, 2, 4) if size % n == 0])
+    layout = {"pp": pp, "zero_stage": draw.randrange(4), "recompute": draw.choice(("none", "full", "selective"))}
+    dp = size // pp
+    if GLOBAL_BATCH // 2 % dp:
+        layout["zero_stage"] %= 2
+    elif dp % 2 == 0 and layout["zero_stage"] and draw.random() < 0.5:
+        layout["zero_group"] = "2"
+    names = [name for name in registry.names() if possible(name, pp, GLOBAL_BATCH // 2 // dp)]
+    return {**layout, "schedule": draw.choice(names) if GLOBAL_BATCH // 2 % dp == 0 else "1f1b"}
+
+
+def possible(name: str, pp: int, num_micro_batches: int) -> bool:
+    try:
+        return registry.make_schedule(name, pp, num_micro_batches).num_stages <= 4
+    except ValueError:
+        return False
+
+
+def exact_sums(comm, gradient: float) -> tuple[ExactSums, torch.Tensor]:
+    """Return the sums of a parameter whose only gradient has been this one, and the parameter."""
+    param, mesh = torch.nn.Parameter(torch.zeros(3)), Mesh(comm)
+    exact = ExactSums({"p": param}, mesh)
+    for _ in range(2):
+        add(exact, param, gradient)
+        exact.fits()
+    return exact, param
+
+
+def add(exact: ExactSums, param: torch.Tensor, *gradients: float) -> None:
+    exact.begin()
+    param.rounding.total = None
+    for gradient in gradients:
+        param.rounding.add(torch.full((3,), gradient))
+
+
+@pytest.mark.sizes(1, 2)
+def test_a_gradient_that_outgrows_its_quantum_is_computed_again(comm):
+    """It does on one rank, and all of them know."""
+    exact, param = exact_sums(comm, 0.75)
+    least = 2.0 ** (exact.exponents.item() + exact.bits)
+    assert least == 2.0**HEADROOM_BITS
+    add(exact, param, least if comm.rank == 0 else 0.75)
+    assert exact.fits()
+    add(exact, param, 2.0**12 * least if comm.rank == 0 else 0.75)
+    assert not exact.fits()
+    assert param.rounding.floats(torch.float32).isnan().all()
+    add(exact, param, 2.0**12 * least if comm.rank == 0 else 0.75)
+    assert exact.fits()
+    assert param.rounding.floats(torch.float32)[0] == (2.0**12 * least if comm.rank == 0 else 0.75)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.sizes(1, 2)
+def test_a_gradient_that_is_not_finite_is_not_computed_again(comm, value):
+    exact, param = exact_sums(comm, 0.75)
+    before = exact.state()
+    add(exact, param, value if comm.rank == 0 else 0.5, 0.5)
+    assert exact.fits()
+    assert exact.state() == before
+    assert exact.take(torch.device("cpu"))[1].tolist() == [comm.rank != 0]
+    assert param.rounding.floats(torch.float32).isnan().all()

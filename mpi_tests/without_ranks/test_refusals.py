@@ -84,7 +84,7 @@ def refusal(folder, flags, nodes=(0, 0)):
 def test_what_fits_is_made_on_every_rank(folder):
     flags = ["--pp", 2, *TWO_BLOCKS, "--num_micro_batches", 3, "--micro_batch_size", 2, "--out_dir", folder / "new/out"]
     inputs = begin([*SMALL, *flags], nodes=(0, 0, 1, 1))
-    assert (inputs.num_micro_batches, inputs.batch_size, inputs.tokens.vocab_size) == (3, 12, 256)
+    assert (inputs.shares, inputs.batch_size, inputs.tokens.vocab_size) == ([3, 3], 12, 256)
     assert (inputs.schedule.name, inputs.schedule.num_stages, inputs.model.config.n_layer) == ("1f1b", 2, 2)
     assert len(inputs.windows.ids) + len(inputs.val_ids) == len(inputs.tokens.ids)
     assert list((folder / "new").rglob("*")) == [folder / "new/out"]
@@ -192,6 +192,30 @@ SETTINGS = [
     (
         ["--warmup_iters", 3],
         "warmup_iters=3 is longer than the run of max_iters=2 steps, which would never reach lr=0.003: use at most 2",
+    ),
+    (["--tiles", 8], "tiles=8 has no effect without reproducible: omit it, or set reproducible"),
+    (["--reproducible", "--sp", 2], "sp=2 adds up parts of sequences by rank, which reproducible rules out: omit one"),
+    (
+        ["--reproducible", "--compile"],
+        "compile chooses kernels by shapes, which reproducible rules out: omit one of the",
+    ),
+    (["--reproducible", "--grad_dtype", "bfloat16"], "grad_dtype=bfloat16 rounds sums of ranks, which reproducible"),
+    (
+        ["--reproducible", "--tp", 2],
+        "reproducible with tp=2 needs a fixed number of tiles, also without tp: ",
+    ),
+    (
+        ["--reproducible", "--tp", 2, "--tiles", 6],
+        "tiles=6 and tp=2 must be powers of two, of which tp divides tiles: use 8",
+    ),
+    (["--reproducible", "--tiles", 512], "vocab_size=256 is not divisible by tiles=512: use 512, or fewer tiles"),
+    (
+        ["--reproducible", "--tp", 2, "--tiles", 8, "--n_embd", 32, "--n_head", 4],
+        "in_features=32 leaves each of tp=2 ranks fewer than the 32 columns that the same bits need: use at least",
+    ),
+    (
+        ["--reproducible", "--micro_batch_size", 3, "--global_batch_size", 13],
+        "global_batch_size=13 is not at least ",
     ),
     (["--balance", "measured"], "balance=measured has no effect with pp=1: omit it, or set pp to 2 or more"),
     (["--balance_loss", 0.1], "balance_loss=0.1 has no effect without num_experts: omit it, or set num_experts"),

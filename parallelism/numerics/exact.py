@@ -7,6 +7,7 @@ thus the same for any layout whose ranks compute the same micro-batches, in any 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -49,11 +50,11 @@ class Rounding:
         if gradient.device.type == "cpu" and kernels():
             x = flat.numpy()
             peak = of_bits(kernels().add_rounded(x, *bits_of(x), self.scale.item(), total.numpy()), x.dtype)
-            if not peak <= self.peak.item():  # or is NaN
+            if peak > self.peak.item() or math.isnan(peak):
                 self.peak.fill_(peak)
         else:
             wide = flat.double()
-            self.peak.copy_(torch.maximum(self.peak, wide.abs().amax()))
+            self.peak.copy_(torch.maximum(self.peak, highest([wide], wide.device)[0]))
             total += (wide * self.scale).round_().long()
 
     @torch.no_grad()
