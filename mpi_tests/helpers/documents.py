@@ -31,6 +31,7 @@ TINY_MODEL = "--max_iters 2 --warmup_iters 0 --n_layer 2 --n_head 4 --n_embd 8 -
 IN_SMALL = {
     r"train\.py|-m training( |$)": f"{TINY_MODEL} --val_fraction 0.002",
     r"train\.py .*--config": "--micro_batch_size 2 --global_batch_size 4",
+    r"train\.py .*--tiles": "--n_embd 128",
     r"--resume auto": "--max_iters 3",  # one more than in the run that wrote the checkpoint
     r"schedule\.simulate": "--algorithms binomial hierarchical -b 1M -e 1M",
     r"collectives\.bench ": "-b 1K -e 1K -n 2",
@@ -41,7 +42,7 @@ WRITES = r"--(?:html|json|out|output|picture|png|report|space-time|trace|prometh
 # Patterns of commands, and the tests that run them.
 ELSEWHERE = {
     r"make [\w-]+$": "without_ranks/test_readme.py::test_make_runs_what_the_pages_say",
-    rf"mpirun -n [1248] python train\.py(?!.* {FILES}).*": IN_RANKS,
+    rf"mpirun -n [1248] python train\.py(?!.* (?:{FILES}|--out_dir)).*": IN_RANKS,
     rf"mpirun -n [1248] python train\.py.* {FILES}.*|python -m training\.(prepare|report) ": IN_FOLDER,
     r".*python sample\.py ": "systems/test_documents.py::test_text_from_what_was_trained",
     r".*--device cuda|python -m mpi_tests\.gpu_check ": (
