@@ -47,7 +47,7 @@ def hash_state(parts: Iterable[TensorShard], comm: collectives.Communicator) -> 
         sums[tuple(tensor)].append((first, second))
     tensors: dict[str, dict[str, str]] = defaultdict(dict)
     whole = sha256()
-    for tensor in sorted(sums):
+    for tensor in sorted(sums, key=lambda tensor: (tensor[0], tensor[1] != "parameter", tensor)):
         name, kind, *_ = tensor
         total = [sum(numbers) % (1 << 64) for numbers in zip(*sums[tensor], strict=True)]
         digest = sha256(json.dumps([*tensor, *total]).encode())
