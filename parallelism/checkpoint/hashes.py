@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from parallelism.numerics.dropout import kernels, mix
 
 BLOCK = 1 << 17  # elements that are mixed at a time
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers of as many bytes as an element
+PartSums = tuple[str, str, tuple[int, ...], str, int, int]  # name, kind, shape and dtype of the whole, two sums
 
 
 class StateHash(NamedTuple):
@@ -40,10 +41,15 @@ def hash_state(parts: Iterable[TensorShard], comm: collectives.Communicator) -> 
     Raises: InputError with the first tensor that differs between the ranks that hold it.
     """
     own = {identity(part): part for part in parts}
-    every = comm.all_gather_object({key: (*description(part), *element_sums(part)) for key, part in own.items()})
+    every = comm.all_gather_object({key: part_sums(part) for key, part in own.items()})
     refuse_different(comm, own, every, "the sum of its mixed bits", "resume from an earlier checkpoint")
-    sums: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
-    for *tensor, first, second in {key: values for of_rank in every for key, values in of_rank.items()}.values():
+    return combined(every)
+
+
+def combined(of_ranks: Iterable[Mapping[int, PartSums]]) -> StateHash:
+    """Return the hash of a whole model from each rank's `part_sums`, by the parts' identities."""
+    sums: dict[tuple[Any, ...], list[tuple[int, int]]] = defaultdict(list)  # by name, kind, shape and dtype
+    for *tensor, first, second in {key: part for parts in of_ranks for key, part in parts.items()}.values():
         sums[tuple(tensor)].append((first, second))
     tensors: dict[str, dict[str, str]] = defaultdict(dict)
     whole = sha256()
@@ -56,8 +62,8 @@ def hash_state(parts: Iterable[TensorShard], comm: collectives.Communicator) -> 
     return StateHash(whole.hexdigest(), dict(tensors))
 
 
-def description(part: TensorShard) -> tuple[str, ...]:
-    return part.name, part.kind, str([*part.extent.shape]), str(part.tensor.dtype)
+def part_sums(part: TensorShard) -> PartSums:
+    return part.name, part.kind, part.extent.shape, str(part.tensor.dtype), *element_sums(part)
 
 
 def element_sums(part: TensorShard) -> tuple[int, int]:

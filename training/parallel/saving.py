@@ -69,7 +69,7 @@ class StateHashes:
         self, comm: collectives.Communicator, state: Callable[[], Iterator[TensorShard]], names: Sequence[str]
     ):
         self.comm, self.state, self.order = comm, state, {name: index for index, name in enumerate(names)}
-        self.step, self.latest = 0, StateHash("", {})
+        self.step, self.latest = -1, StateHash("", {})
 
     def after(self, step: int) -> StateHash:
         """Return the hash after a step, with the tensors in the model's order.  Collective.
