@@ -35,8 +35,8 @@ def splitmix64(state):
 
 def slow_sums(x):
     """Compute both sums with integers of any length, from the tensor's bytes in memory."""
-    letter = {1: "b", 2: "h", 4: "i", 8: "q"}[x.element_size()]
-    words = struct.unpack(f"={x.numel()}{letter}", bytes(x.reshape(-1).view(torch.uint8).tolist()))
+    code = {1: "b", 2: "h", 4: "i", 8: "q"}[x.element_size()]
+    words = struct.unpack(f"={x.numel()}{code}", bytes(x.reshape(-1).view(torch.uint8).tolist()))
     mixed = [splitmix64((position - 1) * 0x9E3779B97F4A7C15 + word & WORD) for position, word in enumerate(words)]
     again = [splitmix64((number - 1) * 0x9E3779B97F4A7C15 + 1 & WORD) for number in mixed]
     return sum(mixed) & WORD, sum(again) & WORD

@@ -10,7 +10,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -48,9 +48,11 @@ def hash_state(parts: Iterable[TensorShard], comm: collectives.Communicator) -> 
 
 def combined(of_ranks: Iterable[Mapping[int, PartSums]]) -> StateHash:
     """Return the hash of a whole model from each rank's `part_sums`, by the parts' identities."""
-    sums: dict[tuple[Any, ...], list[tuple[int, int]]] = defaultdict(list)  # by name, kind, shape and dtype
-    for *tensor, first, second in {key: part for parts in of_ranks for key, part in parts.items()}.values():
-        sums[tuple(tensor)].append((first, second))
+    sums: dict[tuple[str, str, tuple[int, ...], str], list[tuple[int, int]]] = defaultdict(
+        list
+    )  # by name, kind, shape and dtype
+    for part in {key: part for parts in of_ranks for key, part in parts.items()}.values():
+        sums[part[:4]].append(part[4:])
     tensors: dict[str, dict[str, str]] = defaultdict(dict)
     whole = sha256()
     for tensor in sorted(sums, key=lambda tensor: (tensor[0], tensor[1] != "parameter", tensor)):
