@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from collectives import Communicator, InputError
+from collectives.job import system
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.trained import config, on
 from parallelism.checkpoint import Checkpoint
@@ -145,3 +146,35 @@ def test_a_replica_that_differs_ends_the_run_in_that_step(comm, monkeypatch, lay
         InputError, match=f"^step 3: parameter of {name} should be the same .* rank 0 and .* rank 1: resume"
     ):
         on(comm, **SHAPE, **layout)
+
+
+@pytest.mark.sizes(1, 2)
+def test_checkpoints_are_hashed_too_and_a_resumed_run_repeats_the_hashes(comm, folder, monkeypatch, capsys):
+    """It resumes from step 2 of 4 on another kind of CPU, which it says and marks, and continues bit for bit."""
+    settings = {**SHAPE, "hash_interval": 3, "checkpoint_interval": 2, "checkpoint_dir": str(folder / "saved")}
+    settings["out_dir"] = str(folder / "out")
+    records = on(comm, **settings).records
+    hashes = {record["iter"]: record["hash"] for record in records if "hash" in record}
+    assert [*hashes] == [2, 3, 4]
+    (path,) = (folder / "saved").glob("*-step-2")
+    whole = Checkpoint(path).index.whole
+    assert whole["hash"] == hashes[2]
+    assert whole["conditions"] == {
+        "cpu": f"{system.processor()} ({torch.backends.cpu.get_cpu_capability()})",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "micro_batch_size": 12 // comm.size,
+    }
+    comm.barrier()
+    monkeypatch.setattr(system, "processor", lambda: "8086")
+    capsys.readouterr()
+    resumed = on(comm, **settings, resume=str(path)).records
+    cpu = f"8086 ({torch.backends.cpu.get_cpu_capability()})"
+    assert f"resumed with cpu {cpu}, before {whole['conditions']['cpu']}: " in capsys.readouterr().out
+    assert [record.get("resumed_with") for record in resumed] == [{"cpu": cpu}, *[None] * (len(resumed) - 1)]
+    assert {record["iter"]: record["hash"] for record in resumed if "hash" in record} == {
+        step: hashes[step] for step in (3, 4)
+    }
+    lines = [json.loads(line) for line in (folder / "out" / "hashes.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["hash"]) for line in lines] == [(step, hashes[step]) for step in (2, 3, 4, 3, 4)]
+    assert all(next(iter(line["tensors"])) == "transformer.wte.weight" for line in lines)
