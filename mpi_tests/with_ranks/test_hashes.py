@@ -150,12 +150,12 @@ def test_a_replica_that_differs_ends_the_run_in_that_step(comm, monkeypatch, lay
 
 @pytest.mark.sizes(1, 2)
 def test_checkpoints_are_hashed_too_and_a_resumed_run_repeats_the_hashes(comm, folder, monkeypatch, capsys):
-    """It resumes from step 2 of 4 on another kind of CPU, which it says and marks, and continues bit for bit."""
+    """It resumes from step 2 of 6 on another kind of CPU, which it says and marks, and continues bit for bit."""
     settings = {**SHAPE, "hash_interval": 3, "checkpoint_interval": 2, "checkpoint_dir": str(folder / "saved")}
-    settings["out_dir"] = str(folder / "out")
+    settings |= {"max_iters": 6, "out_dir": str(folder / "out")}
     records = on(comm, **settings).records
     hashes = {record["iter"]: record["hash"] for record in records if "hash" in record}
-    assert [*hashes] == [2, 3, 4]
+    assert [*hashes] == [2, 3, 4, 6]
     (path,) = (folder / "saved").glob("*-step-2")
     whole = Checkpoint(path).index.whole
     assert whole["hash"] == hashes[2]
@@ -173,8 +173,8 @@ def test_checkpoints_are_hashed_too_and_a_resumed_run_repeats_the_hashes(comm, f
     assert f"resumed with cpu {cpu}, before {whole['conditions']['cpu']}: " in capsys.readouterr().out
     assert [record.get("resumed_with") for record in resumed] == [{"cpu": cpu}, *[None] * (len(resumed) - 1)]
     assert {record["iter"]: record["hash"] for record in resumed if "hash" in record} == {
-        step: hashes[step] for step in (3, 4)
+        step: hashes[step] for step in (3, 4, 6)
     }
     lines = [json.loads(line) for line in (folder / "out" / "hashes.jsonl").read_text().splitlines()]
-    assert [(line["step"], line["hash"]) for line in lines] == [(step, hashes[step]) for step in (2, 3, 4, 3, 4)]
+    assert [(line["step"], line["hash"]) for line in lines] == [(step, hashes[step]) for step in (2, 3, 4, 6, 3, 4, 6)]
     assert all(next(iter(line["tensors"])) == "transformer.wte.weight" for line in lines)

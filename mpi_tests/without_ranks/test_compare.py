@@ -113,6 +113,7 @@ def test_the_first_element_is_named_with_its_bits(tmp_path, monkeypatch, capsys,
     for run, weights, own in ((runs[0], x, WHOLE), (runs[1], y, CHANGED)):
         saved = tmp_path / f"{run.name}-saved"
         (run / "config.toml").write_text(f'checkpoint_dir = "{saved}"\n')
+        checkpoint(saved, 1, str(WHOLE), parameter=weights * 5)
         checkpoint(saved, 2, "another run's", parameter=weights * 3)
         checkpoint(saved, 3, str(own), parameter=weights)
         checkpoint(saved, 4, str(WHOLE), parameter=weights)

@@ -35,11 +35,12 @@ class JSONLines(Sink):
     def open(self, facts: RunFacts, show: Callable[[str], None]) -> None:
         super().open(facts, show)
         self.records: list[Record] = []
+        mode = "a" if facts.first > 1 else "w"
         with self.writing(os.path.join(self.target, METRICS)) as path:
-            self.file = path.open("a" if facts.first > 1 else "w")
+            self.file = path.open(mode)
         if facts.config.hash_interval:
             with self.writing(os.path.join(self.target, HASHES)) as path:
-                self.hashes = path.open("a" if facts.first > 1 else "w")
+                self.hashes = path.open(mode)
 
     def write(self, record: Record) -> None:
         self.records.append(record)
