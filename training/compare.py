@@ -2,9 +2,10 @@
 
 python -m training.compare out out-2
 
-Both must have been trained with --hash_interval.  It names the first step that differs, then the first tensor, in the
-model's order.  Where both runs have a checkpoint of that step or of a later one, it also names the first element that
-differs there.  The exit status is 0 for equal runs, 1 for different ones, and 2 if they can't be compared.
+Both must have been trained with --hash_interval.  It names the first step that differs, then the first parameter, in the
+model's order.  Where both runs have a checkpoint of that step, or of a later one, in their --checkpoint_dir, it also
+names the first element that differs there.  The exit status is 0 for equal runs, 1 for different ones, and 2 if they
+can't be compared.
 """
 
 from __future__ import annotations
@@ -104,6 +105,8 @@ def compare(first: HashedRun, second: HashedRun) -> list[str]:
     before = [f"step {each} is equal" for each in common if each < step][-1:] or ["it is the first that both hashed"]
     a, b = first.hashes[step].tensors, second.hashes[step].tensors
     names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
+    if not names:
+        raise ValueError(f"step {step} has two hashes, but the same tensors: a {HASHES} is damaged; train again")
     name = names[0]
     ours, theirs = a.get(name, {}), b.get(name, {})
     kinds = [kind for kind in {**ours, **theirs} if ours.get(kind) != theirs.get(kind)]
@@ -129,14 +132,17 @@ def element(first: HashedRun, second: HashedRun, step: int, name: str, kinds: li
             "--checkpoint_dir and --checkpoint_interval"
         )
     for kind in kinds:
-        tensors = [tensor_in(checkpoints[at], kind, name) for checkpoints in every]
+        try:
+            tensors = [tensor_in(checkpoints[at], kind, name) for checkpoints in every]
+        except (ValueError, OSError) as error:
+            return f"no element can be named: {error}"
         if difference := describe(*tensors):
             return f"{kind} of {name} in the checkpoints of step {at}: {difference}"
     return f"{name} does not differ in the checkpoints of step {at}"
 
 
 def tensor_in(checkpoint: Checkpoint, kind: str, name: str) -> Tensor | None:
-    """Read a whole tensor, if the checkpoint has it; raise ValueError if a shard is damaged."""
+    """Read a whole tensor, if the checkpoint has it; raise ValueError or OSError if a shard is damaged."""
     if (kind, name) not in checkpoint.pieces:
         return None
     _, piece = checkpoint.pieces[kind, name][0]

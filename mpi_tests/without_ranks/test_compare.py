@@ -119,6 +119,10 @@ def test_the_first_element_is_named_with_its_bits(tmp_path, monkeypatch, capsys,
         checkpoint(saved, 4, str(WHOLE), parameter=weights)
     _, lines = program(monkeypatch, capsys, *runs)
     assert lines[2] == f"parameter of wpe in the checkpoints of step 3: element [1, 2] is {values}; 2 of 12 differ"
+    (tmp_path / "b-saved" / "00003-step-3" / "rank-0.safetensors").write_bytes(b"damaged")
+    status, lines = program(monkeypatch, capsys, *runs)
+    assert (status, len(lines)) == (1, 3)
+    assert re.match("no element can be named: .*rank-0.safetensors: of 7 bytes, but", lines[2])
 
 
 BAD = {
@@ -128,8 +132,18 @@ BAD = {
         lambda runs: runs,
         r"steps 2, 4, 6, ... of .*a and steps 3, 9 of .*b are hashed, none in common",
     ),
+    "a damaged file": (
+        lambda runs: [runs[0], damaged(runs[1])],
+        "step 4 has two hashes, but the same tensors: a hashes",
+    ),
     "another file": (lambda runs: [runs[0], record(runs[1])], "has a line that is not a hash of a run: pass another"),
 }
+
+
+def damaged(run):
+    line = json.dumps({"step": 4, "hash": "0", "tensors": WHOLE})
+    (run / "hashes.jsonl").write_text(f"{line}\n")
+    return run
 
 
 def record(run):

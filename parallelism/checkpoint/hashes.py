@@ -23,7 +23,8 @@ from parallelism.numerics.dropout import kernels, mix
 
 BLOCK = 1 << 17  # elements that are mixed at a time
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers of as many bytes as an element
-PartSums = tuple[str, str, tuple[int, ...], str, int, int]  # name, kind, shape and dtype of the whole, two sums
+Whole = tuple[str, str, tuple[int, ...], str]  # a tensor's name, kind, shape and dtype
+Sums = tuple[int, int]  # of a part's or a whole tensor's elements
 
 
 class StateHash(NamedTuple):
@@ -46,11 +47,9 @@ def hash_state(parts: Iterable[TensorShard], comm: collectives.Communicator) -> 
     return combined(every)
 
 
-def combined(of_ranks: Iterable[Mapping[int, PartSums]]) -> StateHash:
+def combined(of_ranks: Iterable[Mapping[int, tuple[*Whole, *Sums]]]) -> StateHash:
     """Return the hash of a whole model from each rank's `part_sums`, by the parts' identities."""
-    sums: dict[tuple[str, str, tuple[int, ...], str], list[tuple[int, int]]] = defaultdict(
-        list
-    )  # by name, kind, shape and dtype
+    sums: dict[Whole, list[Sums]] = defaultdict(list)
     for part in {key: part for parts in of_ranks for key, part in parts.items()}.values():
         sums[part[:4]].append(part[4:])
     tensors: dict[str, dict[str, str]] = defaultdict(dict)
@@ -64,11 +63,11 @@ def combined(of_ranks: Iterable[Mapping[int, PartSums]]) -> StateHash:
     return StateHash(whole.hexdigest(), dict(tensors))
 
 
-def part_sums(part: TensorShard) -> PartSums:
+def part_sums(part: TensorShard) -> tuple[*Whole, *Sums]:
     return part.name, part.kind, part.extent.shape, str(part.tensor.dtype), *element_sums(part)
 
 
-def element_sums(part: TensorShard) -> tuple[int, int]:
+def element_sums(part: TensorShard) -> Sums:
     """Return the two sums of a shard's elements, without its padding, modulo 2^64, computed on its device."""
     bits, runs = part.flat.view(BITS[part.tensor.element_size()]), part.extent.runs()
     sums = torch.zeros(2, dtype=torch.int64, device=bits.device)

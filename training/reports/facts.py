@@ -16,17 +16,12 @@ from training.settings.fields import AUTO, RunSettings
 def bit_conditions(config: RunSettings, comm: collectives.Communicator) -> dict[str, Any]:
     """Return what the bits of a run depend on beside its data and other settings.  Collective."""
     kernels = torch.backends.cpu.get_cpu_capability()  # of torch's own; its libraries choose by the processor
-    own = {
-        "cpu": f"{system.processor()} ({kernels})",
-        "threads": torch.get_num_threads(),
-        "torch": str(torch.__version__),
-    }
-    if config.device != "cpu":
-        own["gpu"] = torch.cuda.get_device_name(config.device)
+    gpu = {} if config.device == "cpu" else {"gpu": torch.cuda.get_device_name(config.device)}
+    own = {"cpu": f"{system.processor()} ({kernels})", **gpu, "threads": torch.get_num_threads()}
+    own["torch"] = str(torch.__version__)
     every = comm.all_gather_object(own)
-    return {name: on_ranks([each[name] for each in every]) for name in own} | {
-        "micro_batch_size": config.micro_batch_size
-    }
+    of_ranks = {name: on_ranks([each[name] for each in every]) for name in own}
+    return {**of_ranks, "micro_batch_size": config.micro_batch_size}
 
 
 def on_ranks(values: Sequence[Any]) -> Any:
@@ -67,9 +62,14 @@ class RunFacts(NamedTuple):
         return self.batch_size * self.config.block_size
 
     @property
+    def compares_bits(self) -> bool:
+        """Whether the run's bits are to be compared with another one's."""
+        return self.config.hash_interval > 0
+
+    @property
     def resumed_with(self) -> dict[str, Any]:
-        """Conditions that differ from those of the checkpoint, if hashes of this run are to be compared."""
-        before = self.conditions_before if self.config.hash_interval else {}
+        """Conditions that differ from those of the checkpoint, in a run whose bits are to be compared."""
+        before = self.conditions_before if self.compares_bits else {}
         return {name: value for name, value in self.conditions.items() if before.get(name, value) != value}
 
     @property
@@ -98,12 +98,12 @@ class RunFacts(NamedTuple):
             lines.append(", ".join(layers + sequences))
         if lengths["pp"] > 1:
             lines.append(f"{self.num_stages} stages over pp {lengths['pp']} by {self.schedule}")
-        if config.hash_interval:
+        if self.compares_bits:
             now = ", ".join(f"{name} {value}" for name, value in self.conditions.items())
             lines.append(f"the same bits need the same data and settings, and {now}")
         if changed := self.resumed_with:
             pairs = [f"{name} {value}, before {self.conditions_before[name]}" for name, value in changed.items()]
-            lines.append(f"resumed with {'; '.join(pairs)}: the bits may differ from those of a run without a change")
+            lines.append(f"resumed with {'; '.join(pairs)}: the bits may differ from those of an uninterrupted run")
         if config.compile:
             lines.append("torch.compile works in the first step, which can take minutes")
         return "\n".join(lines)

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class JSONLines(Sink):
     def open(self, facts: RunFacts, show: Callable[[str], None]) -> None:
         super().open(facts, show)
         self.records: list[Record] = []
-        mode = "a" if facts.first > 1 else "w"
+        mode: Literal["a", "w"] = "a" if facts.first > 1 else "w"
         with self.writing(os.path.join(self.target, METRICS)) as path:
             self.file = path.open(mode)
         if facts.config.hash_interval:
