@@ -2,10 +2,10 @@
 
 python -m training.compare out out-2
 
-Both must have been trained with --hash_interval.  It names the first step that differs, then the first parameter, in the
-model's order.  Where both runs have a checkpoint of that step, or of a later one, in their --checkpoint_dir, it also
-names the first element that differs there.  The exit status is 0 for equal runs, 1 for different ones, and 2 if they
-can't be compared.
+Both must have been trained with --hash_interval.  It names the first step that differs, then the first parameter, in
+the model's order.  Where both runs have a checkpoint of that step, or of a later one, in their --checkpoint_dir, it
+also names the first element that differs there.  The exit status is 0 for equal runs, 1 for different ones, and 2 if
+they can't be compared.
 """
 
 from __future__ import annotations
