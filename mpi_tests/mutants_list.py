@@ -914,6 +914,30 @@ CHECKPOINTS = [
         "while paths and whole < keep - 1:",
         ("test_checkpoint_parts.py", "several_are_kept"),
     ),
+    mutant(
+        "parallelism/checkpoint/hashes.py",
+        "for part in {key: part for parts in of_ranks for key, part in parts.items()}.values():",
+        "for part in [part for parts in of_ranks for part in parts.values()]:",
+        ("test_checkpoint_parts.py", "hash_is_the_same"),
+    ),
+    mutant(
+        "parallelism/checkpoint/hashes.py",
+        "yield index + (here - begins)[run], index + (there - begins)[run]",
+        "yield index + (here - begins)[run], index + (here - begins)[run]",
+        ("test_hashes.py", "any_shards and torch"),
+    ),
+    mutant(
+        "parallelism/checkpoint/hashes.py",
+        "[*tensor, *total]",
+        "[tensor[0], *total]",
+        ("test_hashes.py", "names_kinds"),
+    ),
+    mutant(
+        "parallelism/numerics/pointwise_kernels.py",
+        "x = mix(there + i, np.int64(bits[here + i]))",
+        "x = mix(here + i, np.int64(bits[here + i]))",
+        ("test_hashes.py", "any_shards and compiled"),
+    ),
 ]
 
 PLANNER = [
@@ -1041,6 +1065,24 @@ MODELS = [
         ("test_samples.py", "dropout"),
     ),
     mutant(
+        "training/compare.py",
+        "if each >= step), default=None)",
+        "), default=None)",
+        ("test_compare.py", "first_element"),
+    ),
+    mutant(
+        "training/compare.py",
+        'self.hashes[step].hash == whole.get("hash")',
+        'whole.get("hash")',
+        ("test_compare.py", "first_element"),
+    ),
+    mutant(
+        "training/loop.py",
+        "if run.hashes and run.hashes.step != iteration:",
+        "if run.hashes:",
+        ("test_hashes.py", "checkpoints_are_hashed", 1),
+    ),
+    mutant(
         "training/reports/jsonl.py",
         '"a" if facts.first > 1 else "w"',
         '"w"',
@@ -1153,8 +1195,8 @@ TRAINING = [
     ),
     mutant(
         "training/parallel/saving.py",
-        "self.checkpoints.load(self.state(), path, self.same)",
-        "self.checkpoints.load(self.state(), path)",
+        "self.checkpoints.load(self.shards.state(self.optimizer), path, self.same)",
+        "self.checkpoints.load(self.shards.state(self.optimizer), path)",
         ("test_train.py", "cannot_go_on and 1-ranks", 1),
     ),
     mutant(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import signal
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from training.data.tokens import TokenWindows
 from training.parallel.device import prepare_process
 from training.parallel.run import TrainingRun
 from training.parallel.validation import spread, sum_losses
-from training.reports.log import open_log
+from training.reports.log import RunLog, open_log
 from training.reports.metrics import memory_mib
 from training.reports.pending import LateReport, PendingStep
 from training.reports.profile import INPUT, OPTIMIZER
@@ -76,10 +77,14 @@ def train(config: Config, comm: collectives.Communicator) -> Trained:
             steps = LateReport(log.step)
             for iteration, batches in zip(range(run.first, config.max_iters + 1), inputs, strict=False):
                 steps.add(step(run, iteration, batches))
+                if run.hashes and iteration % config.hash_interval == 0:
+                    settle(run, log, steps, iteration)
                 if iteration == config.max_iters or iteration % config.eval_interval == 0:
                     steps.flush()
                     log.validation(iteration, validate(run))
-                if run.saving and (received := run.saving.after(iteration, before=steps.flush)):
+                if run.saving and (
+                    received := run.saving.after(iteration, partial(settle, run, log, steps, iteration))
+                ):
                     log.show(f"{received}: the run ends with a checkpoint of step {iteration}")
                     break
             if run.saving:  # before drawing
@@ -87,6 +92,13 @@ def train(config: Config, comm: collectives.Communicator) -> Trained:
         model = run.whole()
         save(run, model)
     return Trained(model, log.records)
+
+
+def settle(run: TrainingRun, log: RunLog, steps: LateReport, iteration: int) -> None:
+    """Report the latest step, and the hash of the state after it unless that is done.  Collective."""
+    steps.flush()
+    if run.hashes and run.hashes.step != iteration:
+        log.hashed(iteration, run.hashes.after(iteration))
 
 
 def step(run: TrainingRun, iteration: int, batches: list[Batch]) -> PendingStep:

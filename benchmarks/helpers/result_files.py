@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from collectives.job import system
 from collectives.job.launch import library_name, start_mpi
 
 PACKAGES = ("numpy", "torch", "deepspeed")
@@ -25,14 +26,7 @@ def output(text: str) -> Path:
 
 
 def machine() -> dict[str, Any]:
-    cpu_info = Path("/proc/cpuinfo")
-    lines = cpu_info.read_text().splitlines() if cpu_info.exists() else []
-    models = [line.split(": ")[1] for line in lines if line.startswith("model name")]
-    return {
-        "cores": os.cpu_count(),
-        "processor": models[0] if models else platform.machine(),
-        "os": platform.platform(),
-    }
+    return {"cores": os.cpu_count(), "processor": system.processor(), "os": platform.platform()}
 
 
 def versions() -> dict[str, str]:

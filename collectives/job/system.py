@@ -6,6 +6,7 @@ outside of symmetric memory go through staging buffers.
 
 import ctypes
 import os
+import platform
 import resource
 import sys
 import time
@@ -38,6 +39,15 @@ def available_memory_bytes() -> int:
         return int(Path("/proc/meminfo").read_text(encoding="utf-8").partition("MemAvailable:")[2].split()[0]) << 10
     except (OSError, IndexError):
         return total_memory_bytes()
+
+
+def processor() -> str:
+    """Return the processor's model, or its architecture where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
 
 
 def peak_memory_bytes() -> int:

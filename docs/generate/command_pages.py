@@ -46,8 +46,14 @@ TOPICS = (
     ),
     Topic(
         "look",
-        "reports of runs and of benchmarks, the page that steps through schedules, exercises",
-        ("-m training.report", "-m collectives.bench.html", "-m teaching.page", "-m teaching.exercise"),
+        "reports of runs and of benchmarks, what differs in two runs, the page that steps through schedules, exercises",
+        (
+            "-m training.report",
+            "-m training.compare",
+            "-m collectives.bench.html",
+            "-m teaching.page",
+            "-m teaching.exercise",
+        ),
     ),
     Topic("repair", "check an installation, a machine or a GPU", ("-m collectives.doctor", "-m mpi_tests.gpu_check")),
 )

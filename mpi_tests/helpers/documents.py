@@ -21,9 +21,9 @@ from mpi_tests.helpers.launch import ROOT, environment
 FENCED = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 LANGUAGES = {"", "bash", "python", "text", "toml", "yaml", "mermaid"}  # no others: their commands would not run
 # Commands that test_documents.py runs.
-PROGRAMS = re.compile(r"([A-Z0-9_]+=\S+ )*(mpirun|python|source|torchfrtrace) ")
+PROGRAMS = re.compile(r"([A-Z0-9_]+=\S+ )*(mpirun|python|source|torchfrtrace|cmp) ")
 
-FILES = r"--(data|config|checkpoint_dir|resume|init_from|report|trace|tensorboard|prometheus)\b"
+FILES = r"--(data|config|checkpoint_dir|resume|init_from|report|trace|tensorboard|prometheus|hash_interval)\b"
 IN_RANKS = "with_ranks/test_features.py::test_every_command_trains"
 IN_FOLDER = "with_ranks/test_features.py::test_commands_that_read_and_write_files"
 # Flags that make a command small; the last of repeated flags counts.
@@ -43,7 +43,7 @@ WRITES = r"--(?:html|json|out|output|picture|png|report|space-time|trace|prometh
 ELSEWHERE = {
     r"make [\w-]+$": "without_ranks/test_readme.py::test_make_runs_what_the_pages_say",
     rf"mpirun -n [1248] python train\.py(?!.* (?:{FILES}|--out_dir)).*": IN_RANKS,
-    rf"mpirun -n [1248] python train\.py.* {FILES}.*|python -m training\.(prepare|report) ": IN_FOLDER,
+    rf"mpirun -n [1248] python train\.py.* {FILES}.*|python -m training\.(prepare|report|compare) ": IN_FOLDER,
     r".*python sample\.py ": "systems/test_documents.py::test_text_from_what_was_trained",
     r".*--device cuda|python -m mpi_tests\.gpu_check ": (
         "systems/test_documents.py::test_commands_for_gpus_say_what_is_missing"

@@ -58,7 +58,7 @@ def facts(first: int = 1, vocab_size: int = 64, **settings) -> RunFacts:
     return RunFacts(
         Config(**settings), data="text", num_tokens=9, vocab_size=vocab_size, family="GPT", num_params=8, batch_size=4,
         num_micro_batches=1, lengths={"dp": 1, "pp": 1, "sp": 1, "tp": 1}, attention="", schedule="", num_stages=1,
-        source="", first=first, out_dir="", surroundings={},
+        source="", first=first, out_dir="", conditions={}, conditions_before={}, surroundings={},
         profiler=SimpleNamespace(steps=[], planned=None, happened=[]),
     )  # fmt: skip
 

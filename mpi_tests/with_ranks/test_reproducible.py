@@ -22,7 +22,7 @@ STEPS = int(os.environ.get("STEPS", "5"))
 NUM_DRAWN = int(os.environ.get("LAYOUTS", "0"))
 SETTINGS = {
     "reproducible": True, "global_batch_size": GLOBAL_BATCH, "micro_batch_size": 2, "n_layer": 4, "max_iters": STEPS,
-    "eval_interval": STEPS, "grad_clip": 0.5, "dropout": 0.1,
+    "eval_interval": STEPS, "grad_clip": 0.5, "dropout": 0.1, "hash_interval": STEPS,
 }  # fmt: skip
 SPLIT = {"n_embd": 128, "tiles": 4, "dropout": 0.0}
 LLAMA = {"model": "llama", "n_kv_head": 1, "n_hidden": 128, "dropout": 0.0}
@@ -43,9 +43,9 @@ def on_one_rank(comm, **changes):
 def check(comm, layout, **changes):
     """Check that a layout has the bits of one rank."""
     outcome, expected = on(comm, **{**SETTINGS, **changes, **layout}), on_one_rank(comm, **changes)
-    assert outcome.losses == expected.losses
-    norms = [[record["grad_norm"] for record in each.records if "loss" in record] for each in (outcome, expected)]
-    assert norms[0] == norms[1]
+    for name in ("loss", "grad_norm", "hash"):  # of weights and states
+        ours, theirs = ([record[name] for record in each.records if name in record] for each in (outcome, expected))
+        assert ours == theirs, name
     check_bits(outcome.weights, expected.weights)
 
 

@@ -31,6 +31,7 @@ from parallelism.checkpoint import (
 from parallelism.checkpoint.checkpoints import commit, identity, keep_last, writers
 from parallelism.checkpoint.extent import LocalShard, intersection
 from parallelism.checkpoint.folders import UNFINISHED, Lock, complete_checkpoints, next_number, remove_unfinished
+from parallelism.checkpoint.hashes import combined, part_sums
 from parallelism.checkpoint.reading import Index, check_same, sealed
 from parallelism.checkpoint.shards import ShardReader, write_shard
 from parallelism.placement import Shard
@@ -155,6 +156,17 @@ def test_what_one_layout_writes_others_read(tmp_path, layout):
             checkpoint.check(rank.parts)
             checkpoint.fill(rank.parts)
             rank.check()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_the_hash_is_the_same_in_every_layout(layout):
+    hashes = [
+        combined(
+            {identity(part): part_sums(part) for part in rank.parts if part.name not in rank.copies} for rank in ranks
+        )
+        for ranks in (ranks_of(Layout(1, 1, 1)), ranks_of(layout))
+    ]
+    assert hashes[0] == hashes[1]
 
 
 def test_each_element_is_stored_once_and_no_padding(tmp_path):

@@ -7,6 +7,7 @@ from parallelism.lazy import lazily
 if TYPE_CHECKING:
     from parallelism.checkpoint.checkpoints import Checkpoints
     from parallelism.checkpoint.extent import Extent
+    from parallelism.checkpoint.hashes import StateHash, hash_state
     from parallelism.checkpoint.part import TensorShard, make_states, model_parts, state_parts
     from parallelism.checkpoint.reading import Checkpoint, CheckpointLoader, fingerprint
     from parallelism.checkpoint.stop import Stop
@@ -16,9 +17,11 @@ __all__ = [
     "CheckpointLoader",
     "Checkpoints",
     "Extent",
+    "StateHash",
     "Stop",
     "TensorShard",
     "fingerprint",
+    "hash_state",
     "make_states",
     "model_parts",
     "state_parts",

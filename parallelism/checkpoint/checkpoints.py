@@ -159,21 +159,35 @@ def check_replicas(
     if max(counts.values(), default=1) == 1:
         return
     own = {key: tuple(checksums(part.compact())) for key, part in offers.items() if counts[key] > 1}
-    ranks: dict[int, dict[tuple[int, ...], list[int]]] = defaultdict(lambda: defaultdict(list))  # by part and checksums
-    for rank, sums in enumerate(comm.all_gather_object(own)):
-        for key in sums:
-            ranks[key][sums[key]].append(rank)
+    remedy = "no checkpoint was written; resume from an earlier one"
+    refuse_different(comm, offers, comm.all_gather_object(own), "its CRC-32", remedy)
+
+
+def refuse_different(
+    comm: collectives.Communicator,
+    offers: Mapping[int, TensorShard],
+    of_ranks: Sequence[Mapping[int, tuple[Any, ...]]],
+    what: str,
+    remedy: str,
+) -> None:
+    """Compare the numbers, `what`, that each rank has for its parts, of which `offers` are this rank's.
+
+    Raises: InputError on every rank, with the first part whose numbers differ, and each one's ranks.  Collective.
+    """
+    ranks: dict[int, dict[tuple[Any, ...], list[int]]] = defaultdict(lambda: defaultdict(list))  # by part and numbers
+    for rank, numbers in enumerate(of_ranks):
+        for key in numbers:
+            ranks[key][numbers[key]].append(rank)
     different = {key: holders for key, holders in ranks.items() if len(holders) > 1}
     if not different:
         return
     key, holders = next(iter(different.items()))
     name = comm.broadcast_object(str(offers.get(key)), min(chain(*holders.values())))
     block = next(index for index, values in enumerate(zip(*holders, strict=True)) if len(set(values)) > 1)
-    words = [f"{sums[block]:08x} on rank {', '.join(map(str, its))}" for sums, its in holders.items()]
+    words = [f"{numbers[block]:08x} on rank {', '.join(map(str, its))}" for numbers, its in holders.items()]
     more = f" ({len(different)} tensors differ)" if len(different) > 1 else ""
     raise InputError(
-        f"{name} should be the same on all ranks that hold it, but its CRC-32 is {' and '.join(words)}{more}: no "
-        "checkpoint was written; resume from an earlier one"
+        f"{name} should be the same on all ranks that hold it, but {what} is {' and '.join(words)}{more}: {remedy}"
     )
 
 

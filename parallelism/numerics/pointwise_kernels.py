@@ -20,6 +20,7 @@ F = np.float32
 GAMMA, FIRST, SECOND = map(np.uint32, (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35))
 PER_LN2, LN2, LN2_REST = F(1.44269504), F(0.693359375), F(-2.12194440e-4)
 C0, C1, C2, C3, C4, C5 = map(F, (1.98756915e-4, 1.39819995e-3, 8.33345191e-3, 4.16657959e-2, 1.66666655e-1, 0.5))
+LONG_GAMMA, LONG_FIRST, LONG_SECOND = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 LEAST = F(-87)  # smallest argument used, whose exponential is a normal number
 LOWEST = F(-3e38)
 ONE, SLOPE, CUBIC = F(1), F(2 * (2 / np.pi) ** 0.5), F(0.044715)  # GELU = x sigmoid(SLOPE (x + CUBIC x^3))
@@ -184,3 +185,29 @@ def rotate(x, first, cos, sin, out, to, count):
             for j in range(half):
                 to_left[j] = left[j] * c[j] - right[j] * s[j]
                 to_right[j] = right[j] * c[j] + left[j] * s[j]
+
+
+@numba.njit(inline="always")
+def mix(key, number):
+    """Return the hash of `parallelism.numerics.dropout.mix`."""
+    x = np.uint64(key) * LONG_GAMMA + np.uint64(number)
+    x = (x ^ (x >> np.uint64(30))) * LONG_FIRST
+    x = (x ^ (x >> np.uint64(27))) * LONG_SECOND
+    return x ^ (x >> np.uint64(31))
+
+
+@compiled
+def add_mixed(bits, runs, sums):
+    """Add two hashes of each element's position and bits, modulo 2^64.
+
+    Shapes: bits (n), of signed integers; runs (runs, 3), in rows: index in `bits`, position, count; sums (2), of int64.
+    """
+    first = second = np.uint64(0)
+    for r in range(len(runs)):
+        here, there, count = runs[r]
+        for i in range(count):
+            x = mix(there + i, np.int64(bits[here + i]))
+            first += x
+            second += mix(x, 1)
+    sums[0] += np.int64(first)
+    sums[1] += np.int64(second)

@@ -6,6 +6,7 @@ import gc
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,9 +35,9 @@ from parallelism.step.local_parameters import tied_names
 from training.data.samples import Samples
 from training.optim.make import make_optimizer
 from training.parallel.device import own_device, set_matrix_precision
-from training.parallel.saving import Saving, Shards, load_weights
+from training.parallel.saving import Saving, Shards, StateHashes, load_weights
 from training.parallel.staged import divide, staged
-from training.reports.facts import RunFacts
+from training.reports.facts import RunFacts, bit_conditions
 from training.reports.out_dir import take_out_dir
 from training.reports.pending import Meter
 from training.reports.profile import ALL_RANKS, BUBBLE, StepProfiler
@@ -93,7 +94,7 @@ class TrainingRun:
         self.exchange = ExpertExchange(self.mesh.ep) if config.ep > 1 else None
         tp_collectives = divide(self.model, config, self.mesh, self.sp, position, self.exchange)
         self.routers = [router for _, router in routers(self.model)]
-        tied = tied_names(self.model)
+        tied, names = tied_names(self.model), [*self.model.state_dict()]
         self.pipeline = staged(
             self.model, config, self.mesh, inputs.schedule, inputs.precision, position, self.samples.first_batch
         )
@@ -109,7 +110,10 @@ class TrainingRun:
         self.sums = torch.zeros(2, dtype=torch.float64, device=config.device)  # loss, samples
         self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
         self.sum_time = ExposedTime()
-        self._restore(inputs.batch_size, Shards(self.model, self.replica, model_parts(self.model, self.mesh, tied)))
+        shards = Shards(self.model, self.replica, model_parts(self.model, self.mesh, tied))
+        self.hashes = StateHashes(comm, partial(shards.state, self.optimizer), names) if config.hash_interval else None
+        self.conditions = bit_conditions(config, comm)
+        self._restore(inputs.batch_size, shards)
         self.profiler = self._make_profiler(tp_collectives)
         flops, peak = flops_per_token(self.model.config, self.num_params), config.peak_tflops
         all_peak = peak and peak * 1e12 * comm.size
@@ -130,7 +134,8 @@ class TrainingRun:
                 self.first = step + 1
             elif config.checkpoint_dir and not config.eval_only:
                 data = {"data": fingerprint(self.tokens.ids), "batch_size": batch_size}
-                self.saving = Saving(config, comm, shards, self.optimizer, self.scale, data, self.pipeline.exact)
+                rest = self.conditions, self.hashes, self.pipeline.exact
+                self.saving = Saving(config, comm, shards, self.optimizer, self.scale, data, *rest)
                 self.first, self.source = self.saving.first, self.saving.source
         except InputError:
             self.close()
@@ -170,6 +175,8 @@ class TrainingRun:
             source=self.source,
             first=self.first,
             out_dir=self.out_dir,
+            conditions=self.conditions,
+            conditions_before=self.saving.conditions_before if self.saving else {},
             surroundings=surroundings(self.mesh.comm, config.device.partition(":")[0]) if config.report else {},
             profiler=self.profiler,
         )

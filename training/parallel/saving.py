@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,8 +17,10 @@ from parallelism.checkpoint import (
     CheckpointLoader,
     Checkpoints,
     Extent,
+    StateHash,
     Stop,
     TensorShard,
+    hash_state,
     make_states,
     state_parts,
 )
@@ -45,17 +47,52 @@ class Shards:
         for name, piece in masters.pieces.items():
             yield self.parts[name].within(masters.spans[name], piece.detach()), piece
 
+    def state(self, optimizer: Optimizer) -> Iterator[TensorShard]:
+        """Yield this rank's shards of the master weights and of the optimizer's states."""
+        for part, piece in self.weights():
+            yield part
+            yield from state_parts(part, optimizer.state[piece])
+        yield from self.router_biases()
+
     def router_biases(self) -> Iterator[TensorShard]:
         for name, router in routers(self.model):
             extent = Extent(tuple(router.bias.shape), 0, len(router.bias))
             yield TensorShard(f"{name}.bias", "parameter", extent, router.bias)
 
 
+class StateHashes:
+    """Hashes a run's weights and optimizer states, `state()`; `step` is the latest step that was hashed.
+
+    `names` are the tensors of the whole model, in order.
+    """
+
+    def __init__(
+        self, comm: collectives.Communicator, state: Callable[[], Iterator[TensorShard]], names: Sequence[str]
+    ):
+        self.comm, self.state, self.order = comm, state, {name: index for index, name in enumerate(names)}
+        self.step, self.latest = -1, StateHash("", {})
+
+    def after(self, step: int) -> StateHash:
+        """Return the hash after a step, with the tensors in the model's order.  Collective.
+
+        Raises: InputError for a tensor that differs between the ranks that hold it.
+        """
+        if step != self.step:
+            try:
+                state = hash_state(self.state(), self.comm)
+            except InputError as error:
+                raise InputError(f"step {step}: {error}") from None
+            tensors = sorted(state.tensors.items(), key=lambda item: self.order[item[0]])
+            self.step, self.latest = step, state._replace(tensors=dict(tensors))
+        return self.latest
+
+
 class Saving:
     """Writes checkpoints of a run to the folder in its settings, and resumes from one.  Collective.
 
-    `data` describes the data, which must agree.  `first` is the first step: 1, or the one after that of the checkpoint
-    `source`, whose run wrote to `out_dir`.
+    `data` describes the data, which must agree; `conditions` need not, and `conditions_before` are the checkpoint's.
+    With `hashes`, each checkpoint's index has the hash of its tensors.  `first` is the first step: 1, or the one after
+    that of the checkpoint `source`, whose run wrote to `out_dir`.
 
     Raises: InputError for a folder that another run writes to, a checkpoint of another model or of other data, or a
     missing one.
@@ -69,10 +106,14 @@ class Saving:
         optimizer: Optimizer,
         scale: LossScale,
         data: Mapping[str, Any],
+        conditions: Mapping[str, Any],
+        hashes: StateHashes | None = None,
         exact: ExactSums | None = None,
     ):
         self.exact = exact
         self.config, self.comm, self.shards, self.optimizer, self.scale = config, comm, shards, optimizer, scale
+        self.conditions, self.hashes = conditions, hashes
+        self.conditions_before: Mapping[str, Any] = {}
         self.interval = config.checkpoint_interval
         self.same = {**model_settings(config), "optimizer": config.optimizer, **data, "seed": config.seed}
         if exact:
@@ -86,17 +127,12 @@ class Saving:
             self.first = 1 + (self.resume() if config.resume else 0)
             self.taken = cleanup.pop_all()
 
-    def state(self) -> Iterator[TensorShard]:
-        """Yield this rank's shards of the master weights and of the optimizer's states."""
-        for part, piece in self.shards.weights():
-            yield part
-            yield from state_parts(part, self.optimizer.state[piece])
-        yield from self.shards.router_biases()
-
-    def whole(self) -> dict[str, Any]:
+    def whole(self, step: int) -> dict[str, Any]:
+        state_hash = {"hash": self.hashes.after(step).hash} if self.hashes else {}
         exponents = {"exponents": self.exact.state()} if self.exact else {}
         computed = {"micro_batch_size": self.config.micro_batch_size, "tiles": self.config.tiles}
-        return {**self.same, **computed, **exponents, "loss_scale": [*self.scale.state()], "out_dir": self.out_dir}
+        rest = {"loss_scale": [*self.scale.state()], "out_dir": self.out_dir, "conditions": self.conditions}
+        return {**self.same, **computed, **exponents, **rest, **state_hash}
 
     def resume(self) -> int:
         """Restore the run's state; return the step of the checkpoint, or 0 if there is none."""
@@ -105,7 +141,7 @@ class Saving:
         if path is None:
             return 0
         make_states(self.optimizer)
-        loaded = self.checkpoints.load(self.state(), path, self.same)
+        loaded = self.checkpoints.load(self.shards.state(self.optimizer), path, self.same)
         with self.comm.agreed("resume"):
             self.scale.load(*loss_scale(path, loaded.whole))
             if self.exact and "exponents" in loaded.whole:
@@ -113,6 +149,7 @@ class Saving:
         self.shards.replica.gather()
         self.source = str(path)
         self.out_dir = str(loaded.whole.get("out_dir", self.config.out_dir))
+        self.conditions_before = loaded.whole.get("conditions", {})
         return loaded.step
 
     def after(self, step: int, before: Callable[[], None]) -> str:
@@ -124,7 +161,7 @@ class Saving:
         self.checkpoints.poll()
         if signal or step == self.config.max_iters or (self.interval and step % self.interval == 0):
             before()
-            self.checkpoints.save(step, self.state(), self.whole())
+            self.checkpoints.save(step, self.shards.state(self.optimizer), self.whole(step))
         return signal
 
     def close(self) -> None:

@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
+import collectives
+from collectives.job import system
 from training.reports.profile import StepProfiler
 from training.settings.fields import AUTO, RunSettings
+
+
+def bit_conditions(config: RunSettings, comm: collectives.Communicator) -> dict[str, Any]:
+    """Return what the bits of a run depend on beside its data and other settings.  Collective."""
+    kernels = torch.backends.cpu.get_cpu_capability()  # of torch's own; its libraries choose by the processor
+    gpu = {} if config.device == "cpu" else {"gpu": torch.cuda.get_device_name(config.device)}
+    own = {"cpu": f"{system.processor()} ({kernels})", **gpu, "threads": torch.get_num_threads()}
+    own["torch"] = str(torch.__version__)
+    every = comm.all_gather_object(own)
+    of_ranks = {name: on_ranks([each[name] for each in every]) for name in own}
+    return {**of_ranks, "micro_batch_size": config.micro_batch_size}
+
+
+def on_ranks(values: Sequence[Any]) -> Any:
+    """Return the value of all ranks, or each one with its ranks.
+
+    >>> on_ranks([2, 2]), on_ranks([2, 1, 2])
+    (2, '2 on rank 0, 2 and 1 on rank 1')
+    """
+    ranks = {value: [str(rank) for rank, each in enumerate(values) if each == value] for value in values}
+    if len(ranks) == 1:
+        return values[0]
+    return " and ".join(f"{value} on rank {', '.join(its)}" for value, its in ranks.items())
 
 
 class RunFacts(NamedTuple):
@@ -25,12 +52,25 @@ class RunFacts(NamedTuple):
     source: str  # of the weights; empty: drawn at random
     first: int  # step
     out_dir: str  # empty: none, or not this rank's
+    conditions: Mapping[str, Any]  # of the run's bits
+    conditions_before: Mapping[str, Any]  # those of the checkpoint
     surroundings: Mapping[str, Any]  # for the report
     profiler: StepProfiler  # for the report
 
     @property
     def tokens_per_step(self) -> int:
         return self.batch_size * self.config.block_size
+
+    @property
+    def compares_bits(self) -> bool:
+        """Whether the run's bits are to be compared with another one's."""
+        return self.config.hash_interval > 0 or self.config.reproducible
+
+    @property
+    def resumed_with(self) -> dict[str, Any]:
+        """Conditions that differ from those of the checkpoint, in a run whose bits are to be compared."""
+        before = self.conditions_before if self.compares_bits else {}
+        return {name: value for name, value in self.conditions.items() if before.get(name, value) != value}
 
     @property
     def announcement(self) -> str:
@@ -58,6 +98,12 @@ class RunFacts(NamedTuple):
             lines.append(", ".join(layers + sequences))
         if lengths["pp"] > 1:
             lines.append(f"{self.num_stages} stages over pp {lengths['pp']} by {self.schedule}")
+        if self.compares_bits:
+            now = ", ".join(f"{name} {value}" for name, value in self.conditions.items())
+            lines.append(f"the same bits need the same data and settings, and {now}")
+        if changed := self.resumed_with:
+            pairs = [f"{name} {value}, before {self.conditions_before[name]}" for name, value in changed.items()]
+            lines.append(f"resumed with {'; '.join(pairs)}: the bits may differ from those of an uninterrupted run")
         if config.compile:
             lines.append("torch.compile works in the first step, which can take minutes")
         return "\n".join(lines)

@@ -2,34 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import tomllib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 import numpy as np
 
 from collectives.job.system import replacing
+from parallelism.checkpoint import StateHash
 from training.reports.facts import RunFacts
 from training.reports.metrics import Record, from_json, to_json
 from training.reports.sink import Sink
 
 METRICS, SETTINGS, PICTURE = "metrics.jsonl", "config.toml", "loss.png"
+HASHES = "hashes.jsonl"
 
 
 class JSONLines(Sink):
-    """Appends each record to metrics.jsonl immediately, and draws loss.png at the end, in the run's folder."""
+    """Appends each record to metrics.jsonl immediately, and draws loss.png at the end, in the run's folder.
+
+    The hashes of all tensors are appended to hashes.jsonl, in the order of the model's parameters.
+    """
 
     file: TextIO | None = None
+    hashes: TextIO | None = None
 
     def open(self, facts: RunFacts, show: Callable[[str], None]) -> None:
         super().open(facts, show)
         self.records: list[Record] = []
+        mode: Literal["a", "w"] = "a" if facts.first > 1 else "w"
         with self.writing(os.path.join(self.target, METRICS)) as path:
-            self.file = path.open("a" if facts.first > 1 else "w")
+            self.file = path.open(mode)
+        if facts.config.hash_interval:
+            with self.writing(os.path.join(self.target, HASHES)) as path:
+                self.hashes = path.open(mode)
 
     def write(self, record: Record) -> None:
         self.records.append(record)
@@ -37,10 +48,16 @@ class JSONLines(Sink):
             with self.writing(os.path.join(self.target, METRICS)):
                 print(to_json(record), file=self.file, flush=True)
 
+    def write_hash(self, step: int, state: StateHash) -> None:
+        if self.hashes is not None:
+            with self.writing(os.path.join(self.target, HASHES)):
+                print(json.dumps({"step": step, **state._asdict()}), file=self.hashes, flush=True)
+
     def close(self) -> None:
-        with self.writing(os.path.join(self.target, METRICS)):
-            if self.file is not None:
-                self.file.close()
+        for name, file in ((METRICS, self.file), (HASHES, self.hashes)):
+            with self.writing(os.path.join(self.target, name)):
+                if file is not None:
+                    file.close()
         with self.writing(os.path.join(self.target, PICTURE)) as path:
             draw(path, self.records, self.facts.vocab_size)
 

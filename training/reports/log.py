@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 import collectives
 from collectives.job import environment
+from parallelism.checkpoint import StateHash
 from training.reports.facts import RunFacts
 from training.reports.html import HTMLReport
 from training.reports.jsonl import JSONLines
@@ -88,6 +89,11 @@ class RunLog:
         self.show(f"iter {iteration}/{self.max_iters} | val loss {loss:.4f}")
         self.record({"iter": iteration, "val_loss": loss})
 
+    def hashed(self, step: int, state: StateHash) -> None:
+        for sink in self.sinks:
+            sink.write_hash(step, state)
+        self.record({"iter": step, "hash": state.hash})
+
     def show(self, line: str) -> None:
         if self.progress:
             self.bar.write(line)
@@ -95,6 +101,9 @@ class RunLog:
             print(line, flush=True)
 
     def record(self, record: Record) -> None:
+        """Write a record to all sinks; the first one of a run says what has changed since the checkpoint."""
+        if not self.records and self.facts.resumed_with:
+            record = {**record, "resumed_with": self.facts.resumed_with}
         self.records.append(record)
         for sink in self.sinks:
             sink.write(record)

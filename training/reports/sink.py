@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from parallelism.checkpoint import StateHash
 from training.reports.facts import RunFacts
 from training.reports.metrics import Record
 
@@ -30,6 +31,9 @@ class Sink:
     def write(self, record: Record) -> None:
         raise NotImplementedError
 
+    def write_hash(self, step: int, state: StateHash) -> None:
+        """Take the hash of a step, whose record follows."""
+
     def close(self) -> None:
         """End, also after an error or an interrupt."""
 
@@ -46,4 +50,5 @@ class Sink:
 
 def numbers(record: Record) -> dict[str, float]:
     """Return the numbers of a record that are plotted over the iterations."""
-    return {name: value for name, value in record.items() if value is not None and name not in ("iter", "max_iters")}
+    plotted = {name: value for name, value in record.items() if name not in ("iter", "max_iters")}
+    return {name: value for name, value in plotted.items() if isinstance(value, int | float)}

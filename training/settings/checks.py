@@ -56,7 +56,7 @@ USES = {
     **dict.fromkeys(("trace", "balance"), PIPELINE),
     **dict.fromkeys(("expert_capacity", "balance_loss"), EXPERTS),
     **dict.fromkeys(("checkpoint_interval", "checkpoints_kept"), CHECKPOINTS),
-    **dict.fromkeys(("report", "prometheus", "tensorboard", "wandb"), TRAINING),
+    **dict.fromkeys(("report", "prometheus", "tensorboard", "wandb", "hash_interval"), TRAINING),
 }
 
 

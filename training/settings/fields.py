@@ -143,6 +143,11 @@ class RunSettings:
     )
     eval_only: bool = flag(False, "print the validation loss of the weights of resume or init_from, and write nothing")
     log_interval: int = flag(1, "steps between records, which are printed and logged", range=ranges.COUNT)
+    hash_interval: int = flag(
+        0,
+        "steps between hashes of the weights and optimizer states, equal in any layout with the same bits; 0 for none",
+        range=ranges.COUNT_OR_NONE,
+    )
     tensorboard: str = flag("", "folder for TensorBoard logs; disabled if empty")
     wandb: str = flag("", "Weights & Biases project to log to; disabled if empty")
     prometheus: str = flag(
