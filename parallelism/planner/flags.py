@@ -19,6 +19,7 @@ from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, ParallelLayout, T
 from parallelism.planner.memory import in_bytes
 from parallelism.planner.place import SPARE, Machine
 from parallelism.planner.settings import add_flag, config_file, config_help, from_toml, overridden
+from parallelism.planner.uses import check_uses
 from parallelism.sequence.token_shards import MODES, ORDERS
 
 LAYOUT = ParallelLayout._fields
@@ -104,6 +105,7 @@ class Settings:
         check(self)
         presets.refuse_other_family(self)
         Precision(self.dtype, self.master_weights, self.grad_dtype)  # raises for incompatible values
+        check_uses(self)
 
 
 class PlanRequest(NamedTuple):
@@ -202,6 +204,8 @@ def machine_of(flags: argparse.Namespace, job: TrainingJob, nodes: Nodes, networ
     """Return the machine and its origin; ranks are from flags, measurement or the fabric's devices, in this order."""
     peaks, memory = DEVICES.get(flags.fabric, ({}, None))
     peak, efficiency, least_s = peaks.get(job.dtype), flags.efficiency, LEAST_PASS_US * 1e-6
+    if flags.measure and flags.tflops is None and efficiency != EFFICIENCY:
+        raise ValueError(f"--efficiency {efficiency:g} has no effect with --measure: omit it, or pass --tflops")
     if flags.measure:
         ranks = import_module("parallelism.planner.ranks")  # the only module here that needs torch
         peak, efficiency, least_s = ranks.flops_per_s(job), 1.0, ranks.least_pass_s(job)

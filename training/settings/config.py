@@ -16,6 +16,7 @@ from parallelism.mesh import axes_of, mesh_shape
 from parallelism.numerics.precision import Precision
 from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.planner import presets
+from parallelism.planner.uses import check_uses
 from parallelism.tensor.sharding_plan import strategies
 from training.data.token_files import TokenSequence
 from training.data.tokenizer import BYTE_VOCABULARY, BYTES, TOKEN_IDS, saved_name
@@ -66,7 +67,7 @@ class Config(RunSettings):
         Raises: ValueError with the value and the remedy.
         """
         num_ranks = len(topology.node_of)
-        checks.check_uses(self)
+        check_uses(self, checks.USES)
         checks.check_weights(self)
         checks.check_rates(self)
         paths.check_logs(self, rank)

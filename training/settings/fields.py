@@ -11,6 +11,7 @@ from parallelism.pipeline.schedule import registry
 from parallelism.planner import presets
 from parallelism.sequence.token_shards import MODES, ORDERS
 from training.data.token_files import TOKEN_DTYPES
+from training.data.tokens import TEXT_FIELD
 from training.optim.learning_rate import COURSES
 from training.parallel.gpt import MODES as RECOMPUTATIONS
 from training.settings import ranges
@@ -55,7 +56,7 @@ class RunSettings:
         "else the only one that the numbers and the vocabulary allow",
         choices=tuple(TOKEN_DTYPES),
     )
-    text_field: str = flag("text", "field of JSON, or column of Parquet, with the text")
+    text_field: str = flag(TEXT_FIELD, "field of JSON, or column of Parquet, with the text")
     val_fraction: float = flag(
         0.1, "fraction of the data, at its end, reserved for validation if val_data is not set", range=ranges.FRACTION
     )
