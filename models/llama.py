@@ -1,6 +1,6 @@
 """Llama as plain single-device torch code: a GPT with RMSNorm, rotary positions and a gated MLP, without biases.
 
-Modules and parameters are named as those of `models.gpt`; models/hf_llama.py has Hugging Face's names.
+Modules and parameters are named as those of `models.gpt`; training/weights/hf_llama.py has Hugging Face's names.
 """
 
 import math

@@ -9,7 +9,6 @@ from contextlib import closing
 import pytest
 import torch
 
-from models.hf import load_hugging_face, save_hugging_face
 from models.model import make
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.launch import ROOT
@@ -24,6 +23,7 @@ from training.parallel.run import TrainingRun
 from training.sample import split as split_blocks
 from training.settings.config import Config
 from training.settings.derived import make_model, model_config
+from training.weights.hf import load_hugging_face, save_hugging_face
 
 RANKS, GLOBAL_BATCH = 8, 16
 AXES = "dp", "tp", "sp", "pp", "zero_stage"

@@ -15,13 +15,13 @@ import pytest
 from collectives.algorithms.groups import Topology
 from collectives.job.settings import value_type
 from models.config import GPTConfig
-from models.hf import hugging_face_config
 from parallelism.planner.settings import parse
 from training.parallel.device import own_device
 from training.reports.out_dir import own_out_dir
 from training.settings.config import Config
 from training.settings.layout import fixed_by, job_of
 from training.settings.paths import prepare_folders
+from training.weights.hf import hugging_face_config
 
 SMALL = ["--n_layer", 1, "--n_head", 1, "--n_embd", 8, "--block_size", 8, "--max_iters", 2]
 TWO_BLOCKS = ["--n_layer", 2]

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from collectives.algorithms.groups import Topology
 from collectives.job.settings import check
 from models.config import LlamaConfig, ModelConfig
-from models.hf import initialize, load_config
 from models.model import Model
 from parallelism.data.sampler import DistributedSampler
 from parallelism.mesh import axes_of, mesh_shape
@@ -26,6 +25,7 @@ from training.parallel.family import plan_of
 from training.settings import checks, paths
 from training.settings.derived import make_model, tokens_of
 from training.settings.fields import RunSettings
+from training.weights.hf import initialize, load_config
 
 
 class Inputs(NamedTuple):
