@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from parallelism.numerics.non_finite import POLICIES
-from parallelism.numerics.precision import DTYPES
 from parallelism.pipeline.schedule import registry
 from parallelism.planner import presets
-from parallelism.sequence.token_shards import MODES, ORDERS
+from parallelism.planner.flags import Settings
 from training.data.token_files import TOKEN_DTYPES
 from training.data.tokens import TEXT_FIELD
 from training.optim.learning_rate import COURSES
@@ -18,13 +17,18 @@ from training.settings import ranges
 
 SEARCH = "search"  # a schedule searched for the measured times
 AUTO = "auto"  # resume from the newest complete checkpoint, if there is one
-OPTIMIZERS = ("adamw", "sgd", "muon")
+PLANNED = {field.name: field for field in fields(Settings)}
 TRACED = 3  # the step that `trace` records, after warm-up
 
 
 def flag(default: Any, text: str, **more: Any) -> Any:
     default = {"default_factory": list} if default is list else {"default": default}
     return field(**default, metadata={"help": text, **more})
+
+
+def planned(name: str) -> Any:
+    """Return a field that the planner has, too, with its default, help and valid values."""
+    return field(default=PLANNED[name].default, metadata=PLANNED[name].metadata)
 
 
 @dataclass
@@ -68,25 +72,12 @@ class RunSettings:
         choices=[*presets.PRESETS],
         sets=presets.SET_BY_MODEL,
     )
-    depth: int | None = flag(
-        None,
-        "number of blocks that sets n_embd (64 per block), n_head, lr and the batch size; overrides model",
-        range=ranges.LAYERS,
-        sets=presets.SET_BY_DEPTH,
-    )
-    n_layer: int = flag(None, "number of transformer blocks; by default the model's", range=ranges.LAYERS)
-    n_head: int = flag(None, "number of attention heads; by default the model's", range=ranges.HEADS)
-    n_kv_head: int | None = flag(
-        None,
-        "number of key and value heads (grouped-query attention); by default the model's, or n_head",
-        range=ranges.HEADS,
-    )
-    n_embd: int = flag(None, "embedding width; by default the model's", range=ranges.WIDTH)
-    n_hidden: int | None = flag(
-        None,
-        "hidden width of the MLP; by default the model's, or 4 n_embd, for a llama 8/3 of it, rounded up",
-        range=ranges.WIDTH,
-    )
+    depth: int | None = planned("depth")
+    n_layer: int = planned("n_layer")
+    n_head: int = planned("n_head")
+    n_kv_head: int | None = planned("n_kv_head")
+    n_embd: int = planned("n_embd")
+    n_hidden: int | None = planned("n_hidden")
     rope_theta: float | None = flag(
         None, "base of a llama's rotary embedding; by default the model's", range=ranges.ROPE_THETA
     )
@@ -101,25 +92,17 @@ class RunSettings:
         range=ranges.LENGTH,
     )
     norm_eps: float | None = flag(None, "epsilon of a llama's norms; by default the model's", range=ranges.EPSILON)
-    tied: bool | None = flag(None, "tie a llama's head to its embedding; by default the model's")
-    block_size: int = flag(None, "sequence length in tokens; by default the model's", range=ranges.LENGTH)
+    tied: bool | None = planned("tied")
+    block_size: int = planned("block_size")
     document_end: int | None = flag(
         None, "token that ends a document; tokens attend only within their document", range=ranges.TOKEN
     )
-    num_experts: int = flag(
-        None, "number of experts that replace each MLP; by default the model's, 0 for dense MLPs", range=ranges.EXPERTS
-    )
-    experts_per_token: int = flag(
-        None, "number of experts that process each token; by default the model's, or 2", range=ranges.EXPERTS_PER_TOKEN
-    )
-    expert_capacity: float | None = flag(
-        None,
-        "capacity of an expert as a multiple of the mean number of tokens of a sequence; tokens beyond it are dropped",
-        range=ranges.CAPACITY,
-    )
-    balance_loss: float = flag(0.0, "weight of the loss that balances the experts' load", range=ranges.LOSS_WEIGHT)
-    dropout: float = flag(0.0, "dropout probability", range=ranges.DROPOUT)
-    bias: bool | None = flag(None, "use biases in linear layers and norms of a GPT-2; by default the model's")
+    num_experts: int = planned("num_experts")
+    experts_per_token: int = planned("experts_per_token")
+    expert_capacity: float | None = planned("expert_capacity")
+    balance_loss: float = planned("balance_loss")
+    dropout: float = planned("dropout")
+    bias: bool | None = planned("bias")
     micro_batch_size: int = flag(8, "samples in a rank's micro-batch", range=ranges.SAMPLES)
     num_micro_batches: int | None = flag(
         None,
@@ -153,9 +136,7 @@ class RunSettings:
         "",
         "HTML report of the run with charts and tables, for which every rank times some steps; disabled if empty",
     )
-    optimizer: str = flag(
-        "adamw", "optimizer; muon updates the matrices of blocks, and adamw the other parameters", choices=OPTIMIZERS
-    )
+    optimizer: str = planned("optimizer")
     lr: float = flag(
         None, f"learning rate after warm-up; by default set by depth, or {presets.LR}", range=ranges.LEARNING_RATE
     )
@@ -182,11 +163,9 @@ class RunSettings:
     grad_clip: float = flag(
         1.0, "largest norm of the gradient, by which it is clipped; 0 for no clipping", range=ranges.NORM
     )
-    dtype: str = flag(
-        "float32", "dtype of computing; weights stay float32 unless master_weights is set", choices=DTYPES
-    )
-    master_weights: bool = flag(False, "store parameters in 16 bits, and float32 master weights for the optimizer")
-    grad_dtype: str | None = flag(None, "dtype in which gradients are reduced: float32 (the default) or 16 bits")
+    dtype: str = planned("dtype")
+    master_weights: bool = planned("master_weights")
+    grad_dtype: str | None = planned("grad_dtype")
     non_finite: str = flag("stop", "action on a step whose loss or gradients are not finite", choices=POLICIES)
     max_skips: int = flag(
         10, "number of steps that non_finite=skip skips in a row before the run ends", range=ranges.COUNT
@@ -236,16 +215,10 @@ class RunSettings:
     ep: int = flag(1, "expert-parallel ranks within dp, which divide the experts", range=ranges.RANKS)
     sequence_parallel: bool = flag(False, "shard the sequence over tp ranks between split layers")
     sp: int = flag(1, "sequence-parallel ranks, which split sequences", range=ranges.RANKS)
-    sp_mode: str = flag(
-        "ring",
-        "attention across sp ranks; hybrid exchanges heads within groups and runs rings across them",
-        choices=MODES,
-    )
-    sp_order: str = flag("zigzag", "order in which tokens of a sequence are assigned to sp ranks", choices=ORDERS)
-    sp_heads: int | None = flag(
-        None, "ranks in a group that exchanges heads in hybrid mode; by default 2", range=ranges.RANKS
-    )
-    bucket_mb: float = flag(4.0, "size of a gradient bucket in MiB", range=ranges.MEBIBYTES)
+    sp_mode: str = planned("sp_mode")
+    sp_order: str = planned("sp_order")
+    sp_heads: int | None = planned("sp_heads")
+    bucket_mb: float = planned("bucket_mb")
     checkpoint_dir: str = flag("", "folder for checkpoints, from which any layout can resume; disabled if empty")
     checkpoint_interval: int = flag(
         0,
