@@ -91,7 +91,7 @@ FLOORS = {
     ),
     "models": Floor(("models",), without=("mpi4py",)),
     "layouts": Floor(
-        tuple(f"training.parallel.{name}" for name in ("gpt", "llama", "family", "fused")),
+        tuple(f"training.parallel.{name}" for name in ("gpt", "family", "fused")),
         imports=(*ALL, *PARALLELISM, "models"),
     ),
     "ranges": Floor(("training.settings.ranges",), imports=BELOW_TRAINING),
