@@ -179,8 +179,6 @@ def split(tokens: Tokens, val_fraction: float, block_size: int) -> tuple[TokenSe
 
     Raises: ValueError if either is too short for `TokenWindows`.
     """
-    if not 0 < val_fraction < 1:
-        raise ValueError(f"val_fraction={val_fraction} must be between 0 and 1, for example 0.1")
     num_val = int(len(tokens.ids) * val_fraction) if tokens.val_ids is None else len(tokens.val_ids)
     num_train = len(tokens.ids) - (num_val if tokens.val_ids is None else 0)
     largest = min(num_train // 2, num_val - 1)
