@@ -44,6 +44,7 @@ from collectives.schedule import draw
 from models.gpt import GPT, GPTConfig
 from parallelism.data.buckets import num_bytes
 from parallelism.data.loop import TrainedModule
+from training.settings.derived import checked
 
 RTOL = 1e-3  # relative to the change by training, as float32 sums differ in order
 CHECKED = 2  # steps
@@ -169,7 +170,7 @@ def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:
     if args.picture:
         draw.refuse(str(args.picture), "--picture ")
     shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
-    return args, GPTConfig(block_size=args.seq, **shape)
+    return args, checked(GPTConfig(block_size=args.seq, **shape))
 
 
 def main() -> None:

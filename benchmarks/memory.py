@@ -32,6 +32,7 @@ from parallelism.sequence.sequence_parallel import SequenceAttention, SequencePa
 from parallelism.sequence.token_shards import MODES, TokenShards
 from parallelism.tensor.sharding_plan import Loss, Vocabulary, parallelize
 from training.parallel.gpt import gpt2_plan
+from training.settings.derived import checked
 
 SIZES = (1, 2, 4, 8)
 MIB = 1 << 20
@@ -165,7 +166,7 @@ def parse(size: int) -> argparse.Namespace:
     args = parser.parse_args()
     largest = max(number for number in SIZES if number <= size)
     TokenShards(args.seq, largest).check()
-    GPTConfig(n_head=args.n_head, n_embd=args.n_embd)
+    checked(GPTConfig(n_head=args.n_head, n_embd=args.n_embd))
     if set(args.modes) - {"ring"} and args.n_head % largest:
         raise ValueError(f"--n_head {args.n_head}: {largest} ranks can't exchange these heads, use a multiple")
     return args

@@ -37,6 +37,7 @@ from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.sequence.token_shards import TokenShards
 from parallelism.tensor.sharding_plan import parallelize
 from training.parallel.gpt import gpt2_plan
+from training.settings.derived import checked
 
 RTOL = 1e-4  # float32 sums differ in order
 
@@ -181,7 +182,7 @@ def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:
     if args.vocab_size % size:
         raise ValueError(f"--vocab_size {args.vocab_size} can't be split over {size} ranks by torch: use a multiple")
     shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
-    return args, GPTConfig(block_size=args.seq, **shape)
+    return args, checked(GPTConfig(block_size=args.seq, **shape))
 
 
 def main() -> None:

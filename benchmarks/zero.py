@@ -34,6 +34,7 @@ import collectives
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from models.gpt import GPT, GPTConfig
+from training.settings.derived import checked
 
 RTOL = 1e-4  # float32 sums differ in order
 NUM_CHECKED = 4  # steps
@@ -134,7 +135,7 @@ def parse() -> tuple[argparse.Namespace, GPTConfig]:
     parser.add_argument("--output", type=output, help="write the numbers as JSON")
     args = parser.parse_args()
     shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
-    return args, GPTConfig(block_size=args.seq, **shape)
+    return args, checked(GPTConfig(block_size=args.seq, **shape))
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """GPT-2 as plain single-device torch code, with Hugging Face's names of modules and parameters."""
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -136,19 +137,22 @@ def init_weights(model: nn.Module, n_layer: int, seed: int) -> None:
             nn.init.zeros_(p)
 
 
-class GPT(nn.Module):
-    """A GPT-2, whose initial weights depend only on the config and the seed.
+class LanguageModel(nn.Module):
+    """A transformer and its head, whose initial weights depend only on the config and the seed.
 
-    Source: Karpathy 2022, nanoGPT, model.py.
+    `kind` is the class of the transformer; its embeddings, blocks and last norm are `wte`, `h` and `ln_f`.
     """
 
-    def __init__(self, config: GPTConfig, seed: int = 1337):
+    kind: Any
+
+    def __init__(self, config: ModelConfig, seed: int = 1337):
         super().__init__()
         self.config = config
         with torch.random.fork_rng(devices=[]):  # layers draw weights from the global generator
-            self.transformer = Transformer(config)
+            self.transformer = self.kind(config)
             self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        self.lm_head.weight = self.transformer.wte.weight
+        if config.tied:
+            self.lm_head.weight = self.transformer.wte.weight
         self.loss = CrossEntropy()
         init_weights(self, config.n_layer, seed)
 
@@ -173,6 +177,16 @@ class GPT(nn.Module):
     def num_params(self) -> int:
         """Count parameters as nanoGPT does: tied embeddings once, and position embeddings not at all."""
         return sum(p.numel() for name, p in self.named_parameters() if name != "transformer.wpe.weight")
+
+
+class GPT(LanguageModel):
+    """A GPT-2.
+
+    Source: Karpathy 2022, nanoGPT, model.py.
+    """
+
+    config: GPTConfig
+    kind = Transformer
 
 
 def flops_per_token(config: ModelConfig, num_params: int) -> int:

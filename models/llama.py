@@ -1,6 +1,6 @@
 """Llama as plain single-device torch code: a GPT with RMSNorm, rotary positions and a gated MLP, without biases.
 
-Modules and parameters are named as those of `models.gpt`; models/hf_llama.py has Hugging Face's names.
+Modules and parameters are named as those of `models.gpt`; training/weights/hf_llama.py has Hugging Face's names.
 """
 
 import math
@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from models.config import LlamaConfig
-from models.gpt import CausalAttention, CrossEntropy, init_weights, split_heads
+from models.gpt import CausalAttention, LanguageModel, split_heads
 
 FAST_TURNS = 4  # Rotations with at least so many turns in rope_original_length tokens are fast; with at most one, slow.
 
@@ -149,35 +149,12 @@ class LlamaTransformer(nn.Module):
         return self.ln_f(x)
 
 
-class Llama(nn.Module):
-    """A Llama, whose initial weights depend only on the config and the seed; the interface is `models.gpt.GPT`'s.
+class Llama(LanguageModel):
+    """A Llama.
 
     Source: Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", 2023, arXiv 2302.13971, section 2.2;
     grouped heads: Touvron et al., "Llama 2", 2023, arXiv 2307.09288, section 2.2.
     """
 
-    def __init__(self, config: LlamaConfig, seed: int = 1337):
-        super().__init__()
-        self.config = config
-        with torch.random.fork_rng(devices=[]):  # layers draw weights from the global generator
-            self.transformer = LlamaTransformer(config)
-            self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        if config.tied:
-            self.lm_head.weight = self.transformer.wte.weight
-        self.loss = CrossEntropy()
-        init_weights(self, config.n_layer, seed)
-
-    def forward(
-        self,
-        tokens: torch.Tensor,
-        targets: torch.Tensor | None = None,
-        positions: torch.Tensor | None = None,
-        documents: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the logits and, given targets, the mean cross entropy in nats, as `GPT.forward` does."""
-        logits = self.lm_head(self.transformer(tokens, positions, documents))
-        return logits, None if targets is None else self.loss(logits, targets)
-
-    def num_params(self) -> int:
-        """Count parameters, tied embeddings once."""
-        return sum(p.numel() for p in self.parameters())
+    config: LlamaConfig
+    kind = LlamaTransformer

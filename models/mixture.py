@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,27 +21,10 @@ BIAS_STEP = 1e-3  # change of an expert's bias per step
 DROPPED = -1  # expert number of a choice that exceeds the capacity
 
 
-class Routing(Protocol):
-    """Routes of rows to experts and back."""
-
-    choices: Tensor  # for each row, the index among its token's choices, (rows)
-
-    @property
-    def counts(self) -> Sequence[int]:
-        """Number of rows of each local expert."""
-
-    def dispatch(self, x: Tensor) -> Tensor:
-        """Return the rows of tokens for the local experts, grouped by expert.
-
-        Shapes: x (tokens, width), result (rows, width).
-        """
-
-    def combine(self, rows: Tensor) -> Tensor:
-        """Return the sum of each token's rows, computed in at least float32: the inverse of `dispatch`."""
-
-
 class LocalRouting:
-    """Routing with all experts on this rank.
+    """Routes of rows to experts, all on this rank, and back; others have the same attributes and methods.
+
+    `counts` is the number of rows of each local expert, and `choices` each row's index among its token's choices.
 
     >>> routing = LocalRouting(torch.tensor([[1, 0], [1, DROPPED]]), num_experts=2)
     >>> rows = routing.dispatch(torch.tensor([[1.0], [2.0]]))
@@ -57,9 +40,14 @@ class LocalRouting:
         self.counts = choices[order].bincount(minlength=num_experts).tolist()
 
     def dispatch(self, x: Tensor) -> Tensor:
+        """Return the rows of tokens for the local experts, grouped by expert.
+
+        Shapes: x (tokens, width), result (rows, width).
+        """
         return x.index_select(0, self.tokens)
 
     def combine(self, rows: Tensor) -> Tensor:
+        """Return the sum of each token's rows, computed in at least float32: the inverse of `dispatch`."""
         wide = torch.promote_types(rows.dtype, torch.float32)
         sums = rows.new_zeros((self.num_tokens, rows.shape[1]), dtype=wide)
         return sums.index_add(0, self.tokens, rows.to(wide)).to(rows.dtype)
@@ -170,7 +158,7 @@ class Mixture(nn.Module):
         self.gelu = nn.GELU(approximate="tanh")
         self.c_proj = ExpertLinear(config.num_experts, config.hidden_width, config.n_embd)
         self.dropout = nn.Dropout(config.dropout)
-        self.route: Callable[[Tensor, int], Routing] = LocalRouting  # by the choices (tokens, experts_per_token)
+        self.route: Callable[[Tensor, int], Any] = LocalRouting  # by the choices (tokens, experts_per_token)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dropout(self.mix(x, *self.router(x)))

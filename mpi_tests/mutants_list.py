@@ -987,19 +987,19 @@ MODELS = [
         ("test_llama.py", "complex_numbers or formulas"),
     ),
     mutant(
-        "models/hf_llama.py",
+        "training/weights/hf_llama.py",
         '("mlp.gate_proj.weight", "mlp.up_proj.weight")',
         '("mlp.up_proj.weight", "mlp.gate_proj.weight")',
         ("test_llama.py", "formulas"),
     ),
     mutant(
-        "models/hf_gpt2.py",
+        "training/weights/hf_gpt2.py",
         '"layer_norm_epsilon": 1e-5',
         '"layer_norm_epsilon": 1e-6',
         ("test_hf.py", "config_file or formulas"),
     ),
     mutant(
-        "models/hf.py",
+        "training/weights/hf.py",
         "if file_shape != config_shape:",
         'if file_shape == "absent":',
         ("test_hf.py", "lacks or shapes or another"),

@@ -1,4 +1,4 @@
-"""Test README from scratch: run its commands in order in a clone of this checkout, in a fresh Debian with make.
+"""Test README and the home page from scratch: run their commands in a clone of this checkout, in a fresh Debian.
 
 python -m mpi_tests.stranger bookworm            # Python 3.11
 python -m mpi_tests.stranger forky --whole       # Python 3.14; all of `make test`
@@ -7,7 +7,8 @@ Needs root, Linux, debootstrap and git.  The root file system is created anew be
 machine's Debian mirror and pip configuration.  The clone has committed changes only.  A table of the commands is
 written beside the root file system; the exit status is 1 if one of them fails.
 
-Commands that need a cluster or a GPU are skipped.  `SHORTER` lists long commands and their short substitutes.
+Commands that need a cluster or a GPU are skipped.  `SHORTER` lists commands and their substitutes, which are short, or
+run in an environment of their own.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from mpi_tests.helpers.launch import ROOT
 
 BUILD = ROOT / "build" / "stranger"
 PACKAGES = ("ca-certificates", "make", "python3", "python3-venv")
+PAGES = ("README.md", "docs/index.md")
 HOME = "/root/project"  # folder of the clone within the new root
 NOT_RUN = {
     r"\b(sbatch|qsub|bsub|srun|salloc)\b|8x8": "needs a cluster",
@@ -36,16 +38,18 @@ TESTS = (
     " && python -m pytest mpi_tests/without_ranks/test_schedule.py -k ring"
     " && mpirun -n 4 python -m pytest --with-mpi --only-mpi mpi_tests/with_ranks/test_tensor_parallel.py"
 )
+ALONE = "python3 -m venv build/alone && source build/alone/bin/activate"
 SHORTER = (  # commands and their substitutes
     (r"make train", "make train ARGS='--max_iters 20'"),
     (r"make test", TESTS),
+    (r"(pip install .*)", rf"{ALONE} && \1 && mpirun -n 2 python examples/sum.py"),
     (r"(.*mpirun .*(?:train\.py|-m training)\b(?!\.).*)", rf"\1 {SMALL} --val_fraction 0.002"),
     (r"(.*-m collectives\.bench\b(?!\.).*)", r"\1 -b 1K -e 64K -n 5"),
 )
 
 
 class Step(NamedTuple):
-    """A command of README, the command that runs in its place, and the reason if it is skipped."""
+    """A command of a page, the command that runs in its place, and the reason if it is skipped."""
 
     command: str
     run: str
@@ -92,7 +96,7 @@ def step_of(command: str, whole: bool) -> Step:
 
 
 def follow(root: Path, text: str, whole: bool, log: Path) -> Iterator[Row]:
-    """Run the commands of a README in order, as if in one shell, and yield a row for each."""
+    """Run the commands of pages in order, as if in one shell, and yield a row for each."""
     before: list[str] = []  # commands that change the state of the shell
     for command in commands(text):
         step = step_of(command, whole)
@@ -107,7 +111,7 @@ def follow(root: Path, text: str, whole: bool, log: Path) -> Iterator[Row]:
 
 
 def table(rows: list[Row], system: str) -> str:
-    head = [system, "", "| README's command | outcome | seconds | what was run for it |", "|---|---|---:|---|"]
+    head = [system, "", "| command | outcome | seconds | what was run for it |", "|---|---|---:|---|"]
     return "\n".join([*head, *map(str, rows)]) + "\n"
 
 
@@ -123,7 +127,8 @@ def main() -> int:
     run_inside(root, HOME, "(. /etc/os-release; echo $PRETTY_NAME; python3 --version) > /root/system", log)
     system = ", ".join(Path(f"{root}/root/system").read_text().split("\n")[:2])
     rows = []
-    for row in follow(root, Path(f"{root}{HOME}/README.md").read_text(), args.whole, log):
+    text = "\n".join(Path(f"{root}{HOME}", page).read_text() for page in PAGES)
+    for row in follow(root, text, args.whole, log):
         rows.append(row)
         out.write_text(table(rows, system))
         print(row, flush=True)

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 
 import collectives
-from models.hf import save_hugging_face
 from models.mixture import balance, scale_losses
 from models.model import Model
 from parallelism.buffers.transfer import Readback
@@ -39,6 +38,7 @@ from training.sample import sample
 from training.settings.config import Config
 from training.settings.derived import learning_rate_of
 from training.settings.layout import planned
+from training.weights.hf import save_hugging_face
 
 
 class Trained(NamedTuple):

@@ -18,7 +18,6 @@ import torch
 import collectives
 from collectives.job.settings import Parser, Range
 from models.generate import check, generate
-from models.hf import load_hugging_face
 from models.model import Model
 from parallelism.tensor.sharding_plan import parallelize
 from training.data.token_files import TokenSequence
@@ -27,6 +26,7 @@ from training.parallel.device import prepare_process
 from training.parallel.family import plan_of
 from training.settings.fields import RunSettings
 from training.settings.ranges import SEED, TEXT
+from training.weights.hf import load_hugging_face
 
 SAMPLES = Range(1, 1000)
 

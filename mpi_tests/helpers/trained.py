@@ -14,7 +14,6 @@ import torch
 from safetensors.numpy import load_file
 
 from models.gpt import GPT
-from models.hf import to_hugging_face
 from models.mixture import balance, routers
 from parallelism.data.sampler import DistributedSampler
 from training.data.tokens import TokenWindows, load_tokens, split
@@ -23,6 +22,7 @@ from training.optim.learning_rate import learning_rate
 from training.reports.facts import RunFacts
 from training.settings.config import Config
 from training.settings.derived import make_model
+from training.weights.hf import to_hugging_face
 
 GLOBAL_BATCH = 24
 TEXT = Path(__file__).parents[2] / "LICENSE"  # the default text would be another with each version of Python

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from collectives import InputError
-from models.hf import save_hugging_face
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.trained import GLOBAL_BATCH, SMALL, config, loss_of, on
 from parallelism.planner.settings import parse
 from training.data.tokens import TokenWindows, load_tokens, split
 from training.loop import train
 from training.settings.config import Config
+from training.weights.hf import save_hugging_face
 
 
 @pytest.fixture

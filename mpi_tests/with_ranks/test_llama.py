@@ -9,7 +9,6 @@ from contextlib import closing
 import pytest
 import torch
 
-from models.hf import load_hugging_face, save_hugging_face
 from models.model import make
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.launch import ROOT
@@ -24,6 +23,7 @@ from training.parallel.run import TrainingRun
 from training.sample import split as split_blocks
 from training.settings.config import Config
 from training.settings.derived import make_model, model_config
+from training.weights.hf import load_hugging_face, save_hugging_face
 
 RANKS, GLOBAL_BATCH = 8, 16
 AXES = "dp", "tp", "sp", "pp", "zero_stage"
@@ -44,6 +44,8 @@ def draw_layout(seed):
         axes = {"dp": max(1, RANKS // (tp * sp * pp)), "tp": tp, "sp": sp, "pp": pp}
         if tp * sp * pp > RANKS or tp * sp > 4:
             axes = {}
+    sp_mode = "hybrid" if axes["sp"] == 4 else draw.choice(("ring", "ulysses")) if axes["sp"] == 2 else "ring"
+    has_ring = axes["sp"] > 1 and sp_mode != "ulysses"
     return axes | {
         "n_kv_head": draw.choice((4, 8)),
         "tied": draw.random() < 0.5,
@@ -51,10 +53,10 @@ def draw_layout(seed):
         "micro_batch_size": GLOBAL_BATCH // 2 // axes["dp"],
         "zero_stage": draw.randrange(4),
         "recompute": draw.choice(("none", "selective", "full")),
-        "schedule": draw.choice(("1f1b", "zb_h1", "gpipe")),
+        "schedule": draw.choice(("1f1b", "zb_h1", "gpipe")) if axes["pp"] > 1 else "1f1b",
         "sequence_parallel": axes["tp"] > 1 and draw.random() < 0.5,
-        "sp_mode": "hybrid" if axes["sp"] == 4 else draw.choice(("ring", "ulysses")),
-        "sp_order": draw.choice(("zigzag", "striped", "contiguous")),
+        "sp_mode": sp_mode,
+        "sp_order": draw.choice(("zigzag", "striped", "contiguous")) if has_ring else "zigzag",
     }
 
 

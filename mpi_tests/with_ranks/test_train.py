@@ -20,8 +20,6 @@ import torch
 from safetensors.numpy import load_file
 
 from collectives import Communicator, InputError
-from models import hf
-from models.hf import load_hugging_face, save_hugging_face
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.hugging_face import gpt2_logits
 from mpi_tests.helpers.ranks import IS_PROOF
@@ -45,6 +43,8 @@ from training.loop import train
 from training.parallel.fused import FusedGate, FusedGELU, FusedRotaryHeads
 from training.parallel.run import TrainingRun
 from training.settings.config import Config
+from training.weights import hf
+from training.weights.hf import load_hugging_face, save_hugging_face
 
 LAST, HALF = SMALL.max_iters, SMALL.max_iters // 2
 

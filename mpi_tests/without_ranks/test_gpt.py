@@ -8,6 +8,7 @@ import torch
 
 from models.gpt import GPT, CrossEntropy, GPTConfig, flops_per_token
 from mpi_tests.helpers.models import random_tokens, randomized
+from training.settings.derived import checked
 
 SMALL: dict[str, Any] = {"vocab_size": 29, "block_size": 12, "n_layer": 2, "n_head": 3, "n_embd": 24}
 
@@ -183,7 +184,7 @@ def test_flops_of_gpt2_small():
 )
 def test_config_errors(fields, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        GPTConfig(**fields)
+        checked(GPTConfig(**fields))
 
 
 @pytest.mark.parametrize("seq", [0, 13])

@@ -10,8 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from models.gpt import GPT, GPTConfig
-from models.hf import initialize, load_hugging_face, save_hugging_face, to_hugging_face
 from mpi_tests.helpers.hugging_face import gpt2_logits
+from training.weights.hf import initialize, load_hugging_face, save_hugging_face, to_hugging_face
 
 SMALL: dict[str, Any] = {
     "vocab_size": 29,
@@ -138,7 +138,7 @@ def test_a_failed_save_leaves_the_old_files(tmp_path, monkeypatch):
         path.write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr("models.hf.save_file", half)
+    monkeypatch.setattr("training.weights.hf.save_file", half)
     with pytest.raises(OSError, match="disk full"):
         save_hugging_face(randomized(bias=False), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

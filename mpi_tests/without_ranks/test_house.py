@@ -189,7 +189,7 @@ def test_the_command_fails_where_there_is_one(tmp_path, capsys):
     assert capsys.readouterr().err == ""
     (tmp_path / "models" / "config.py").write_text("import training\n")
     assert main(tmp_path) == 1
-    line = "models/config.py:1: imports training, of floor training: floor models may import settings\n"
+    line = "models/config.py:1: imports training, of floor training: floor models may import no other\n"
     assert capsys.readouterr().err == line
 
 

@@ -10,7 +10,6 @@ import torch
 
 from collectives.algorithms.groups import Topology
 from models.config import GPTConfig, LlamaConfig
-from models.hf import load_hugging_face, save_hugging_face
 from models.model import make
 from mpi_tests.helpers.launch import ROOT
 from parallelism.planner.settings import parse
@@ -18,6 +17,7 @@ from training.data.tokenizer import save_tokenizer, token_ids
 from training.sample import tokenizer_of
 from training.settings.config import Config
 from training.settings.derived import model_config, tokens_of
+from training.weights.hf import load_hugging_face, save_hugging_face
 
 SHAPE = {"block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 16}
 SHAPES = {

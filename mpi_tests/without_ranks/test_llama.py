@@ -11,11 +11,12 @@ from safetensors.torch import load_file, save_file
 
 from models.config import GPTConfig, LlamaConfig
 from models.gpt import GPT, flops_per_token
-from models.hf import initialize, load_hugging_face, save_hugging_face, to_hugging_face
 from models.llama import Llama, rotate, rotation_speeds, rotations
 from mpi_tests.helpers.hugging_face import llama3_speeds, llama_of_hugging_face
 from mpi_tests.helpers.models import random_tokens, randomized
 from parallelism.planner.presets import PRESETS
+from training.settings.derived import checked
+from training.weights.hf import initialize, load_hugging_face, save_hugging_face, to_hugging_face
 
 SHAPE = {"vocab_size": 29, "block_size": 12, "n_layer": 2, "n_head": 4, "n_embd": 24}
 CONFIGS = {
@@ -215,15 +216,9 @@ def test_another_model_is_not_initialized(tmp_path):
         initialize(GPT(GPTConfig(**SHAPE)), tmp_path)
 
 
-def test_a_length_without_a_factor_is_refused():
-    words = "rope_original_length=8 has no effect with rope_factor=1: set both, or none"
-    with pytest.raises(ValueError, match=words):
-        LlamaConfig(rope_original_length=8)
-
-
 def test_heads_of_odd_sizes_are_refused():
     with pytest.raises(ValueError, match=r"n_embd=20 and n_head=4 make heads of 5, .*: use n_embd=24"):
-        LlamaConfig(n_embd=20, n_head=4)
+        checked(LlamaConfig(n_embd=20, n_head=4))
 
 
 def test_flops_count_products():

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from models.gpt import GPT, GPTConfig, flops_per_token
 from models.mixture import BIAS_STEP, DROPPED, Mixture, balance, routers
+from training.settings.derived import checked
 
 SHAPE = {"vocab_size": 29, "block_size": 8, "n_layer": 2, "n_head": 2, "n_embd": 16}
 CONFIG = GPTConfig(**SHAPE, num_experts=6, experts_per_token=2)
@@ -144,4 +145,4 @@ def test_flops_count_the_experts_chosen():
 ])  # fmt: skip
 def test_what_a_mixture_cannot_be_is_refused(changes, words):
     with pytest.raises(ValueError, match=words):
-        GPTConfig(**SHAPE, **changes)
+        checked(GPTConfig(**SHAPE, **changes))

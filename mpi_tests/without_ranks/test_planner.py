@@ -722,6 +722,12 @@ def test_without_mpi_and_torch():
             "--sequence_parallel --tp 1",
             "no layout of 8 ranks: sequence_parallel shards sequences over tp ranks, but tp=1",
         ),
+        ("--sp_mode ulysses --sp 1", "sp_mode=ulysses has no effect with sp=1: omit it, or set sp to 2 or more"),
+        ("--sp_mode ulysses --gpus 1", "no layout of 1 ranks: sp_mode=ulysses has no effect with sp=1: omit it, or"),
+        ("--zero_group node --zero_stage 0", "zero_group=node has no effect without zero_stage: omit it, or set zero"),
+        ("--schedule zb_v --pp 1", "schedule=zb_v has no effect with pp=1: omit it, or set pp to 2 or more"),
+        ("--expert_capacity 2", "expert_capacity=2.0 has no effect without num_experts: omit it, or set num_experts"),
+        ("--measure --efficiency 0.9", "--efficiency 0.9 has no effect with --measure: omit it, or pass --tflops"),
         ("--tp 8", "no layout of 8 ranks: n_head=4 and n_kv_head=4 must both be divisible by tp=8"),
         ("--pp 8", "no layout of 8 ranks: n_layer=4 is fewer than 8 stages"),
         ("--global_batch_size 3 --dp 8", "no layout of 8 ranks: global_batch_size=3 is not divisible by dp=8"),
@@ -806,6 +812,15 @@ def test_the_command_at_the_end_can_be_pasted(capsys, tmp_path):
     )
     inputs = config.checked(Topology.from_ids([0, 0]))
     assert inputs.batch_size == 24
+
+
+@pytest.mark.parametrize(
+    "flags", ["--zero_group node --gpus 1", "--schedule zb_v --gpus 2 --tp 2", "--sp_mode ulysses --gpus 2", "--pp 1"]
+)
+def test_what_is_planned_has_an_effect_in_training(flags, capsys):
+    assert main(["--n_layer", "2", *flags.split()]) == 0
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    parse(Config, "", command[6:]).checked(Topology.from_ids([0] * int(command[2])))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from mpi_tests import stranger
 from mpi_tests.helpers.documents import (
     COMMANDS,
     ELSEWHERE,
@@ -70,6 +71,15 @@ def test_make_runs_what_the_pages_say(words, line):
     result = subprocess.run(["make", "--dry-run", *shlex.split(words)], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert line in result.stdout
+
+
+def test_the_pages_install_as_a_stranger_does():
+    """mpi_tests.stranger runs the home page's line in an environment of its own, and a job there."""
+    pages = "\n".join(PAGES[page] for page in stranger.PAGES)
+    (line,) = [command for command in stranger.commands(pages) if command.startswith("pip ")]
+    assert line in [command.text for command in commands("docs/index.md")]
+    assert f" && {line} && mpirun " in stranger.step_of(line, whole=True).run
+    assert all(f"`{line}`" in PAGES[page] for page in ("README.md", "docs/guide/install.md"))
 
 
 def test_the_readme_is_short():

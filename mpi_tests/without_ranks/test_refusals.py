@@ -15,13 +15,13 @@ import pytest
 from collectives.algorithms.groups import Topology
 from collectives.job.settings import value_type
 from models.config import GPTConfig
-from models.hf import hugging_face_config
 from parallelism.planner.settings import parse
 from training.parallel.device import own_device
 from training.reports.out_dir import own_out_dir
 from training.settings.config import Config
 from training.settings.layout import fixed_by, job_of
 from training.settings.paths import prepare_folders
+from training.weights.hf import hugging_face_config
 
 SMALL = ["--n_layer", 1, "--n_head", 1, "--n_embd", 8, "--block_size", 8, "--max_iters", 2]
 TWO_BLOCKS = ["--n_layer", 2]
@@ -136,6 +136,10 @@ DATA = [
     (["--init_from", "{tmp}/words"], "words/config.json: n_layer='two' must be of type int"),
     (["--init_from", "{tmp}/negative"], "negative/config.json: n_embd=-1 must be from 1 to 1048576"),
     (["--document_end", 999], "document_end=999 is not a token of Python language reference: use one from 0 to 255"),
+    (
+        ["--data", "{tmp}/words.txt", "--text_field", "body"],
+        "text_field=body is that of JSON or Parquet files, and there are none: omit it",
+    ),
     (["--tokenizer", "nope"], "tokenizer=nope: no such file; pass bytes, a tokenizer.json, or a .tiktoken file"),
     (["--data", "/dev/zero"], "/dev/zero: not a regular file; pass one that every rank can read"),
 ]
@@ -220,6 +224,25 @@ SETTINGS = [
     (["--balance", "measured"], "balance=measured has no effect with pp=1: omit it, or set pp to 2 or more"),
     (["--balance_loss", 0.1], "balance_loss=0.1 has no effect without num_experts: omit it, or set num_experts"),
     (["--expert_capacity", 1], "expert_capacity=1.0 has no effect without num_experts: omit it, or set num_experts"),
+    (["--experts_per_token", 1], "experts_per_token=1 has no effect without num_experts: omit it, or set num_experts"),
+    (["--zero_group", "node"], "zero_group=node has no effect without zero_stage: omit it, or set zero_stage to 1, 2"),
+    (["--sp_mode", "ulysses"], "sp_mode=ulysses has no effect with sp=1: omit it, or set sp to 2 or more"),
+    (["--sp_order", "striped"], "sp_order=striped has no effect with sp=1: omit it, or set sp to 2 or more"),
+    (["--sp_heads", 1], "sp_heads=1 has no effect with sp=1: omit it, or set sp to 2 or more"),
+    (
+        ["--sp", 2, "--sp_mode", "ulysses", "--sp_order", "striped"],
+        "sp_order=striped has no effect with sp_mode=ulysses: omit it, or set sp_mode to ring or hybrid",
+    ),
+    (["--virtual_stages", 2], "virtual_stages=2 has no effect with pp=1: omit it, or set pp to 2 or more"),
+    (["--schedule", "search"], "schedule=search has no effect with pp=1: omit it, or set pp to 2 or more"),
+    (
+        ["--model", "llama-tiny", "--rope_original_length", 8],
+        "rope_original_length=8 has no effect with rope_factor=1.0: omit it, or set rope_factor above 1",
+    ),
+    (
+        ["--val_data", "{tmp}/words.txt", "--val_fraction", 0.2],
+        "words.txt']: omit it, or omit val_data",
+    ),
     (
         ["--eval_only", "--init_from", "{tmp}/gpt2", "--report", "x"],
         "report=x has no effect with eval_only=True: omit it, or set eval_only to false",
@@ -247,7 +270,7 @@ LAYOUTS = [
         ["--global_batch_size", 32, "--num_micro_batches", 1],
         "global_batch_size=32 differs from the 16 samples of num_micro_batches=1 on dp=2 ranks: omit one of the two",
     ),
-    (["--sp_heads", 3], "sp_heads=3 is for sp_mode hybrid, not ring: omit it, or use hybrid"),
+    (["--sp", 2, "--sp_heads", 3], "sp_heads=3 is for sp_mode hybrid, not ring: omit it, or use hybrid"),
     (["--tp", 0], "tp=0 must be from 1 to 131072 ranks"),
     (
         ["--global_batch_size", 5, "--micro_batch_size", 2],

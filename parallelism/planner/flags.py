@@ -19,6 +19,7 @@ from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, ParallelLayout, T
 from parallelism.planner.memory import in_bytes
 from parallelism.planner.place import SPARE, Machine
 from parallelism.planner.settings import add_flag, config_file, config_help, from_toml, overridden
+from parallelism.planner.uses import check_uses
 from parallelism.sequence.token_shards import MODES, ORDERS
 
 LAYOUT = ParallelLayout._fields
@@ -55,27 +56,46 @@ class Settings:
         presets.SET_BY_MODEL,
     )
     depth: int | None = flag(
-        None, "number of blocks that sets the other sizes; overrides model", ranges.LAYERS, presets.SET_BY_DEPTH
+        None,
+        "number of blocks that sets n_embd (64 per block), n_head, lr and the batch size; overrides model",
+        ranges.LAYERS,
+        presets.SET_BY_DEPTH,
     )
     n_layer: int = flag(None, "number of transformer blocks; by default the model's", ranges.LAYERS)
     n_head: int = flag(None, "number of attention heads; by default the model's", ranges.HEADS)
-    n_kv_head: int | None = flag(None, "number of key and value heads; by default the model's, or n_head", ranges.HEADS)
+    n_kv_head: int | None = flag(
+        None,
+        "number of key and value heads (grouped-query attention); by default the model's, or n_head",
+        ranges.HEADS,
+    )
     n_embd: int = flag(None, "embedding width; by default the model's", ranges.WIDTH)
-    n_hidden: int | None = flag(None, "hidden width of the MLP; by default the model's", ranges.WIDTH)
+    n_hidden: int | None = flag(
+        None,
+        "hidden width of the MLP; by default the model's, or 4 n_embd, for a llama 8/3 of it, rounded up",
+        ranges.WIDTH,
+    )
     tied: bool | None = flag(None, "tie a llama's head to its embedding; by default the model's")
     block_size: int = flag(None, "sequence length in tokens; by default the model's", ranges.LENGTH)
-    num_experts: int = flag(0, "number of experts that replace each MLP; 0 for dense MLPs", ranges.EXPERTS)
-    experts_per_token: int = flag(2, "number of experts that process each token", ranges.EXPERTS_PER_TOKEN)
+    num_experts: int = flag(
+        None, "number of experts that replace each MLP; by default the model's, 0 for dense MLPs", ranges.EXPERTS
+    )
+    experts_per_token: int = flag(
+        None, "number of experts that process each token; by default the model's, or 2", ranges.EXPERTS_PER_TOKEN
+    )
     expert_capacity: float | None = flag(
-        None, "capacity of an expert relative to the mean number of tokens", ranges.CAPACITY
+        None,
+        "capacity of an expert as a multiple of the mean number of tokens of a sequence; tokens beyond it are dropped",
+        ranges.CAPACITY,
     )
     balance_loss: float = flag(0.0, "weight of the loss that balances the experts' load", ranges.LOSS_WEIGHT)
     dropout: float = flag(0.0, "dropout probability", ranges.DROPOUT)
     bias: bool | None = flag(None, "use biases in linear layers and norms of a GPT-2; by default the model's")
-    optimizer: str = flag("adamw", "optimizer, which determines the bytes of states", [*STATES])
-    dtype: str = flag("float32", "dtype of computing", DTYPES)
+    optimizer: str = flag(
+        "adamw", "optimizer; muon updates the matrices of blocks, and adamw the other parameters", [*STATES]
+    )
+    dtype: str = flag("float32", "dtype of computing; weights stay float32 unless master_weights is set", DTYPES)
     master_weights: bool = flag(False, "store parameters in 16 bits, and float32 master weights for the optimizer")
-    grad_dtype: str | None = flag(None, "dtype of gradients with master weights; by default float32", DTYPES)
+    grad_dtype: str | None = flag(None, "dtype in which gradients are reduced: float32 (the default) or 16 bits")
     global_batch_size: int | None = flag(
         None, "samples in a step; by default ranks x micro_batch_size x num_micro_batches", ranges.SAMPLES
     )
@@ -92,9 +112,13 @@ class Settings:
     zero_stage: int | None = flag(None, "ZeRO stage; by default any", range(4))
     zero_group: str | None = flag(None, "ranks over which ZeRO shards; by default either", ZERO_GROUPS)
     recompute: str | None = flag(None, "activations that blocks recompute; by default any", RECOMPUTE)
-    sp_mode: str = flag("ring", "attention across sp ranks", MODES)
-    sp_order: str = flag("zigzag", "order in which tokens are assigned to sp ranks", ORDERS)
-    sp_heads: int | None = flag(None, "ranks that exchange heads in hybrid mode; by default 2", ranges.RANKS)
+    sp_mode: str = flag(
+        "ring", "attention across sp ranks; hybrid exchanges heads within groups and runs rings across them", MODES
+    )
+    sp_order: str = flag("zigzag", "order in which tokens of a sequence are assigned to sp ranks", ORDERS)
+    sp_heads: int | None = flag(
+        None, "ranks in a group that exchanges heads in hybrid mode; by default 2", ranges.RANKS
+    )
     bucket_mb: float = flag(4.0, "size of a gradient bucket in MiB", ranges.MEBIBYTES)
 
     def __post_init__(self):
@@ -104,6 +128,7 @@ class Settings:
         check(self)
         presets.refuse_other_family(self)
         Precision(self.dtype, self.master_weights, self.grad_dtype)  # raises for incompatible values
+        check_uses(self)
 
 
 class PlanRequest(NamedTuple):
@@ -202,6 +227,8 @@ def machine_of(flags: argparse.Namespace, job: TrainingJob, nodes: Nodes, networ
     """Return the machine and its origin; ranks are from flags, measurement or the fabric's devices, in this order."""
     peaks, memory = DEVICES.get(flags.fabric, ({}, None))
     peak, efficiency, least_s = peaks.get(job.dtype), flags.efficiency, LEAST_PASS_US * 1e-6
+    if flags.measure and flags.tflops is None and efficiency != EFFICIENCY:
+        raise ValueError(f"--efficiency {efficiency:g} has no effect with --measure: omit it, or pass --tflops")
     if flags.measure:
         ranks = import_module("parallelism.planner.ranks")  # the only module here that needs torch
         peak, efficiency, least_s = ranks.flops_per_s(job), 1.0, ranks.least_pass_s(job)

@@ -164,10 +164,4 @@ def shape_of(settings: Any, vocab_size: int) -> ModelShape:
     kv_heads, hidden = sizes.pop("n_kv_head"), sizes.pop("n_hidden")
     sizes["num_kv_heads"] = own["n_head"] if kv_heads is None else kv_heads
     sizes["hidden_width"] = hidden or family.hidden_width(own["n_embd"])
-    shape = ModelShape(**{field.name: sizes[field.name] for field in fields(ModelShape)})
-    if family is LLAMA and shape.head_size % 2:
-        raise ValueError(
-            f"n_embd={shape.n_embd} and n_head={shape.n_head} make heads of {shape.head_size}, odd, which can't be "
-            f"rotated: use n_embd={shape.n_head * (shape.head_size + 1)}"
-        )
-    return shape
+    return ModelShape(**{field.name: sizes[field.name] for field in fields(ModelShape)})

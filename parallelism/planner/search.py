@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from heapq import nsmallest
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from parallelism.planner.memory import Memory, in_bytes, memory, model_shards
 from parallelism.planner.passes import PassContext
 from parallelism.planner.place import Machine, RankPlacement
 from parallelism.planner.step import StepModel, Time
+from parallelism.planner.uses import refuse_unused
 
 NEAREST = 3  # number of listed layouts that do not fit
 TIE = 1e-5  # relative difference of times that counts as equal
@@ -77,6 +77,7 @@ def search(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = {}, nu
 def divided(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -> list[ParallelLayout]:
     """Return the layouts of a mesh, without ZeRO; raise ValueError with the first one's fault if all are impossible."""
     check_mesh(job, mesh)
+    refuse_unused(job._asdict() | mesh._asdict(), job._field_defaults | mesh._field_defaults)
     layouts, faults = [], []
     for layout in families(job, mesh, fixed):
         try:
@@ -95,11 +96,12 @@ def variants(setting: PassContext, fixed: Mapping[str, Any]) -> Iterator[tuple[P
     shards, replicas = model_shards(job, layout), owners["all"][0].size
     stages = [fixed["zero_stage"]] if "zero_stage" in fixed else range(4 if replicas > 1 else 1)
     groups = [group for group in owners if fixed.get("zero_group", group) == group]
-    for stage, group in product(stages, groups):
-        number = owners[group][0].size
-        if group == fixed.get("zero_group", "all") or (stage and 1 < number < replicas):
-            full = layout._replace(zero_stage=stage, zero_group=group)
-            yield full, memory(job, full, shards, number)
+    for stage in stages:
+        for group in groups if stage else ["all"]:
+            number = owners[group][0].size
+            if not stage or group == fixed.get("zero_group", "all") or 1 < number < replicas:
+                full = layout._replace(zero_stage=stage, zero_group=group)
+                yield full, memory(job, full, shards, number)
 
 
 def fastest(candidates: list[ZeroVariants], number: int) -> list[PlannedLayout]:

@@ -41,6 +41,11 @@ class ModelShape:
         if heads % self.num_kv_heads:
             sizes = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
             raise ValueError(f"n_head={heads} is not divisible by n_kv_head={self.num_kv_heads}: use one of {sizes}")
+        if not self.embeds_positions and self.head_size % 2:
+            raise ValueError(
+                f"n_embd={width} and n_head={heads} make heads of {self.head_size}, odd, which can't be rotated: use "
+                f"n_embd={heads * (self.head_size + 1)}"
+            )
         if 0 < self.num_experts < self.experts_per_token:
             raise ValueError(
                 f"experts_per_token={self.experts_per_token} is more than num_experts={self.num_experts}: use from 1 "

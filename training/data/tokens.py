@@ -21,6 +21,7 @@ from training.data.tokenizer import (
 )
 from training.settings.ranges import TOKEN
 
+TEXT_FIELD = "text"
 BLOCK_TOKENS, MOST_BLOCKS = 1 << 22, 64  # sample in which the least and the largest token are searched
 
 
@@ -53,7 +54,7 @@ def load_tokens(
     val_paths: Sequence[str] = (),
     tokenizer: str | None = BYTES,
     vocab_size: int | None = None,
-    text_field: str = "text",
+    text_field: str = TEXT_FIELD,
     token_dtype: str | None = None,
 ) -> Tokens:
     """Read files, and the files in folders, in order; without any, the language reference.
@@ -70,6 +71,8 @@ def load_tokens(
     files, val_files = find_files(paths), find_files(list(val_paths))
     if token_dtype and not any(map(holds_tokens, files + val_files)):
         raise ValueError(f"token_dtype={token_dtype} is that of .bin files, and there are none: omit it")
+    if text_field != TEXT_FIELD and not any(has_rows(path) for path in files + val_files if not holds_tokens(path)):
+        raise ValueError(f"text_field={text_field} is that of JSON or Parquet files, and there are none: omit it")
     if not paths:
         of_text = text_tokenizer(tokenizer)
         ids = TokenSequence([of_text.tokens(language_reference().decode(), document_end=False)])
@@ -176,8 +179,6 @@ def split(tokens: Tokens, val_fraction: float, block_size: int) -> tuple[TokenSe
 
     Raises: ValueError if either is too short for `TokenWindows`.
     """
-    if not 0 < val_fraction < 1:
-        raise ValueError(f"val_fraction={val_fraction} must be between 0 and 1, for example 0.1")
     num_val = int(len(tokens.ids) * val_fraction) if tokens.val_ids is None else len(tokens.val_ids)
     num_train = len(tokens.ids) - (num_val if tokens.val_ids is None else 0)
     largest = min(num_train // 2, num_val - 1)

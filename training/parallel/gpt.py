@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
@@ -29,6 +29,23 @@ HEAD = ("transformer.ln_f", "lm_head", "loss")
 MODES = ("full", "selective")  # recomputation modes
 
 
+def decoder_plan(vocab_size: int, n_head: int, n_kv_head: int, mlp: Mapping[str, Strategy]) -> dict[str, Strategy]:
+    """Return the sharding plan of what all families have, and of an MLP: one sum over the ranks for attention."""
+    vocabulary, between = Vocabulary(vocab_size), SequenceRegion()
+    heads = n_head, n_kv_head, n_kv_head
+    return {
+        "transformer.wte": vocabulary,
+        "transformer.h.*.ln_*": between,
+        "transformer.h.*.attn.c_attn": ColumnParallel(heads, ("n_head", "n_kv_head", "n_kv_head")),
+        "transformer.h.*.attn.c_proj": RowParallel(),
+        "transformer.h.*.attn.attend": Attention(n_head, n_kv_head),
+        **{f"transformer.h.*.{name}": strategy for name, strategy in mlp.items()},
+        "transformer.ln_f": between,
+        "lm_head": vocabulary,
+        "loss": Loss(vocab_size),
+    }
+
+
 def gpt2_plan(
     vocab_size: int, n_head: int, n_kv_head: int | None = None, has_experts: bool = False
 ) -> dict[str, Strategy]:
@@ -36,23 +53,9 @@ def gpt2_plan(
 
     With `has_experts`, MLPs are mixtures.
     """
-    kv, vocabulary, between = n_kv_head or n_head, Vocabulary(vocab_size), SequenceRegion()
     layers: dict[str, Strategy] = {"mlp.c_fc": ColumnParallel(), "mlp.c_proj": RowParallel()}
-    mlp = {"mlp": ExpertParallel()} if has_experts else layers
-    return {
-        "transformer.wte": vocabulary,
-        "transformer.wpe": between,
-        "transformer.h.*.ln_*": between,
-        "transformer.h.*.attn.c_attn": ColumnParallel((n_head, kv, kv), ("n_head", "n_kv_head", "n_kv_head")),
-        "transformer.h.*.attn.c_proj": RowParallel(),
-        **{f"transformer.h.*.{name}": strategy for name, strategy in mlp.items()},
-        "transformer.ln_f": between,
-        "transformer.drop": between,
-        "transformer.h.*dropout": between,
-        "transformer.h.*.attn.attend": Attention(n_head, kv),
-        "lm_head": vocabulary,
-        "loss": Loss(vocab_size),
-    }
+    plan = decoder_plan(vocab_size, n_head, n_kv_head or n_head, {"mlp": ExpertParallel()} if has_experts else layers)
+    return plan | dict.fromkeys(("transformer.wpe", "transformer.drop", "transformer.h.*dropout"), SequenceRegion())
 
 
 def gpt2_layers(model: GPT) -> list[Layer]:

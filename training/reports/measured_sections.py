@@ -54,13 +54,7 @@ def times_section(steps: Sequence[ProfiledStep]) -> Section:
         times = [1e3 * fmean(step.seconds[kind] for step in own) for kind in kinds]
         whole = (1e3 * fmean(step.step_s for step in own), 1e3 * fmean(step.comm_s for step in own))
         rows.append((rank, *whole, *times, max(step.memory_mib for step in own)))
-    columns = [
-        Column("rank"),
-        Column("step, ms"),
-        Column("comm, ms"),
-        *(Column(NAMES[kind]) for kind in kinds),
-        Column("memory, MiB"),
-    ]
+    columns = [*map(Column, ("rank", "step, ms", "comm, ms", *(NAMES[kind] for kind in kinds), "memory, MiB"))]
     axis = {"unit": "ms", "label": "time of a step"}
     common = {"kind": "bars", "table": "times", "row": "rank", "name": "rank"}
     parts = [{"column": NAMES[kind], "color": COLORS[kind]} for kind in kinds]

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from parallelism.mesh import Mesh
 from parallelism.pipeline.layer_times import now
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
-from parallelism.pipeline.schedule.price import Span, Timeline
+from parallelism.pipeline.schedule.price import Span, Timeline, price
 from parallelism.pipeline.stage import Batch
+from parallelism.pipeline.trace import SpanRecorder, gather, measured, save_picture, save_trace
 from parallelism.step.actions import Action
 from parallelism.step.events import Listener
 from training.reports.metrics import memory_mib
-from training.reports.tracing import traced
+from training.settings.derived import picture_of
 from training.settings.fields import TRACED, RunSettings
 
 NUMBER = 5  # of profiled steps, after the traced one
@@ -81,12 +82,23 @@ class StepProfiler(Listener):
     @contextmanager
     def observing(self, iteration: int) -> Iterator[None]:
         """Trace or profile the step in this context, if it is selected.  Collective."""
-        tracing: AbstractContextManager[None] = nullcontext()
-        if iteration == self.traced_step:
-            tracing = traced(self.pipeline, self.mesh, self.config.trace, self.keep)
+        tracing = self.tracing() if iteration == self.traced_step else nullcontext()
         profiling = self.profiling(iteration) if iteration in self.profiled_steps else nullcontext()
         with tracing, profiling:
             yield
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Measure the timeline of the step in this context, and predict it, on rank 0; write both.  Collective."""
+        recorder = SpanRecorder(self.mesh.pp.rank)
+        with self.pipeline.notifying(recorder):
+            yield
+        spans = gather(self.mesh.pp, recorder.spans)
+        if self.mesh.comm.rank == 0:
+            self.planned, self.happened = price(self.pipeline.schedule, measured(spans)), spans
+            if path := self.config.trace:
+                save_trace(path, spans)
+                save_picture(picture_of(path), self.planned, spans)
 
     @contextmanager
     def profiling(self, iteration: int) -> Iterator[None]:
@@ -135,6 +147,3 @@ class StepProfiler(Listener):
     def exposed(self) -> dict[str, float]:
         """Return the seconds that this rank has waited for other ranks since the run began, by kind."""
         return {kind: sum(each.exposed_s for each in waits) for kind, waits in self.waits.items()}
-
-    def keep(self, planned: Timeline, happened: list[Span]) -> None:
-        self.planned, self.happened = planned, happened

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import replace
 
 from collectives.algorithms.groups import Topology
 from collectives.job import system
@@ -21,6 +20,7 @@ from parallelism.pipeline.schedule.search import limits_of
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes, rank_params
 from parallelism.planner.presets import samples_of_depth, shape_of
+from parallelism.planner.uses import LAYOUT_USES, PIPELINE, Use
 from parallelism.sequence.token_shards import check_between_layers, shard_tokens
 from parallelism.tensor.tiles import is_power_of_two
 from training.data.tokens import Tokens
@@ -28,46 +28,23 @@ from training.optim.learning_rate import STABLE
 from training.settings.derived import zero_group
 from training.settings.fields import AUTO, SEARCH, RunSettings
 
-
-class Use(NamedTuple):
-    """The setting on which it depends whether another one has an effect, and the values with which it has."""
-
-    other: str
-    has_effect: Callable[[Any], bool]
-    values: str
-
-
-def use(other: str, *values: str) -> Use:
-    return Use(other, lambda value: value in values, f" to {' or '.join(values)}")
-
-
-CHECKPOINTS = Use("checkpoint_dir", bool, "")
-EXPERTS = Use("num_experts", bool, "")
-PIPELINE = Use("pp", lambda pp: pp > 1, " to 2 or more")
-TRAINING = Use("eval_only", lambda eval_only: not eval_only, " to false")
-USES = {
-    **dict.fromkeys(("beta1", "beta2", "eps"), use("optimizer", "adamw", "muon")),
-    "momentum": use("optimizer", "sgd", "muon"),
-    "muon_lr": use("optimizer", "muon"),
-    **dict.fromkeys(("min_lr", "lr_decay_iters"), use("lr_schedule", "cosine", "linear", STABLE)),
-    "max_skips": use("non_finite", "skip"),
-    "max_alive": use("schedule", SEARCH),
-    "tiles": Use("reproducible", bool, ""),
-    **dict.fromkeys(("trace", "balance"), PIPELINE),
-    **dict.fromkeys(("expert_capacity", "balance_loss"), EXPERTS),
-    **dict.fromkeys(("checkpoint_interval", "checkpoints_kept"), CHECKPOINTS),
-    **dict.fromkeys(("report", "prometheus", "tensorboard", "wandb", "hash_interval"), TRAINING),
-}
-
-
-def check_uses(settings: RunSettings) -> None:
-    """Refuse settings, other than their defaults, that have no effect."""
-    for field in fields(settings):
-        value, use = getattr(settings, field.name), USES.get(field.name)
-        if use and value not in (None, field.default) and not use.has_effect(getattr(settings, use.other)):
-            now = getattr(settings, use.other)
-            why = f"with {use.other}={now}" if now else f"without {use.other}"
-            raise ValueError(f"{field.name}={value} has no effect {why}: omit it, or set {use.other}{use.values}")
+TRAINING = Use("eval_only", lambda eval_only: not eval_only, "set eval_only to false")
+CHECKPOINTS = Use("checkpoint_dir", bool, "set checkpoint_dir")
+USES = (
+    *LAYOUT_USES,
+    *((name, Use.of("optimizer", "adamw", "muon")) for name in ("beta1", "beta2", "eps")),
+    ("momentum", Use.of("optimizer", "sgd", "muon")),
+    ("muon_lr", Use.of("optimizer", "muon")),
+    *((name, Use.of("lr_schedule", "cosine", "linear", STABLE)) for name in ("min_lr", "lr_decay_iters")),
+    ("max_skips", Use.of("non_finite", "skip")),
+    ("max_alive", Use.of("schedule", SEARCH)),
+    ("tiles", Use("reproducible", bool, "set reproducible")),
+    *((name, PIPELINE) for name in ("trace", "balance")),
+    *((name, CHECKPOINTS) for name in ("checkpoint_interval", "checkpoints_kept")),
+    *((name, TRAINING) for name in ("report", "prometheus", "tensorboard", "wandb", "trace", "hash_interval")),
+    ("rope_original_length", Use("rope_factor", lambda factor: factor > 1, "set rope_factor above 1")),
+    ("val_fraction", Use("val_data", lambda paths: not paths, "omit val_data")),
+)
 
 
 def check_weights(settings: RunSettings) -> None:

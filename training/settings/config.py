@@ -9,13 +9,13 @@ from typing import NamedTuple
 from collectives.algorithms.groups import Topology
 from collectives.job.settings import check
 from models.config import LlamaConfig, ModelConfig
-from models.hf import initialize, load_config
 from models.model import Model
 from parallelism.data.sampler import DistributedSampler
 from parallelism.mesh import axes_of, mesh_shape
 from parallelism.numerics.precision import Precision
 from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.planner import presets
+from parallelism.planner.uses import check_uses
 from parallelism.tensor.sharding_plan import strategies
 from training.data.token_files import TokenSequence
 from training.data.tokenizer import BYTE_VOCABULARY, BYTES, TOKEN_IDS, saved_name
@@ -25,6 +25,7 @@ from training.parallel.family import plan_of
 from training.settings import checks, paths
 from training.settings.derived import make_model, tokens_of
 from training.settings.fields import RunSettings
+from training.weights.hf import initialize, load_config
 
 
 class Inputs(NamedTuple):
@@ -66,7 +67,7 @@ class Config(RunSettings):
         Raises: ValueError with the value and the remedy.
         """
         num_ranks = len(topology.node_of)
-        checks.check_uses(self)
+        check_uses(self, checks.USES)
         checks.check_weights(self)
         checks.check_rates(self)
         paths.check_logs(self, rank)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
+from typing import TypeVar, get_type_hints
 
+from collectives.job.settings import refusal
 from models.config import GPTConfig, LlamaConfig, ModelConfig
 from models.model import Model, make
-from parallelism.planner import presets
+from parallelism.planner import ModelShape, presets
 from training.data.tokenizer import TOKEN_IDS, differ, saved_tokenizer
 from training.data.tokens import Tokens, load_tokens
 from training.optim.learning_rate import learning_rate
 from training.settings.fields import RunSettings
+
+C = TypeVar("C", GPTConfig, LlamaConfig)
 
 
 def tokens_of(settings: RunSettings) -> Tokens:
@@ -32,6 +37,19 @@ def tokens_of(settings: RunSettings) -> Tokens:
 def model_config(settings: RunSettings, vocab_size: int) -> ModelConfig:
     kind = LlamaConfig if presets.PRESETS[settings.model].family is presets.LLAMA else GPTConfig
     return kind(**presets.model_settings(settings, vocab_size))
+
+
+def checked(config: C) -> C:
+    """Return a model's configuration.
+
+    Raises: ValueError for values that are invalid as settings of a run, too.
+    """
+    hints, metadata = get_type_hints(type(config)), {field.name: field.metadata for field in fields(RunSettings)}
+    for name, value in vars(config).items():
+        if why := refusal(name, value, hints[name], metadata[name]):
+            raise ValueError(why)
+    ModelShape.of(config)  # raises for sizes that do not fit together
+    return config
 
 
 def make_model(settings: RunSettings, vocab_size: int) -> Model:

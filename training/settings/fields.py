@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from parallelism.numerics.non_finite import POLICIES
-from parallelism.numerics.precision import DTYPES
 from parallelism.pipeline.schedule import registry
 from parallelism.planner import presets
-from parallelism.sequence.token_shards import MODES, ORDERS
+from parallelism.planner.flags import Settings, flag
 from training.data.token_files import TOKEN_DTYPES
+from training.data.tokens import TEXT_FIELD
 from training.optim.learning_rate import COURSES
 from training.parallel.gpt import MODES as RECOMPUTATIONS
 from training.settings import ranges
 
 SEARCH = "search"  # a schedule searched for the measured times
 AUTO = "auto"  # resume from the newest complete checkpoint, if there is one
-OPTIMIZERS = ("adamw", "sgd", "muon")
+PLANNED = {field.name: field for field in fields(Settings)}
 TRACED = 3  # the step that `trace` records, after warm-up
 
 
-def flag(default: Any, text: str, **more: Any) -> Any:
-    default = {"default_factory": list} if default is list else {"default": default}
-    return field(**default, metadata={"help": text, **more})
+def planned(name: str) -> Any:
+    """Return a field that the planner has, too, with its default, help and valid values."""
+    return field(default=PLANNED[name].default, metadata=PLANNED[name].metadata)
 
 
 @dataclass
 class RunSettings:
     """A run's settings; `Config` fills and checks them."""
 
-    data: list[str] = flag(
-        list,
-        "training data: files or folders of text, JSON, Parquet, or .bin tokens (nanoGPT, llm.c, prepare); "
-        "by default Python's language reference",
+    data: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "training data: files or folders of text, JSON, Parquet, or .bin tokens (nanoGPT, llm.c, prepare); "
+            "by default Python's language reference"
+        },
     )
-    val_data: list[str] = flag(
-        list, "validation data, likewise; by default the end of the training data, or its files named val*.bin"
+    val_data: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "validation data, likewise; by default the end of the training data, or its files named val*.bin"
+        },
     )
     tokenizer: str | None = flag(
         None,
@@ -47,106 +52,81 @@ class RunSettings:
         None,
         "vocabulary size, at least the tokenizer's; by default init_from's or the tokenizer's, or for .bin tokens "
         "without one at least GPT-2's 50257",
-        range=ranges.VOCABULARY,
+        ranges.VOCABULARY,
     )
     token_dtype: str | None = flag(
         None,
         "dtype of .bin tokens in files without a header; by default that of meta.json or meta.pkl beside them, or "
         "else the only one that the numbers and the vocabulary allow",
-        choices=tuple(TOKEN_DTYPES),
+        tuple(TOKEN_DTYPES),
     )
-    text_field: str = flag("text", "field of JSON, or column of Parquet, with the text")
+    text_field: str = flag(TEXT_FIELD, "field of JSON, or column of Parquet, with the text")
     val_fraction: float = flag(
-        0.1, "fraction of the data, at its end, reserved for validation if val_data is not set", range=ranges.FRACTION
+        0.1, "fraction of the data, at its end, reserved for validation if val_data is not set", ranges.FRACTION
     )
     out_dir: str = flag("out", "output folder of metrics.jsonl, loss.png and the weights; nothing is written if empty")
-    seed: int = flag(1337, "random seed of the initial weights and of the order of samples", range=ranges.SEED)
+    seed: int = flag(1337, "random seed of the initial weights and of the order of samples", ranges.SEED)
     model: str = flag(
         None,
         f"model shape by name, which the flags below override; by default init_from's, or {presets.DEFAULT}",
-        choices=[*presets.PRESETS],
+        [*presets.PRESETS],
         sets=presets.SET_BY_MODEL,
     )
-    depth: int | None = flag(
-        None,
-        "number of blocks that sets n_embd (64 per block), n_head, lr and the batch size; overrides model",
-        range=ranges.LAYERS,
-        sets=presets.SET_BY_DEPTH,
-    )
-    n_layer: int = flag(None, "number of transformer blocks; by default the model's", range=ranges.LAYERS)
-    n_head: int = flag(None, "number of attention heads; by default the model's", range=ranges.HEADS)
-    n_kv_head: int | None = flag(
-        None,
-        "number of key and value heads (grouped-query attention); by default the model's, or n_head",
-        range=ranges.HEADS,
-    )
-    n_embd: int = flag(None, "embedding width; by default the model's", range=ranges.WIDTH)
-    n_hidden: int | None = flag(
-        None,
-        "hidden width of the MLP; by default the model's, or 4 n_embd, for a llama 8/3 of it, rounded up",
-        range=ranges.WIDTH,
-    )
+    depth: int | None = planned("depth")
+    n_layer: int = planned("n_layer")
+    n_head: int = planned("n_head")
+    n_kv_head: int | None = planned("n_kv_head")
+    n_embd: int = planned("n_embd")
+    n_hidden: int | None = planned("n_hidden")
     rope_theta: float | None = flag(
-        None, "base of a llama's rotary embedding; by default the model's", range=ranges.ROPE_THETA
+        None, "base of a llama's rotary embedding; by default the model's", ranges.ROPE_THETA
     )
     rope_factor: float | None = flag(
         None,
         "factor that stretches a llama's slow rotations for longer contexts; by default the model's",
-        range=ranges.ROPE_FACTOR,
+        ranges.ROPE_FACTOR,
     )
     rope_original_length: int | None = flag(
         None,
         "context length in tokens before stretching; rotations that turn at most once in it are slow",
-        range=ranges.LENGTH,
+        ranges.LENGTH,
     )
-    norm_eps: float | None = flag(None, "epsilon of a llama's norms; by default the model's", range=ranges.EPSILON)
-    tied: bool | None = flag(None, "tie a llama's head to its embedding; by default the model's")
-    block_size: int = flag(None, "sequence length in tokens; by default the model's", range=ranges.LENGTH)
+    norm_eps: float | None = flag(None, "epsilon of a llama's norms; by default the model's", ranges.EPSILON)
+    tied: bool | None = planned("tied")
+    block_size: int = planned("block_size")
     document_end: int | None = flag(
-        None, "token that ends a document; tokens attend only within their document", range=ranges.TOKEN
+        None, "token that ends a document; tokens attend only within their document", ranges.TOKEN
     )
-    num_experts: int = flag(
-        None, "number of experts that replace each MLP; by default the model's, 0 for dense MLPs", range=ranges.EXPERTS
-    )
-    experts_per_token: int = flag(
-        None, "number of experts that process each token; by default the model's, or 2", range=ranges.EXPERTS_PER_TOKEN
-    )
-    expert_capacity: float | None = flag(
-        None,
-        "capacity of an expert as a multiple of the mean number of tokens of a sequence; tokens beyond it are dropped",
-        range=ranges.CAPACITY,
-    )
-    balance_loss: float = flag(0.0, "weight of the loss that balances the experts' load", range=ranges.LOSS_WEIGHT)
-    dropout: float = flag(0.0, "dropout probability", range=ranges.DROPOUT)
-    bias: bool | None = flag(None, "use biases in linear layers and norms of a GPT-2; by default the model's")
-    micro_batch_size: int = flag(8, "samples in a rank's micro-batch", range=ranges.SAMPLES)
+    num_experts: int = planned("num_experts")
+    experts_per_token: int = planned("experts_per_token")
+    expert_capacity: float | None = planned("expert_capacity")
+    balance_loss: float = planned("balance_loss")
+    dropout: float = planned("dropout")
+    bias: bool | None = planned("bias")
+    micro_batch_size: int = flag(8, "samples in a rank's micro-batch", ranges.SAMPLES)
     num_micro_batches: int | None = flag(
         None,
         "micro-batches of a rank in each step (gradient accumulation); by default set by depth, or 1",
-        range=ranges.MICRO_BATCHES,
+        ranges.MICRO_BATCHES,
         sets=("global_batch_size",),
     )
     global_batch_size: int | None = flag(
         None,
         "samples in a step, dp x micro_batch_size x num_micro_batches, of which the last follows and is omitted",
-        range=ranges.SAMPLES,
+        ranges.SAMPLES,
         sets=("num_micro_batches",),
     )
-    max_iters: int = flag(600, "number of training steps", range=ranges.COUNT)
-    eval_interval: int = flag(
-        200, "steps between validations; the last step is always followed by one", range=ranges.COUNT
-    )
+    max_iters: int = flag(600, "number of training steps", ranges.COUNT)
+    eval_interval: int = flag(200, "steps between validations; the last step is always followed by one", ranges.COUNT)
     eval_iters: int = flag(
-        0,
-        "global batches in a validation, spread over the validation data; 0 for all of it",
-        range=ranges.COUNT_OR_NONE,
+        0, "global batches in a validation, spread over the validation data; 0 for all of it", ranges.COUNT_OR_NONE
     )
     eval_only: bool = flag(False, "print the validation loss of the weights of resume or init_from, and write nothing")
-    log_interval: int = flag(1, "steps between records, which are printed and logged", range=ranges.COUNT)
+    log_interval: int = flag(1, "steps between records, which are printed and logged", ranges.COUNT)
     hash_interval: int = flag(
         0,
         "steps between hashes of the weights and optimizer states, equal in any layout with the same bits; 0 for none",
-        range=ranges.COUNT_OR_NONE,
+        ranges.COUNT_OR_NONE,
     )
     tensorboard: str = flag("", "folder for TensorBoard logs; disabled if empty")
     wandb: str = flag("", "Weights & Biases project to log to; disabled if empty")
@@ -154,55 +134,44 @@ class RunSettings:
         "", "*.prom file of the latest record for node exporter's textfile collector; disabled if empty"
     )
     report: str = flag(
-        "",
-        "HTML report of the run with charts and tables, for which every rank times some steps; disabled if empty",
+        "", "HTML report of the run with charts and tables, for which every rank times some steps; disabled if empty"
     )
-    optimizer: str = flag(
-        "adamw", "optimizer; muon updates the matrices of blocks, and adamw the other parameters", choices=OPTIMIZERS
-    )
+    optimizer: str = planned("optimizer")
     lr: float = flag(
-        None, f"learning rate after warm-up; by default set by depth, or {presets.LR}", range=ranges.LEARNING_RATE
+        None, f"learning rate after warm-up; by default set by depth, or {presets.LR}", ranges.LEARNING_RATE
     )
-    muon_lr: float = flag(0.02, "learning rate of the matrices that muon updates", range=ranges.LEARNING_RATE)
+    muon_lr: float = flag(0.02, "learning rate of the matrices that muon updates", ranges.LEARNING_RATE)
     lr_schedule: str = flag(
-        "cosine", "learning-rate schedule after warm-up; wsd: stable, then linear decay", choices=tuple(COURSES)
+        "cosine", "learning-rate schedule after warm-up; wsd: stable, then linear decay", tuple(COURSES)
     )
     min_lr: float | None = flag(
-        None,
-        "final learning rate of the decay, muon_lr in proportion; by default a tenth of lr",
-        range=ranges.LEAST_RATE,
+        None, "final learning rate of the decay, muon_lr in proportion; by default a tenth of lr", ranges.LEAST_RATE
     )
     lr_decay_iters: int | None = flag(
         None,
         "step at which the decay ends: max_iters by default; for wsd the number of decay steps: a fifth by default",
-        range=ranges.COUNT,
+        ranges.COUNT,
     )
-    warmup_iters: int = flag(50, "steps of linear learning-rate warm-up", range=ranges.COUNT_OR_NONE)
-    weight_decay: float = flag(0.1, "weight decay of matrices", range=ranges.WEIGHT_DECAY)
-    beta1: float = flag(0.9, "adamw's decay of the mean gradient", range=ranges.DECAY)
-    beta2: float = flag(0.95, "adamw's decay of the mean squared gradient", range=ranges.DECAY)
-    eps: float = flag(1e-8, "adamw's epsilon, added to the root of the mean squared gradient", range=ranges.EPSILON)
-    momentum: float | None = flag(None, "momentum; by default 0.9 for sgd and 0.95 for muon", range=ranges.DECAY)
-    grad_clip: float = flag(
-        1.0, "largest norm of the gradient, by which it is clipped; 0 for no clipping", range=ranges.NORM
-    )
-    dtype: str = flag(
-        "float32", "dtype of computing; weights stay float32 unless master_weights is set", choices=DTYPES
-    )
-    master_weights: bool = flag(False, "store parameters in 16 bits, and float32 master weights for the optimizer")
-    grad_dtype: str | None = flag(None, "dtype in which gradients are reduced: float32 (the default) or 16 bits")
+    warmup_iters: int = flag(50, "steps of linear learning-rate warm-up", ranges.COUNT_OR_NONE)
+    weight_decay: float = flag(0.1, "weight decay of matrices", ranges.WEIGHT_DECAY)
+    beta1: float = flag(0.9, "adamw's decay of the mean gradient", ranges.DECAY)
+    beta2: float = flag(0.95, "adamw's decay of the mean squared gradient", ranges.DECAY)
+    eps: float = flag(1e-8, "adamw's epsilon, added to the root of the mean squared gradient", ranges.EPSILON)
+    momentum: float | None = flag(None, "momentum; by default 0.9 for sgd and 0.95 for muon", ranges.DECAY)
+    grad_clip: float = flag(1.0, "largest norm of the gradient, by which it is clipped; 0 for no clipping", ranges.NORM)
+    dtype: str = planned("dtype")
+    master_weights: bool = planned("master_weights")
+    grad_dtype: str | None = planned("grad_dtype")
     reproducible: bool = flag(
         False, "the same bits on any number of ranks of dp and pp, with any schedule, zero_stage and resume"
     )
     tiles: int | None = flag(
         None,
         "number of parts of each sum that tp splits, for the same bits with each tp that divides it; a power of two",
-        range=ranges.COUNT,
+        ranges.COUNT,
     )
-    non_finite: str = flag("stop", "action on a step whose loss or gradients are not finite", choices=POLICIES)
-    max_skips: int = flag(
-        10, "number of steps that non_finite=skip skips in a row before the run ends", range=ranges.COUNT
-    )
+    non_finite: str = flag("stop", "action on a step whose loss or gradients are not finite", POLICIES)
+    max_skips: int = flag(10, "number of steps that non_finite=skip skips in a row before the run ends", ranges.COUNT)
     init_from: str = flag(
         "",
         "folder of a Hugging Face GPT-2 or Llama with the initial weights, the model's shape, and its tokenizer",
@@ -215,20 +184,20 @@ class RunSettings:
     layout: str = flag(
         "given",
         "parallel layout: as set by the following flags, or chosen by the planner, which keeps what they set",
-        choices=("given", "auto"),
+        ("given", "auto"),
     )
-    dp: int | None = flag(None, "data-parallel ranks; by default all that the other axes leave", range=ranges.RANKS)
-    pp: int = flag(1, "pipeline-parallel ranks, which hold consecutive stages of the model", range=ranges.RANKS)
+    dp: int | None = flag(None, "data-parallel ranks; by default all that the other axes leave", ranges.RANKS)
+    pp: int = flag(1, "pipeline-parallel ranks, which hold consecutive stages of the model", ranges.RANKS)
     schedule: str = flag("1f1b", f"pipeline schedule: {', '.join(registry.names())}, search, or a file of actions")
     virtual_stages: int | None = flag(
-        None, "stages on each pp rank; by default 2 in schedules with several", range=ranges.STAGES
+        None, "stages on each pp rank; by default 2 in schedules with several", ranges.STAGES
     )
     max_alive: int | None = flag(
         None,
         "largest number of live activations on a pp rank in a searched schedule; by default its stages times pp",
-        range=ranges.COUNT,
+        ranges.COUNT,
     )
-    balance: str = flag("counted", "costs by which layers are balanced over stages", choices=("counted", "measured"))
+    balance: str = flag("counted", "costs by which layers are balanced over stages", ("counted", "measured"))
     trace: str = flag(
         "",
         f"trace file of the pipeline in step {TRACED} (Chrome's trace format), with a PNG beside it; disabled if empty",
@@ -236,37 +205,29 @@ class RunSettings:
     recompute: str = flag(
         "none",
         "activations to recompute in the backward pass: none, all (full), or large ones (selective)",
-        choices=("none", *RECOMPUTATIONS),
+        ("none", *RECOMPUTATIONS),
     )
     zero_stage: int = flag(
-        0, "ZeRO over dp ranks: 1 shards optimizer states, 2 also gradients, 3 also parameters", choices=(0, 1, 2, 3)
+        0, "ZeRO over dp ranks: 1 shards optimizer states, 2 also gradients, 3 also parameters", (0, 1, 2, 3)
     )
     zero_group: str = flag(
         "all", "ranks over which ZeRO shards: all, node (within each node), or a number of ranks in a group"
     )
-    tp: int = flag(1, "tensor-parallel ranks, which split layers", range=ranges.RANKS)
-    ep: int = flag(1, "expert-parallel ranks within dp, which divide the experts", range=ranges.RANKS)
+    tp: int = flag(1, "tensor-parallel ranks, which split layers", ranges.RANKS)
+    ep: int = flag(1, "expert-parallel ranks within dp, which divide the experts", ranges.RANKS)
     sequence_parallel: bool = flag(False, "shard the sequence over tp ranks between split layers")
-    sp: int = flag(1, "sequence-parallel ranks, which split sequences", range=ranges.RANKS)
-    sp_mode: str = flag(
-        "ring",
-        "attention across sp ranks; hybrid exchanges heads within groups and runs rings across them",
-        choices=MODES,
-    )
-    sp_order: str = flag("zigzag", "order in which tokens of a sequence are assigned to sp ranks", choices=ORDERS)
-    sp_heads: int | None = flag(
-        None, "ranks in a group that exchanges heads in hybrid mode; by default 2", range=ranges.RANKS
-    )
-    bucket_mb: float = flag(4.0, "size of a gradient bucket in MiB", range=ranges.MEBIBYTES)
+    sp: int = flag(1, "sequence-parallel ranks, which split sequences", ranges.RANKS)
+    sp_mode: str = planned("sp_mode")
+    sp_order: str = planned("sp_order")
+    sp_heads: int | None = planned("sp_heads")
+    bucket_mb: float = planned("bucket_mb")
     checkpoint_dir: str = flag("", "folder for checkpoints, from which any layout can resume; disabled if empty")
     checkpoint_interval: int = flag(
-        0,
-        "steps between checkpoints; the last step, or a signal, is always followed by one",
-        range=ranges.COUNT_OR_NONE,
+        0, "steps between checkpoints; the last step, or a signal, is always followed by one", ranges.COUNT_OR_NONE
     )
-    checkpoints_kept: int = flag(3, "number of checkpoints to keep", range=ranges.COUNT)
+    checkpoints_kept: int = flag(3, "number of checkpoints to keep", ranges.COUNT)
     resume: str = flag("", "checkpoint to resume from; auto: the newest complete one in checkpoint_dir, if any")
     peak_tflops: float | None = flag(
-        None, "peak TFLOP/s of a device, to report model FLOP/s utilization (MFU)", range=ranges.TFLOPS
+        None, "peak TFLOP/s of a device, to report model FLOP/s utilization (MFU)", ranges.TFLOPS
     )
-    sample_tokens: int = flag(200, "tokens of text to generate at the end", range=ranges.TEXT)
+    sample_tokens: int = flag(200, "tokens of text to generate at the end", ranges.TEXT)

@@ -111,10 +111,7 @@ def rope_scaling(config: LlamaConfig) -> dict[str, Any] | None:
 def read_config(values: Mapping[str, Any]) -> LlamaConfig:
     """Return the config for config.json's values; raise ValueError for values that models/llama.py does not support."""
     fields = {ours: values[theirs] for theirs, ours in (FIELDS | OPTIONAL).items() if values.get(theirs) is not None}
-    config = LlamaConfig(**{**fields, **rope_fields(values)})
-    if values.get("head_dim") not in (None, config.head_size):
-        raise ValueError(f"head_dim is {values['head_dim']}; only hidden_size / num_attention_heads can be loaded")
-    return config
+    return LlamaConfig(**{**fields, **rope_fields(values)})
 
 
 def rope_fields(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from collectives.job.system import replacing
-from models import hf_gpt2, hf_llama
 from models.config import LlamaConfig, ModelConfig
 from models.mixture import routers
 from models.model import Model, make
+from training.settings.derived import checked
+from training.weights import hf_gpt2, hf_llama
 
 # Files of weights, in order of preference; an index names several files.
 WEIGHTS = (
@@ -171,7 +172,10 @@ def read_config(path: Path) -> ModelConfig:
     if missing := family.FIELDS.keys() - values.keys():
         raise ValueError(f"{path}: no {min(missing)}; pass a folder with a model of Hugging Face")
     try:
-        return family.read_config(values)
+        config = checked(family.read_config(values))
+        if values.get("head_dim") not in (None, config.head_size):
+            raise ValueError(f"head_dim is {values['head_dim']}; only hidden_size / num_attention_heads can be loaded")
+        return config
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
