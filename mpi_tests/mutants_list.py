@@ -673,14 +673,14 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/numerics/clipping.py",
-        ", *(mesh.coords[axis] for axis in shards_of(p))]",
-        "]",
+        "*(mesh.coords[axis] for axis in shards_of(p)), ",
+        "",
         ("test_precision_training.py", "split_layers_and_stages and float16 and not bfloat16", 4),
     ),
     mutant(
         "parallelism/data/sampler.py",
-        ".reshape(len(self), self.size, -1)[:, self.rank]",
-        ".reshape(len(self), -1, self.size)[:, :, self.rank]",
+        "self.share = slice(ends[rank], ends[rank + 1])",
+        "self.share = slice(rank, None, size)",
         ("test_sampler.py", "equally_and_in_order"),
     ),
     mutant(
@@ -690,7 +690,61 @@ DIVIDED = [
         ("test_sampler.py", "epochs_differ"),
     ),
     mutant(
-        "parallelism/step/deferred.py",
+        "parallelism/numerics/exact.py",
+        "if peak > self.peak.item() or math.isnan(peak):",
+        "if not peak <= self.peak.item():",
+        ("test_exact.py", "not_finite"),
+    ),
+    mutant(
+        "parallelism/numerics/exact.py",
+        "self.quanta.masked_fill_(~fit, torch.nan)",
+        "self.quanta",
+        ("test_reproducible.py", "outgrows", 2),
+    ),
+    mutant(
+        "parallelism/numerics/exact.py",
+        "+ HEADROOM_BITS - self.bits",
+        "- self.bits",
+        ("test_reproducible.py", "outgrows", 2),
+    ),
+    mutant(
+        "parallelism/numerics/exact_kernels.py",
+        "total[i] += np.int64(np.rint(np.float64(gradient[i]) * scale))",
+        "total[i] += np.int64(np.float64(gradient[i]) * scale)",
+        ("test_exact.py", "rounded_fractions_in_any_order"),
+    ),
+    mutant(
+        "parallelism/numerics/clipping.py",
+        "before[key], total[key]",
+        "0, total[key]",
+        ("test_clipping.py", "pieces_have", 2),
+    ),
+    mutant(
+        "parallelism/tensor/tiles.py",
+        "return tree_sum(ranks.all_gather(x[None]).unbind())",
+        "return ranks.all_reduce(x)",
+        ("test_reproducible.py", "tiles and not llama", 4),
+    ),
+    mutant(
+        "parallelism/pipeline/pipeline_parallel.py",
+        "first = int(numbers[: mesh.dp.rank].sum())",
+        "first = 0",
+        ("test_zero_pipeline.py", "", 4),
+    ),
+    mutant(
+        "training/loop.py",
+        "(run.num_micro_batches if config.reproducible else len(batches))",
+        "len(batches)",
+        ("test_reproducible.py", "data_parallelism", 3),
+    ),
+    mutant(
+        "parallelism/step/local_parameters.py",
+        "(rounding_of(param) or self.num_passes(*own) > 1)",
+        "(self.num_passes(*own) > 1)",
+        ("test_reproducible.py", "one_micro_batch", 3),
+    ),
+    mutant(
+        "parallelism/buffers/gradients.py",
         "home.add_(gradient)",
         "home.copy_(gradient)",
         ("test_deferred.py", "weights_get"),
@@ -820,8 +874,8 @@ PIPELINES = [
     ),
     mutant(
         "parallelism/step/local_parameters.py",
-        "and self.num_passes(*own) > 1:",
-        "and self.num_passes(*own) > 1000:",
+        "and (rounding_of(param) or self.num_passes(*own) > 1):",
+        "and (rounding_of(param) or self.num_passes(*own) > 1000):",
         ("test_same_bits.py", "pipelines_beside and 1f1b and 2-ranks", 2),
     ),
     mutant(
@@ -829,12 +883,6 @@ PIPELINES = [
         "[first.get(name, name), ",
         "[name, ",
         ("test_pipeline.py", "norm_counts_tied", 2),
-    ),
-    mutant(
-        "parallelism/data/units.py",
-        "round((cut - param.start) / BLOCK) * BLOCK",
-        "(cut - param.start)",
-        ("test_zero.py", "bit_for_bit and 4-ranks-1", 4),
     ),
 ]
 
@@ -1183,7 +1231,7 @@ TRAINING = [
     ),
     mutant(
         "training/loop.py",
-        "weight = run.scale.value / len(batches)",
+        "weight = run.scale.value / (run.num_micro_batches if config.reproducible else len(batches))",
         "weight = run.scale.value",
         ("test_train.py", "gradient_accumulation", 2),
     ),

@@ -61,6 +61,12 @@ def test_data_parallelism_and_zero(comm, layout):
     check(comm, layout)
 
 
+@pytest.mark.sizes(3)
+def test_ranks_with_one_micro_batch_each(comm):
+    """The tied embedding has two gradients in one backward pass."""
+    check(comm, {}, micro_batch_size=GLOBAL_BATCH // comm.size)
+
+
 @pytest.mark.parametrize("zero_stage", [0, 1])
 @pytest.mark.sizes(5)
 def test_ranks_have_different_numbers_of_micro_batches(comm, zero_stage):

@@ -103,5 +103,5 @@ def test_epochs_are_counted_from_0():
         DistributedSampler(8, 4, 0, 1).set_epoch(-1)
 
 
-def test_the_example_runs():
-    assert doctest.testmod(sampler) == (0, 1)
+def test_the_examples_run():
+    assert doctest.testmod(sampler) == (0, 2)

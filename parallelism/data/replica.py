@@ -119,9 +119,6 @@ class Replica(Listener):
         if self.own.tied.plans:
             self.own.tied.sum_up()
 
-    def step_discarded(self) -> None:
-        self.zero_grad()
-
     def finish_reducing(self) -> None:
         """Wait until all gradients are reduced, except for the reductions `across`."""
         raise NotImplementedError

@@ -44,9 +44,6 @@ class Listener(ExposedTime):
     def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
         """Handle a gradient that a backward pass has accumulated; micro-batches are numbered in the global batch."""
 
-    def step_discarded(self) -> None:
-        """Clear what a step has added up, as it is computed again."""
-
     def step_done(self) -> None:
         """Make the gradients those of all ranks, after all micro-batches have been computed."""
 

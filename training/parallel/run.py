@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from collectives import InputError
 from collectives.bench.surroundings import surroundings
 from collectives.job.errors import LoneInputError
 from models.gpt import flops_per_token
-from models.mixture import Router, routers
+from models.mixture import routers
 from models.model import Model
 from parallelism.buffers.tensor_collectives import ExposedTime, TensorCollectives
 from parallelism.buffers.transfer import to_device
@@ -30,7 +30,6 @@ from parallelism.numerics.non_finite import FiniteCheck, GradientMonitor, StepGu
 from parallelism.pipeline.stage import Batch
 from parallelism.placement import fill, wholes
 from parallelism.sequence.sequence_parallel import SequenceParallel
-from parallelism.step.events import Listener
 from parallelism.step.local_parameters import tied_names
 from training.data.samples import Samples
 from training.optim.make import make_optimizer
@@ -44,17 +43,6 @@ from training.reports.profile import ALL_RANKS, BUBBLE, StepProfiler
 from training.settings.config import Config, Inputs
 from training.settings.derived import make_model
 from training.settings.paths import check_files, prepare_folders
-
-
-class RouterLoads(Listener):
-    """Clears the loads of experts that a discarded step has counted."""
-
-    def __init__(self, routers: Sequence[Router]):
-        self.routers = routers
-
-    def step_discarded(self) -> None:
-        for router in self.routers:
-            router.loads.zero_()
 
 
 class TrainingRun:
@@ -98,8 +86,6 @@ class TrainingRun:
         self.pipeline = staged(
             self.model, config, self.mesh, inputs.schedule, inputs.precision, position, self.samples.first_batch
         )
-        if self.pipeline.exact:
-            self.pipeline.listeners.append(RouterLoads(self.routers))
         self.replica = self.pipeline.replica
         self.masters = self.replica.masters
         self.optimizer = make_optimizer(config, self.replica, self.mesh, self.model.config)
