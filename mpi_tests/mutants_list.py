@@ -679,8 +679,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/data/sampler.py",
-        "self.share = slice(ends[rank], ends[rank + 1])",
-        "self.share = slice(rank, None, size)",
+        "self.part = slice(ends[rank], ends[rank + 1])",
+        "self.part = slice(rank, None, size)",
         ("test_sampler.py", "equally_and_in_order"),
     ),
     mutant(

@@ -263,7 +263,7 @@ def test_zigzag_gives_all_ranks_as_much_to_do_in_each_step():
 def test_zero_holds_and_sends_what_the_papers_say(zero_stage, size, count):
     """Source: Rajbhandari et al., 2020, sections 5 and 7; stages 2 and 3 send Psi elements for each micro-batch."""
     events = zero.trace(zero_stage, size, count)
-    psi = zero.LAYERS * zero.SHARE * size
+    psi = zero.LAYERS * zero.SHARD_LENGTH * size
     sent = events[-1][3] * size / (size - 1) / psi
     reuse = 2 * (2 * count - 1) / zero.LAYERS  # a pass begins with the last two layers of the previous one
     assert sent == {0: 2, 1: 2, 2: count + 1, 3: 3 * count - reuse}[zero_stage]

@@ -84,7 +84,7 @@ def refusal(folder, flags, nodes=(0, 0)):
 def test_what_fits_is_made_on_every_rank(folder):
     flags = ["--pp", 2, *TWO_BLOCKS, "--num_micro_batches", 3, "--micro_batch_size", 2, "--out_dir", folder / "new/out"]
     inputs = begin([*SMALL, *flags], nodes=(0, 0, 1, 1))
-    assert (inputs.shares, inputs.batch_size, inputs.tokens.vocab_size) == ([3, 3], 12, 256)
+    assert (inputs.num_micro_batches, inputs.batch_size, inputs.tokens.vocab_size) == ([3, 3], 12, 256)
     assert (inputs.schedule.name, inputs.schedule.num_stages, inputs.model.config.n_layer) == ("1f1b", 2, 2)
     assert len(inputs.windows.ids) + len(inputs.val_ids) == len(inputs.tokens.ids)
     assert list((folder / "new").rglob("*")) == [folder / "new/out"]

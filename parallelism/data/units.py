@@ -169,7 +169,7 @@ def part(whole: nn.Parameter, weight: Tensor, gradient: Tensor) -> nn.Parameter:
     shape = whole.shape if len(weight) == whole.numel() else (1,) * (whole.dim() - 1) + (-1,)
     own = like(whole, weight.view(shape))
     if rounding := rounding_of(whole):
-        own.rounding = rounding.of_piece(gradient.view(shape))  # type: ignore[attr-defined]
+        own.rounding = rounding.piece(gradient.view(shape))  # type: ignore[attr-defined]
     else:
         own_gradient(own, gradient.view(shape))
     return own

@@ -43,7 +43,7 @@ class GradientClip(ExposedTime):
     ):
         self.limit, self.masters = limit, masters
         params = {name: p for name, p in model.named_parameters() if name in masters.pieces}
-        self.shares = dict(zip(params, shares(mesh.comm, keys(params, masters.spans, mesh, tied)), strict=True))
+        self.parts = dict(zip(params, numbered(mesh.comm, keys(params, masters.spans, mesh, tied)), strict=True))
         self.highest = torch.zeros((), dtype=torch.float64, device=device)
         self.agree = mesh.comm.plan("all_reduce", self.highest.view(torch.int64), op="max")  # of bits, NaN the largest
         self.sums = torch.zeros(2, dtype=torch.int64, device=device)
@@ -53,7 +53,7 @@ class GradientClip(ExposedTime):
     def __call__(self) -> Tensor:
         """Scale the gradients; return the norm before scaling, on their device.  Collective."""
         gradients = {name: piece.grad for name, piece in self.masters.pieces.items() if piece.grad is not None}
-        own = [part(gradient.reshape(-1), *self.shares[name]) for name, gradient in gradients.items()]
+        own = [part(gradient.reshape(-1), *self.parts[name]) for name, gradient in gradients.items()]
         self.names, self.peaks = [*gradients], highest(own, self.highest.device)
         self.highest.copy_(self.peaks.amax() if own else torch.zeros(()))
         with self.waiting():
@@ -97,7 +97,7 @@ def keys(
     return np.array([int.from_bytes(digest, "big", signed=True) for digest in digests], np.int64)
 
 
-def shares(comm: collectives.Communicator, keys: np.ndarray) -> list[tuple[int, int]]:
+def numbered(comm: collectives.Communicator, keys: np.ndarray) -> list[tuple[int, int]]:
     """Return for each key how many earlier ones, also of lower ranks, equal it, and how many in all.  Collective."""
     counts = comm.all_gather(np.array([len(keys)])).tolist()
     every = comm.all_gather(keys, counts=counts).tolist()

@@ -37,7 +37,7 @@ class Rounding:
     def __init__(self, scale: Tensor, quantum: Tensor, peak: Tensor, total: Tensor | None = None):
         self.scale, self.quantum, self.peak, self.total = scale, quantum, peak, total
 
-    def of_piece(self, total: Tensor) -> Rounding:
+    def piece(self, total: Tensor) -> Rounding:
         return Rounding(self.scale, self.quantum, self.peak, total)
 
     @torch.no_grad()
@@ -49,7 +49,7 @@ class Rounding:
         total = self.total.view(-1)
         if gradient.device.type == "cpu" and kernels():
             x = flat.numpy()
-            peak = of_bits(kernels().add_rounded(x, *bits_of(x), self.scale.item(), total.numpy()), x.dtype)
+            peak = from_bits(kernels().add_rounded(x, *bits_of(x), self.scale.item(), total.numpy()), x.dtype)
             if peak > self.peak.item() or math.isnan(peak):
                 self.peak.fill_(peak)
         else:
@@ -81,10 +81,10 @@ def bits_of(x: np.ndarray) -> tuple[np.ndarray, np.signedinteger]:
     return bits, bits.dtype.type(np.iinfo(bits.dtype).max)
 
 
-def of_bits(bits: int, dtype: np.dtype) -> float:
+def from_bits(bits: int, dtype: np.dtype) -> float:
     """Return the floating-point number with these bits.
 
-    >>> of_bits(bits_of(np.float32([-1.5]))[0][0], np.dtype("float32"))
+    >>> from_bits(bits_of(np.float32([-1.5]))[0][0], np.dtype("float32"))
     -1.5
     """
     return float(np.array(bits, f"i{dtype.itemsize}").view(dtype))
@@ -94,7 +94,7 @@ def highest(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return the largest absolute value of each flat tensor, or NaN if it has one, in float64."""
     if device.type == "cpu" and kernels():
         arrays = [tensor.numpy() for tensor in tensors]
-        return torch.tensor([of_bits(kernels().peak(*bits_of(x)), x.dtype) for x in arrays], dtype=torch.float64)
+        return torch.tensor([from_bits(kernels().peak(*bits_of(x)), x.dtype) for x in arrays], dtype=torch.float64)
     peaks = [tensor.abs().amax() if len(tensor) else tensor.new_zeros(()) for tensor in tensors]
     return torch.stack(peaks).double() if peaks else torch.zeros(0, dtype=torch.float64, device=device)
 

@@ -72,12 +72,12 @@ class TrainingRun:
         dp, positions = self.mesh.dp, self.sp.positions(config.block_size)
         position = BatchPosition(config.seed)
         position.positions = to_device(positions, config.device)
-        shares = [number * config.micro_batch_size for number in inputs.shares]
+        lengths = [number * config.micro_batch_size for number in inputs.num_micro_batches]
         self.sampler = DistributedSampler(
-            len(self.windows), inputs.batch_size, dp.rank, dp.size, seed=config.seed, shares=shares
+            len(self.windows), inputs.batch_size, dp.rank, dp.size, seed=config.seed, lengths=lengths
         )
-        count = config.micro_batch_size, inputs.shares[dp.rank]
-        self.num_micro_batches = sum(inputs.shares)  # of a global batch
+        count = config.micro_batch_size, inputs.num_micro_batches[dp.rank]
+        self.num_micro_batches = sum(inputs.num_micro_batches)  # of a global batch
         self.samples = Samples(self.windows, self.sampler, *count, positions, config.document_end, config.device)
         self.exchange = ExpertExchange(self.mesh.ep) if config.ep > 1 else None
         tp_collectives = divide(self.model, config, self.mesh, self.sp, position, self.exchange)
@@ -153,7 +153,7 @@ class TrainingRun:
             family=type(self.model).__name__,
             num_params=self.num_params,
             batch_size=inputs.batch_size,
-            num_micro_batches=inputs.shares[self.mesh.dp.rank],
+            num_micro_batches=inputs.num_micro_batches[self.mesh.dp.rank],
             lengths=self.mesh.shape,
             attention=str(self.sp),
             schedule=self.pipeline.schedule.name,

@@ -171,7 +171,7 @@ def num_micro_batches(settings: RunSettings, dp_size: int, num_samples: int) -> 
     return batch // together
 
 
-def micro_batch_shares(settings: RunSettings, dp_size: int, num_samples: int) -> list[int]:
+def micro_batches_by_rank(settings: RunSettings, dp_size: int, num_samples: int) -> list[int]:
     """Return each dp rank's number of micro-batches per step: equal ones, unless exact sums allow others."""
     batch, size, number = settings.global_batch_size, settings.micro_batch_size, settings.num_micro_batches
     if not settings.reproducible or batch is None or number is not None or batch % (dp_size * size) == 0:
@@ -182,14 +182,14 @@ def micro_batch_shares(settings: RunSettings, dp_size: int, num_samples: int) ->
             f"global_batch_size={batch} is not at least dp={dp_size} whole micro-batches of {size}: use {nearest}, or "
             "another micro_batch_size"
         )
-    shares = [len(run) for run in even_runs(batch // size, dp_size)]
-    words = f"global_batch_size={batch} makes {shares[0]} micro-batches of one rank, and {shares[-1]} of another"
+    numbers = [len(run) for run in even_runs(batch // size, dp_size)]
+    words = f"global_batch_size={batch} makes {numbers[0]} micro-batches of one rank, and {numbers[-1]} of another"
     if settings.zero_stage >= 2:
         raise ValueError(f"{words}, but zero_stage={settings.zero_stage} needs equally many: use at most 1")
-    for number in {*shares}:
+    for number in {*numbers}:
         if any(len(stages) > 1 for stages in map(make_schedule(settings, number).stages, range(settings.pp))):
             raise ValueError(f"{words}, but schedule={settings.schedule} has several stages a rank: use 1f1b")
-    return shares
+    return numbers
 
 
 def check_batch(settings: RunSettings, dp_size: int) -> None:

@@ -34,7 +34,7 @@ class Inputs(NamedTuple):
     tokens: Tokens
     windows: TokenWindows  # to train on
     val_ids: TokenSequence
-    shares: list[int]  # numbers of micro-batches by dp rank
+    num_micro_batches: list[int]  # by dp rank
     batch_size: int  # over all ranks
     schedule: Schedule
     precision: Precision
@@ -85,10 +85,10 @@ class Config(RunSettings):
         checks.check_memory(self, tokens.vocab_size, topology)
         train_ids, val_ids = split(tokens, self.val_fraction, self.block_size)
         windows = TokenWindows(train_ids, self.block_size, self.seed)
-        shares = checks.micro_batch_shares(self, lengths["dp"], len(windows))
-        batch_size = self.micro_batch_size * sum(shares)
+        numbers = checks.micro_batches_by_rank(self, lengths["dp"], len(windows))
+        batch_size = self.micro_batch_size * sum(numbers)
         DistributedSampler(len(windows), batch_size, rank=0, size=1)  # raises for an epoch without steps
-        schedule = checks.make_schedule(self, shares[mesh.coords(rank)["dp"]])
+        schedule = checks.make_schedule(self, numbers[mesh.coords(rank)["dp"]])
 
         model = make_model(self, tokens.vocab_size)
         if self.init_from:
@@ -96,7 +96,7 @@ class Config(RunSettings):
         sizes = {**lengths, "heads": head_ranks, "tiles": self.tiles or 0}
         strategies(model, plan_of(model.config), sizes)  # raises if not divisible
         check_compiler(self)  # last, as its import takes long
-        return Inputs(tokens, windows, val_ids, shares, batch_size, schedule, precision, model)
+        return Inputs(tokens, windows, val_ids, numbers, batch_size, schedule, precision, model)
 
 
 def family_of(shape: ModelConfig) -> presets.Family:

@@ -20,7 +20,7 @@ from teaching.page.assemble import Scene
 
 LAYERS = 4
 RANKS = (2, 3, 4, 8)
-SHARE = 128  # elements of a layer that each rank owns
+SHARD_LENGTH = 128  # of a layer
 MICRO_BATCHES = (1, 2)
 NONE, SHARD, MOVING, WHOLE = range(4)  # a rank's part of a layer; MOVING: all of it, during a collective
 
@@ -100,7 +100,7 @@ class VectorLayer(nn.Module):
     def __init__(self, number: int, size: int, recorder: EventLog):
         super().__init__()
         self.number, self.recorder = number, recorder
-        self.weight = nn.Parameter(torch.ones(SHARE * size))
+        self.weight = nn.Parameter(torch.ones(SHARD_LENGTH * size))
 
     def forward(self, x: Tensor) -> Tensor:
         self.recorder.event("forward", self.number)
@@ -160,7 +160,7 @@ def trace(zero_stage: int, size: int, num_micro_batches: int) -> list[tuple[str,
     def make_optimizer(pieces: list[nn.Parameter]) -> Any:
         return torch.optim.SGD([{"params": pieces}], lr=0.0)
 
-    bucket_mb = SHARE * size * 4 / 2**20  # one layer
+    bucket_mb = SHARD_LENGTH * size * 4 / 2**20  # one layer
     module = Sharded(model, ShardGroups(comm, comm), make_optimizer, zero_stage, layers, bucket_mb=bucket_mb)
     name_plans(module)
     recorder.replica = module.replica
