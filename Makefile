@@ -36,8 +36,8 @@ test-all: test test-system
 # What `make test` tries a part of, in parts that may be run by themselves: the contract of every algorithm on 1 to 64 ranks, and
 # the page's states on 1 to 16; every pipeline schedule of 1 to 16 ranks and 1 to 64 micro-batches; tests on every number of ranks
 # from 1 to 8; training on 64 ranks; every kernel for three kinds of GPU, and training without what Linux has; every benchmark in
-# small; and 30 times a rank is killed while it writes checkpoints.
-PROOF := proof-schedules proof-pipelines proof-sizes proof-64-ranks proof-kernels proof-benchmarks proof-kills
+# small; 30 times a rank is killed while it writes checkpoints; and 64 layouts train the same bits for 100 steps.
+PROOF := proof-schedules proof-pipelines proof-sizes proof-64-ranks proof-kernels proof-benchmarks proof-kills proof-bits
 .PHONY: proof $(PROOF)
 proof: $(PROOF)
 $(PROOF): .venv/kernels
@@ -65,6 +65,9 @@ proof-benchmarks:
 proof-kills:
 	$(RUN) KILLS=30 python -m pytest mpi_tests/systems/test_checkpoint_kill.py
 
+proof-bits:
+	$(RUN) LAYOUTS=64 STEPS=100 $(ON_RANKS) mpi_tests/with_ranks/test_reproducible.py
+
 # One-line faults in the sources, each of which tests must catch.
 mutants: .venv/kernels
 	$(RUN) python -m mpi_tests.mutants --out benchmarks/results/mutants.md $(ARGS)
@@ -81,7 +84,8 @@ docs: .venv/installed
 	$(RUN) NO_MKDOCS_2_WARNING=1 python -m mkdocs build
 
 # The kernels of every dtype, compiled on all cores and kept beside their source: otherwise ranks wait for the first use.
-.venv/kernels: .venv/installed collectives/runtime/backends/kernels.py parallelism/numerics/pointwise_kernels.py
+.venv/kernels: .venv/installed collectives/runtime/backends/kernels.py \
+		parallelism/numerics/pointwise_kernels.py parallelism/numerics/exact_kernels.py
 	$(RUN) python -m mpi_tests.helpers.compile_kernels
 	touch $@
 

@@ -13,7 +13,11 @@ from collectives.runtime.backends import compiler
 from mpi_tests.helpers.doctor import examine
 
 load = compiler.load.__wrapped__  # its results are kept for the process
-KERNELS = ("collectives.runtime.backends.kernels", "parallelism.numerics.pointwise_kernels")
+KERNELS = (
+    "collectives.runtime.backends.kernels",
+    "parallelism.numerics.pointwise_kernels",
+    "parallelism.numerics.exact_kernels",
+)
 ROOM = "set NUMBA_CACHE_DIR to a folder with room for what Numba compiles"
 INSTALL = "install a Numba for this Python and NumPy"
 

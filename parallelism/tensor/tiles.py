@@ -67,6 +67,8 @@ def sum_over_ranks(x: Tensor, ranks: TensorCollectives) -> Tensor:
     """Return the sum of all ranks' tensors.  Collective."""
     if ranks.size == 1:
         return x
+    if ranks.size == 2:
+        return ranks.all_reduce(x)  # the only order
     if x.numel() % ranks.size:
         return tree_sum(ranks.all_gather(x[None]).unbind())
     parts = ranks.all_to_all(x.reshape(ranks.size, -1))  # this rank's part of each

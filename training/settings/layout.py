@@ -57,6 +57,8 @@ def job_of(config: Config, world_size: int) -> TrainingJob:
     Raises: ValueError for settings that no layout supports.
     """
     Precision(config.dtype, config.master_weights, config.grad_dtype)
+    if config.reproducible:
+        raise ValueError("layout=auto chooses the micro-batch size, on which the bits of reproducible depend: omit one")
     tokens = tokens_of(config)
     batch = config.global_batch_size
     dp = config.dp or max(1, world_size // (config.pp * config.sp * config.tp))
