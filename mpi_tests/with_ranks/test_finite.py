@@ -207,8 +207,12 @@ def test_an_unknown_policy(comm):
 @pytest.mark.sizes(1)
 def test_norms_beyond_all_numbers_are_infinite(comm):
     p = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
-    p.grad = torch.full((2,), 1e200, dtype=torch.float64)
     clip = GradientClip(1.0, torch.nn.ParameterList([p]), MasterWeights({"0": p}), Mesh(comm))
+    p.grad = torch.tensor([3e200, 4e200], dtype=torch.float64)  # whose squares are beyond all numbers, too
+    assert clip() == pytest.approx(5e200)
+    p.grad = torch.tensor([3e-320, 4e-320], dtype=torch.float64)
+    assert clip() == pytest.approx(5e-320, rel=1e-2)
+    p.grad = torch.full((2,), 1.7e308, dtype=torch.float64)
     assert clip() == math.inf
     assert not p.grad.any()
     p.grad = torch.tensor([1.0, math.nan], dtype=torch.float64)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import collectives
 from parallelism.buffers.tensor_collectives import ExposedTime
 from parallelism.mesh import Mesh
-from parallelism.numerics.exact import highest, power_of_two, sum_of_squares
+from parallelism.numerics.exact import LARGEST, highest, power_of_two, sum_of_squares
 from parallelism.numerics.master_weights import MasterWeights, scale_all
 from parallelism.placement import shards_of
 
@@ -58,13 +58,13 @@ class GradientClip(ExposedTime):
         self.highest.copy_(self.peaks.amax() if own else torch.zeros(()))
         with self.waiting():
             self.agree()
-        scale = power_of_two(BITS - torch.frexp(self.highest).exponent.long())
+        scale = power_of_two((BITS - torch.frexp(self.highest).exponent.long()).clamp(max=LARGEST))
         self.sums.copy_(sum_of_squares(own, scale, BITS))
         with self.waiting():
             self.add_up()
-        high, low = self.sums.double()
-        norm = square_root(high * 2.0**BITS + low) / scale
-        norm = torch.where(self.highest.isfinite(), norm, self.highest)
+        is_finite, (high, low) = self.highest.isfinite(), self.sums.double()
+        squares = torch.where(is_finite, high * 2.0**BITS + low, 0)
+        norm = torch.where(is_finite, square_root(squares) / scale, self.highest)
         if gradients and self.limit < math.inf:
             scale = torch.full_like(norm, self.limit) / (norm + 1e-6)  # epsilon of torch.nn.utils.clip_grad_norm_
             scale_all([*gradients.values()], torch.where(scale < 1, scale, 1.0))  # with a NaN, 1

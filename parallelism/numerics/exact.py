@@ -24,7 +24,7 @@ MOST_BITS = 51  # of one gradient in quanta, without its sign
 SUM_BITS = 62  # of a sum of gradients
 HEADROOM_BITS = 10  # by which a gradient may exceed the largest of the previous step
 LEAST = -1000  # exponent of the quantum before the first step, too small for any gradient but 0
-BIAS = 1023  # of the exponents of float64
+LARGEST = BIAS = 1023  # exponent of float64, and what is added to each
 
 
 class Rounding:
@@ -166,6 +166,7 @@ class ExactSums(ExposedTime):
         fit, finite = self.highest <= self.quanta * 2.0**self.bits, self.highest.isfinite()
         self.quanta.masked_fill_(~fit, torch.nan)
         chosen = torch.frexp(self.highest).exponent.long() + HEADROOM_BITS - self.bits
+        chosen = chosen.clamp(min=LEAST)
         self.exponents = torch.where(finite & (self.highest > 0), chosen, self.exponents)
         return bool((fit | ~finite).all())
 
