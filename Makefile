@@ -36,7 +36,8 @@ test-all: test test-system
 # What `make test` tries a part of, in parts that may be run by themselves: the contract of every algorithm on 1 to 64 ranks, and
 # the page's states on 1 to 16; every pipeline schedule of 1 to 16 ranks and 1 to 64 micro-batches; tests on every number of ranks
 # from 1 to 8; training on 64 ranks; every kernel for three kinds of GPU, and training without what Linux has; every benchmark in
-# small; 30 times a rank is killed while it writes checkpoints; and 64 layouts train the same bits for 100 steps.
+# small; 30 times a rank is killed while it writes checkpoints; 64 layouts train the same bits for
+# 100 steps; and 40 faults planted in a step are named.
 PROOF := proof-schedules proof-pipelines proof-sizes proof-64-ranks proof-kernels proof-benchmarks proof-kills proof-bits
 .PHONY: proof $(PROOF)
 proof: $(PROOF)
@@ -67,6 +68,7 @@ proof-kills:
 
 proof-bits:
 	$(RUN) LAYOUTS=64 STEPS=100 $(ON_RANKS) mpi_tests/with_ranks/test_reproducible.py
+	$(RUN) PLANTED=10 $(ON_RANKS) mpi_tests/with_ranks/test_planted_bits.py
 
 # One-line faults in the sources, each of which tests must catch.
 mutants: .venv/kernels
