@@ -24,7 +24,7 @@ SETTINGS = {
     "reproducible": True, "global_batch_size": GLOBAL_BATCH, "micro_batch_size": 2, "n_layer": 4, "max_iters": STEPS,
     "eval_interval": STEPS, "grad_clip": 0.5, "dropout": 0.1, "hash_interval": STEPS,
 }  # fmt: skip
-SPLIT = {"n_embd": 128, "tiles": 4, "dropout": 0.0}
+SPLIT = {"n_embd": 128, "n_head": 4, "tiles": 4, "dropout": 0.0}
 LLAMA = {"model": "llama", "n_kv_head": 1, "n_hidden": 128, "dropout": 0.0}
 BFLOAT16 = {"dtype": "bfloat16", "master_weights": True}
 
@@ -93,10 +93,15 @@ def test_other_models_dtypes_and_optimizers(comm, changes):
     check(comm, {"pp": 2, "zero_stage": 2, "schedule": "zb_h1"}, **changes)
 
 
-@pytest.mark.parametrize(("layout", "changes"), [({"tp": 2}, {}), ({"tp": 2, "zero_stage": 3}, BFLOAT16)])
+@pytest.mark.parametrize("changes", [{}, BFLOAT16], ids=str)
 @pytest.mark.sizes(2, 4)
-def test_tensor_parallelism_in_tiles(comm, layout, changes):
-    check(comm, layout, **SPLIT, **changes)
+def test_tensor_parallelism_in_tiles(comm, changes):
+    check(comm, {"tp": comm.size}, **SPLIT, **changes)
+
+
+@pytest.mark.sizes(4)
+def test_tensor_parallelism_in_tiles_with_zero(comm):
+    check(comm, {"tp": 2, "zero_stage": 3}, **SPLIT)
 
 
 @pytest.mark.sizes(4)

@@ -32,13 +32,6 @@ def test_pipelines_beside_accumulation(comm, name):
     check(on(comm, pp=2, schedule=name, **STEPS, **MICRO_BATCHES), accumulated(comm))
 
 
-@pytest.mark.parametrize("name", WHOLE_BACKWARD)
-@pytest.mark.sizes(1)
-def test_schedules_of_one_rank_beside_accumulation(comm, name):
-    """The rank has one stage, or both the embedding's and the head's."""
-    check(on(comm, schedule=name, **STEPS, **MICRO_BATCHES), accumulated(comm))
-
-
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
 @pytest.mark.sizes(4)
 def test_zero_beside_data_parallelism(comm, zero_stage):

@@ -171,7 +171,7 @@ def test_the_same_layout_gives_the_same_bits_and_leaves_nothing_behind(comm, fol
 def process_state(comm):
     """Return state that a run could leave in the process: communicators, shared memory, threads, signals, settings.
 
-    The communicator's thread, and its state after a first call, do not count.
+    The communicator's thread, its state after a first call, and tqdm's thread do not count.
     """
     comm.barrier()
     gc.collect()
@@ -181,7 +181,7 @@ def process_state(comm):
         len(comm.context.calls.record.communicators),
         sum(not block.free for block in comm.context.memory.of_host.blocks),
         {window.key for window in comm.context.windows.present} - keys,
-        sorted(thread.name for thread in threads),
+        sorted(thread.name for thread in threads if thread.name != "tqdm_monitor"),
         [signal.getsignal(number) for number in SIGNALS],
         torch.get_float32_matmul_precision(),
     )

@@ -49,8 +49,8 @@ class Rounding:
         total = self.total.view(-1)
         if gradient.device.type == "cpu" and kernels():
             x = flat.numpy()
-            peak = from_bits(kernels().add_rounded(x, *bits_of(x), self.scale.item(), total.numpy()), x.dtype)
-            if peak > self.peak.item() or math.isnan(peak):
+            peak = from_bits(kernels().add_rounded(x, *bits_of(x), self.scale.numpy()[()], total.numpy()), x.dtype)
+            if peak > self.peak.numpy() or math.isnan(peak):
                 self.peak.fill_(peak)
         else:
             wide = flat.double()
@@ -107,7 +107,7 @@ def sum_of_squares(tensors: Sequence[Tensor], scale: Tensor, bits: int) -> Tenso
     sums = torch.zeros(2, dtype=torch.int64, device=scale.device)
     for tensor in tensors:
         if scale.device.type == "cpu" and kernels():
-            sums += torch.tensor(kernels().squares(tensor.numpy(), scale.item(), bits))
+            sums += torch.tensor(kernels().squares(tensor.numpy(), scale.numpy()[()], bits))
         else:
             squares = (tensor.double() * scale).square_().round_().long()
             sums += torch.stack([(squares >> bits).sum(), (squares & ((1 << bits) - 1)).sum()])

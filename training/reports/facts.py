@@ -16,7 +16,7 @@ from training.settings.fields import AUTO, RunSettings
 def bit_conditions(config: RunSettings, comm: collectives.Communicator) -> dict[str, Any]:
     """Return what the bits of a run depend on beside its data and other settings.  Collective."""
     kernels = torch.backends.cpu.get_cpu_capability()  # of torch's own; its libraries choose by the processor
-    gpu = {} if config.device == "cpu" else {"gpu": torch.cuda.get_device_name(config.device)}
+    gpu = {"gpu": torch.cuda.get_device_name(config.device)} if torch.cuda.is_available() else {}
     own = {"cpu": f"{system.processor()} ({kernels})", **gpu, "threads": torch.get_num_threads()}
     own["torch"] = str(torch.__version__)
     every = comm.all_gather_object(own)
