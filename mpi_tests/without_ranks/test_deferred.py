@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from models.config import LlamaConfig
 from mpi_tests.helpers.models import (
     CONFIG,
     TARGETS,
@@ -17,6 +18,8 @@ from mpi_tests.helpers.models import (
     tensors_alive,
 )
 from parallelism.step.deferred import WeightGradients, deferring
+
+LLAMA = LlamaConfig(vocab_size=29, block_size=8, n_layer=2, n_head=4, n_kv_head=2, n_embd=32)
 
 
 def linear_parameters(model):
@@ -116,3 +119,34 @@ def test_other_calls_of_linear():
     torch.testing.assert_close(weight.grad, gradient[:, None] * x)
     torch.testing.assert_close(bias.grad, gradient)
     assert frozen.grad is None
+
+
+@pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["gpt", "llama"])
+def test_parts_have_the_gradients_of_the_whole(config):
+    model, deferred, expected = randomized(config), WeightGradients(parts=4), plain_gradients(config)
+    model.transformer.ln_f.weight.requires_grad_(False)
+    deferred.at_once = True
+    with deferring(deferred):
+        _, loss = model(TOKENS, TARGETS)
+    loss.backward()
+    assert model.transformer.ln_f.weight.grad is None
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            close(p.grad, expected[name])
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(256, 64), nn.GELU("tanh")], ids=["linear", "gelu"])
+def test_parts_have_the_bits_that_each_has_alone(layer):
+    """The kernels of one row of a product, or of the last elements of a GELU, have other bits than those of 64 rows."""
+    torch.manual_seed(0)
+    tokens = torch.randn(1, 64, 256 if isinstance(layer, nn.Linear) else 35)
+    results = []
+    for length in (64, 1):  # tokens of a rank, each of them a part
+        deferred, x = WeightGradients(parts=length), tokens.clone().requires_grad_()
+        deferred.at_once = True
+        with deferring(deferred):
+            y = torch.cat([layer(of_rank.contiguous()) for of_rank in x.split(length, 1)], 1)
+        y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)))
+        results.append((y, x.grad))
+    for whole, alone in zip(*results, strict=True):
+        assert torch.equal(whole, alone)

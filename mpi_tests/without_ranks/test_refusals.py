@@ -198,7 +198,6 @@ SETTINGS = [
         "warmup_iters=3 is longer than the run of max_iters=2 steps, which would never reach lr=0.003: use at most 2",
     ),
     (["--tiles", 8], "tiles=8 has no effect without reproducible: omit it, or set reproducible"),
-    (["--reproducible", "--sp", 2], "sp=2 adds up parts of sequences by rank, which reproducible rules out: omit one"),
     (
         ["--reproducible", "--compile"],
         "compile chooses kernels by shapes, which reproducible rules out: omit one of the",
@@ -288,6 +287,28 @@ LAYOUTS = [
     (
         ["--tp", 2, "--n_head", 2, "--sequence_parallel", "--block_size", 7],
         "block_size=7 leaves 1 of a rank's 7 tokens over from tp=2 with --sequence_parallel: use a multiple of 2",
+    ),
+    (
+        ["--sp", 2, "--reproducible"],
+        "reproducible with sp=2 needs sequence_parts, the same on any number of ranks: use a multiple of 4, or sp=1",
+    ),
+    (
+        ["--reproducible", "--sequence_parts", 4, "--tiles", 8],
+        "tiles=8 with sequence_parts=4 computes tiles of all of a rank's tokens, which reproducible rules out: omit",
+    ),
+    (["--sequence_parts", 2], "sequence_parts=2 has no effect without reproducible: omit it, or set reproducible"),
+    (
+        ["--sp", 2, "--reproducible", "--sequence_parts", 6],
+        "sequence_parts=6 must be a multiple of 4 for sp=2 ranks in zigzag order: use 4",
+    ),
+    (["--reproducible", "--sequence_parts", 3], "sequence_parts=3 must divide block_size=8: use 2"),
+    (
+        ["--sp", 2, "--reproducible", "--sequence_parts", 8, "--sp_order", "striped"],
+        "sp_order=striped gives no rank consecutive tokens, as the 8 sequence_parts are: use zigzag or contiguous",
+    ),
+    (
+        ["--reproducible", "--sequence_parts", 8, "--num_experts", 4],
+        "num_experts=4 with tiles or sequence_parts adds up products of experts by rank, which reproducible rules",
     ),
     (["--zero_stage", 1, "--zero_group", 3], "zero_group 3 does not divide 2 ranks: use all, node, or one of 1, 2"),
     (["--zero_stage", 1, "--zero_group", "rack"], "zero_group rack does not divide 2 ranks: use all, node, or one"),

@@ -108,3 +108,39 @@ def test_the_tokens_of_all_ranks_are_the_sequence():
             shards = TokenShards(48, ring, parts, order)
             positions = np.concatenate([shards.positions(rank) for rank in range(ring * parts)])
             assert sorted(positions) == list(range(48))
+
+
+def by_parts(q, k, v, num_parts, documents=None):
+    from parallelism.sequence.part_attention import SequenceParts, part_attention
+    from parallelism.sequence.ring_attention import Ring
+
+    return part_attention(q, k, v, SequenceParts(Ring(), num_parts), documents, None)
+
+
+@pytest.mark.parametrize("has_documents", [False, True])
+@pytest.mark.parametrize("num_parts", [1, 2, 6])
+def test_attention_by_parts_is_that_of_the_whole(num_parts, has_documents):
+    torch.manual_seed(num_parts)
+    q, k, v, gradient = torch.randn(4, 2, 3, 24, 8, dtype=torch.float64)
+    documents = (torch.arange(24) >= torch.tensor([[5], [12]])).long() if has_documents else None
+    mask = torch.ones(24, 24, dtype=torch.bool).tril()
+    if has_documents:
+        mask = (mask & (documents[:, :, None] == documents[:, None]))[:, None]
+    results = []
+    for attend in (
+        lambda *qkv: by_parts(*qkv, num_parts, documents),
+        lambda *qkv: torch.nn.functional.scaled_dot_product_attention(*qkv, attn_mask=mask),
+    ):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        y = attend(*leaves)
+        y.backward(gradient)
+        results.append([y, *(leaf.grad for leaf in leaves)])
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_attention_by_parts_of_each_head_alone_has_the_same_bits():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 5, 28, 12)
+    alone = [by_parts(*(x[:, head : head + 1] for x in (q, k, v)), 4) for head in range(5)]
+    assert torch.equal(by_parts(q, k, v, 4), torch.cat(alone, 1))

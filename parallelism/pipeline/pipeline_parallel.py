@@ -32,9 +32,10 @@ class PipelineParallel(Pipeline):
     With a `zero_stage`, ZeRO shards over dp and sp, or over groups of these ranks; `replica`, a `Replica` with
     `options`, holds this rank's parameters and updates them.
 
-    With `reproducible`, gradients are not averaged but summed, over dp only, and have the same bits on any number of
-    ranks of dp and pp, with any schedule and `zero_stage`: `exact` adds them as integers.  A step whose gradients
-    outgrow these, as those of the first one do, is computed twice.
+    With `reproducible`, gradients are not averaged but summed, and have the same bits on any number of ranks of dp and
+    pp, with any schedule and `zero_stage`: `exact` adds them as integers.  A step whose gradients outgrow these, as
+    those of the first one do, is computed twice.  With `sequence_parts`, a multiple of the sp ranks, the same holds for
+    sp: each sequence is computed in as many parts, whose gradients are added one by one.
 
     Raises: InputError for more stages than layers.
     """
@@ -49,6 +50,7 @@ class PipelineParallel(Pipeline):
         zero_group: str | int = "all",
         zero_stage: int = 0,
         reproducible: bool = False,
+        sequence_parts: int | None = None,
         **options: Any,
     ):
         with mesh.comm.agreed("PipelineParallel"):
@@ -58,7 +60,8 @@ class PipelineParallel(Pipeline):
         names, order = tied_names(model), schedule.orders[mesh.pp.rank]
         splits = any(action.kind == WEIGHTS for action in order)
         watched = [self._watched(*each) for each in enumerate(layers)]
-        stages = cut(model, watched, self.parts, splits=splits, on_ready=self.gradient_ready)
+        token_parts = sequence_parts and sequence_parts // mesh.sp.size
+        stages = cut(model, watched, self.parts, splits=splits, on_ready=self.gradient_ready, token_parts=token_parts)
         numbers = mesh.dp.all_gather(np.array([schedule.num_micro_batches]))
         first = int(numbers[: mesh.dp.rank].sum())
         own = LocalParameters(
@@ -74,7 +77,7 @@ class PipelineParallel(Pipeline):
         replicas, samples = mesh.along(*replica_axes(mesh.shape)), mesh.along("dp", "sp")
         self.exact: ExactSums | None = None
         if reproducible:
-            addends = int(numbers.sum()) * max([1, *map(len, names)])
+            addends = int(numbers.sum()) * (sequence_parts or 1) * max([1, *map(len, names)])
             trained = {name: own.params[name] for name in own.trained()}
             self.exact = ExactSums(trained, mesh, names, addends, device)
             options |= {"grad_dtype": torch.int64, "op": "sum"}

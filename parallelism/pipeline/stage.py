@@ -96,11 +96,17 @@ class Stage:
     """Consecutive layers of a model.  Gradients accumulate in the parameters' `grad`.
 
     With `splits`, a backward pass may be done in two parts; `on_ready` is called with each parameter whose gradient was
-    deferred, once it is computed.
+    deferred, once it is computed.  With `token_parts`, layers compute that many parts of the rank's tokens one by one.
     """
 
-    def __init__(self, layer: Layer, splits: bool = False, on_ready: Callable[[Tensor], None] = lambda parameter: None):
-        self.layer, self.splits, self.on_ready = layer, splits, on_ready
+    def __init__(
+        self,
+        layer: Layer,
+        splits: bool = False,
+        on_ready: Callable[[Tensor], None] = lambda parameter: None,
+        token_parts: int | None = None,
+    ):
+        self.layer, self.splits, self.on_ready, self.token_parts = layer, splits, on_ready, token_parts
         self._alive: dict[int, SavedForBackward] = {}
 
     def is_deferred(self, micro_batch: int, parameter: Tensor) -> bool:
@@ -114,10 +120,12 @@ class Stage:
 
     def forward(self, micro_batch: int, x: Tensor | None, batch: Batch) -> Tensor:
         """Return the output for the next stage, or the scalar loss on the last one; x is None on the first stage."""
-        needs_gradient, deferred = torch.is_grad_enabled(), WeightGradients(self.on_ready)
+        needs_gradient, deferred = torch.is_grad_enabled(), WeightGradients(self.on_ready, self.token_parts)
         if x is not None:
             x = x.detach().requires_grad_(needs_gradient)
-        with deferring(deferred if self.splits and needs_gradient else None):
+        if self.token_parts and batch.positions is not None:  # autograd would add up samples' gradients
+            batch = batch._replace(positions=batch.positions.expand_as(batch.tokens))
+        with deferring(deferred if self.token_parts or (self.splits and needs_gradient) else None):
             y = self.layer.run(x, batch)
         if needs_gradient:
             end = GradientSource.apply(y) if y.requires_grad else None

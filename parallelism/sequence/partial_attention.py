@@ -161,8 +161,8 @@ def attend_backward(gradient: Tensor, saved: SavedAttention, rules: ScoreRules) 
 
 
 def merge(out: Tensor, log: Tensor, more: Tensor, more_log: Tensor) -> None:
-    """Merge another part of the same queries in place."""
-    total = torch.logaddexp(log, more_log)
+    """Merge another part of the same queries in place; the bits of an element do not depend on the others' number."""
+    total = torch.stack((log, more_log)).logsumexp(0)  # logaddexp has other bits in the last vector of a tensor
     # (batch, heads, queries, head_size)
     out.mul_((log - total).exp()[..., None]).add_(more * (more_log - total).exp()[..., None])
     log.copy_(total)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from parallelism.mesh import listed_divisors
+from parallelism.mesh import divisors, listed_divisors
 
 MODES = ("ring", "ulysses", "hybrid")
 ORDERS = ("zigzag", "striped", "contiguous")
@@ -44,14 +44,19 @@ class TokenShards(NamedTuple):
         """Raise ValueError if ranks cannot divide the length evenly, with the nearest valid one."""
         if self.order not in ORDERS:
             raise ValueError(f"order {self.order!r} is unknown: use {', '.join(ORDERS)}")
-        least = 2 * self.ring if self.order == "zigzag" and self.ring > 1 else self.ring
-        unit = int(np.lcm(least, self.ring * self.parts))
+        unit = self.unit
         if self.length % unit:
             nearest = max(1, round(self.length / unit)) * unit
             raise ValueError(
                 f"a sequence of {self.length} tokens can't be split over sp={self.ring * self.parts} ranks in "
                 f"{self.order} order: use a multiple of {unit}, such as {nearest}"
             )
+
+    @property
+    def unit(self) -> int:
+        """Number of tokens, or of consecutive parts of a sequence, of which ranks can divide any multiple evenly."""
+        least = 2 * self.ring if self.order == "zigzag" and self.ring > 1 else self.ring
+        return int(np.lcm(least, self.ring * self.parts))
 
     def positions(self, rank: int) -> np.ndarray:
         """Return the positions of a rank's tokens in the sequence, in local order."""
@@ -91,6 +96,22 @@ def shard_tokens(length: int, size: int, mode: str, order: str, head_ranks: int 
     shards = TokenShards(length, size // parts, parts, order)
     shards.check()
     return shards
+
+
+def check_parts(parts: int, shards: TokenShards) -> None:
+    """Raise ValueError if ranks cannot hold whole parts of a sequence, with the nearest number that they can."""
+    length, unit, size = shards.length, shards.unit, shards.ring * shards.parts
+    if shards.order == "striped" and shards.ring > 1:
+        raise ValueError(
+            f"sp_order=striped gives no rank consecutive tokens, as the {parts} sequence_parts are: use zigzag or "
+            "contiguous"
+        )
+    if parts % unit or length % parts:
+        nearest = min((able for able in divisors(length) if able % unit == 0), key=lambda able: abs(able - parts))
+        why = f"be a multiple of {unit} for sp={size} ranks in {shards.order} order"
+        raise ValueError(
+            f"sequence_parts={parts} must {why if parts % unit else f'divide block_size={length}'}: use {nearest}"
+        )
 
 
 def head_ranks_of(mode: str, size: int, head_ranks: int | None) -> int:

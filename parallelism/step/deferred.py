@@ -1,15 +1,21 @@
 """Split backward passes: linear layers defer weight gradients, which no other stage waits for, to fill the bubble.
 
+Where sequences are divided into parts, layers compute part by part: each part's result and gradients have the same
+bits, whichever parts a rank holds.
+
 Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv 2401.10241, section 2.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -21,10 +27,12 @@ class WeightGradients:
 
     For each product, only the layer's input and the gradient of its output are kept.  When all deferred contributions
     to a parameter's gradient have been added, `on_ready(parameter)` is called.
+
+    `parts` is the number of parts that this rank's tokens are divided into, or None if layers compute them at once.
     """
 
-    def __init__(self, on_ready: Callable[[Tensor], None] = lambda parameter: None) -> None:
-        self.at_once, self.on_ready = False, on_ready
+    def __init__(self, on_ready: Callable[[Tensor], None] = lambda parameter: None, parts: int | None = None) -> None:
+        self.at_once, self.on_ready, self.parts = False, on_ready, parts
         self._waiting: deque[tuple[Tensor, Tensor | None, Tensor, Tensor]] = deque()
         self._products: Counter[Tensor] = Counter()  # deferred, by parameter
 
@@ -44,10 +52,11 @@ class WeightGradients:
         """Add the deferred gradients to the parameters' gradients in place; the parameters' hooks are not called."""
         while self._waiting:
             weight, bias, x, gradient = self._waiting.popleft()
-            x, gradient = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (x, gradient))  # (tokens, width)
-            add_product(weight, gradient.t(), x)
-            if bias is not None:
-                accumulate(bias, gradient.sum(0))
+            for part, of_part in zip(cut(x, self.parts), cut(gradient, self.parts), strict=True):
+                left, right = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (of_part, part))  # (tokens, width)
+                add_product(weight, left.t(), right)
+                if bias is not None:
+                    accumulate(bias, left.sum(0))
             for parameter in [weight] if bias is None else [weight, bias]:
                 self._products[parameter] -= 1
                 if self._products[parameter] == 0:
@@ -70,23 +79,27 @@ def deferring(deferred: WeightGradients | None) -> Iterator[None]:
     """Let linear layers that run in this context defer their weight gradients to `deferred`, if it is not None."""
     token = CURRENT.set(deferred)
     try:
-        with LinearMode() if deferred else nullcontext():
+        with LayerMode() if deferred else nullcontext():
             yield
     finally:
         CURRENT.reset(token)
 
 
-class LinearMode(TorchFunctionMode):
-    """Replaces every call of `F.linear` by `linear`."""
+class LayerMode(TorchFunctionMode):
+    """Replaces every call of `F.linear` by `linear`, and those of `BY_PARTS` by `PartsFunction` if there are parts."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        function = linear if func is F.linear else func
+        function, deferred = func, CURRENT.get()
+        if func is F.linear:
+            function = linear
+        elif func in BY_PARTS and deferred and deferred.parts:
+            function = partial(by_parts, func, deferred.parts)
         return function(*args, **(kwargs or {}))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     deferred = current(weight, bias)
-    if deferred is None or not torch.is_grad_enabled():
+    if deferred is None or not (torch.is_grad_enabled() or deferred.parts):
         return F.linear(x, weight, bias)
     return LinearFunction.apply(autocast(x), weight, bias, deferred)
 
@@ -106,14 +119,75 @@ class LinearFunction(torch.autograd.Function):
             bias,
         )  # attributes, as saved tensors may be returned as copies
         ctx.save_for_backward(x)
-        return F.linear(x, autocast(weight), None if bias is None else autocast(bias))
+        used = autocast(weight), None if bias is None else autocast(bias)
+        return joined(F.linear(part, *used) for part in cut(x, deferred.parts))
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
         (x,) = ctx.saved_tensors
         ctx.deferred.defer(ctx.weight, ctx.bias, x, gradient)
-        dx = gradient @ ctx.weight.to(gradient.dtype) if ctx.needs_input_grad[0] else None
-        return dx, None, None, None
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None
+        weight = ctx.weight.to(gradient.dtype)
+        return joined(part @ weight for part in cut(gradient, ctx.deferred.parts)), None, None, None
+
+
+BY_PARTS = (F.layer_norm, F.rms_norm, F.embedding, F.gelu)
+
+
+def by_parts(func: Callable[..., Tensor], parts: int, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Call a function of tokens x and of parameters part by part; each part's gradients are accumulated one by one."""
+
+    def call(part: Tensor, *params: Tensor) -> Tensor:
+        following = iter(params)
+        filled = [next(following) if isinstance(arg, Tensor) else arg for arg in (*args, *kwargs.values())]
+        return func(part, *filled[: len(args)], **dict(zip(kwargs, filled[len(args) :], strict=True)))
+
+    params = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)]
+    return PartsFunction.apply(call, parts, x, *params)
+
+
+class PartsFunction(torch.autograd.Function):
+    """Calls `call(part, *params)` for each part of x, and again in the backward pass.
+
+    Saves only x: ZeRO may have freed the parameters until the backward pass, and what is saved would not notice.
+    """
+
+    @staticmethod
+    def forward(ctx, call: Callable[..., Tensor], parts: int, x: Tensor, *params: Tensor) -> Tensor:  # type: ignore[override]
+        kind = x.device.type
+        ctx.call, ctx.parts, ctx.params = call, parts, params
+        ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        ctx.save_for_backward(x)
+        return joined(call(part, *params) for part in cut(x, parts))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor):  # type: ignore[override]
+        (x,), needed, dx = ctx.saved_tensors, ctx.needs_input_grad[2:], []
+        trained = [param for param, needs in zip(ctx.params, needed[1:], strict=True) if needs]
+        for part, of_part in zip(cut(x, ctx.parts), cut(gradient, ctx.parts), strict=True):
+            with torch.enable_grad(), torch.autocast(*ctx.autocast):
+                pairs = zip((part, *ctx.params), needed, strict=True)
+                inputs = [each.detach().requires_grad_(needs) for each, needs in pairs]
+                y = ctx.call(*inputs)
+            gradients = [*torch.autograd.grad(y, [each for each in inputs if each.requires_grad], of_part)]
+            if needed[0]:
+                dx.append(gradients.pop(0))
+            for param, of_param in zip(trained, gradients, strict=True):
+                accumulate(param, of_param)
+        return None, None, joined(dx) if dx else None, *[None] * len(ctx.params)
+
+
+def cut(x: Tensor, parts: int | None) -> list[Tensor]:
+    """Divide tokens into contiguous parts, if there are any.  Shapes: (..., seq, width), or (..., seq) of integers."""
+    return [part.contiguous() for part in x.chunk(parts, -2 if x.is_floating_point() else -1)] if parts else [x]
+
+
+def joined(parts: Iterable[Tensor]) -> Tensor:
+    """Join parts of tokens.  Shapes: (..., seq/parts, width) to (..., seq, width)."""
+    first, *rest = parts
+    return torch.cat([first, *rest], -2) if rest else first
 
 
 def autocast(x: Tensor) -> Tensor:

@@ -68,7 +68,9 @@ class TrainingRun:
         self.tokens, self.windows, self.val_ids = inputs.tokens, inputs.windows, inputs.val_ids
         self.num_params = self.model.num_params()  # of the undivided model
         self.mesh = Mesh(comm, **axes_of(config))
-        self.sp = SequenceParallel(self.mesh.sp, config.sp_mode, config.sp_order, head_ranks=config.sp_heads)
+        self.sp = SequenceParallel(
+            self.mesh.sp, config.sp_mode, config.sp_order, config.sp_heads, config.sequence_parts
+        )
         dp, positions = self.mesh.dp, self.sp.positions(config.block_size)
         position = BatchPosition(config.seed)
         position.positions = to_device(positions, config.device)

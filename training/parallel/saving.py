@@ -117,7 +117,7 @@ class Saving:
         self.interval = config.checkpoint_interval
         self.same = {**model_settings(config), "optimizer": config.optimizer, **data, "seed": config.seed}
         if exact:
-            self.same |= {"micro_batch_size": config.micro_batch_size, "tiles": config.tiles}
+            self.same |= self.computed()
         self.out_dir, self.source = "", config.init_from
         with ExitStack() as cleanup:
             self.stop = Stop(comm)
@@ -130,9 +130,12 @@ class Saving:
     def whole(self, step: int) -> dict[str, Any]:
         state_hash = {"hash": self.hashes.after(step).hash} if self.hashes else {}
         exponents = {"exponents": self.exact.state()} if self.exact else {}
-        computed = {"micro_batch_size": self.config.micro_batch_size, "tiles": self.config.tiles}
         rest = {"loss_scale": [*self.scale.state()], "out_dir": self.out_dir, "conditions": self.conditions}
-        return {**self.same, **computed, **exponents, **rest, **state_hash}
+        return {**self.same, **self.computed(), **exponents, **rest, **state_hash}
+
+    def computed(self) -> dict[str, Any]:
+        """Return the settings of what is computed at once, on which the bits of a step depend."""
+        return {name: getattr(self.config, name) for name in ("micro_batch_size", "sequence_parts", "tiles")}
 
     def resume(self) -> int:
         """Restore the run's state; return the step of the checkpoint, or 0 if there is none."""

@@ -46,7 +46,7 @@ def divide(
 
     Return its collectives over tp.
     """
-    sp = sequences if mesh.sp.size > 1 else None
+    sp = sequences if mesh.sp.size > 1 or config.sequence_parts else None
     plan, tiles = plan_of(model.config), config.tiles or 0
     ranks = parallelize(model, plan, mesh.tp, sp, config.sequence_parallel, position, ep, tiles)
     if config.compile:
@@ -92,6 +92,7 @@ def staged(
         zero_stage=config.zero_stage,
         bucket_mb=config.bucket_mb,
         reproducible=config.reproducible,
+        sequence_parts=config.sequence_parts,
         **precision.arena_dtypes,
         wire_dtype=precision.wire_dtype,
     )

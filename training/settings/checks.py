@@ -21,7 +21,7 @@ from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes, rank_params
 from parallelism.planner.presets import samples_of_depth, shape_of
 from parallelism.planner.uses import LAYOUT_USES, PIPELINE, Use
-from parallelism.sequence.token_shards import check_between_layers, shard_tokens
+from parallelism.sequence.token_shards import check_between_layers, check_parts, shard_tokens
 from parallelism.tensor.tiles import is_power_of_two
 from training.data.tokens import Tokens
 from training.optim.learning_rate import STABLE
@@ -38,7 +38,7 @@ USES = (
     *((name, Use.of("lr_schedule", "cosine", "linear", STABLE)) for name in ("min_lr", "lr_decay_iters")),
     ("max_skips", Use.of("non_finite", "skip")),
     ("max_alive", Use.of("schedule", SEARCH)),
-    ("tiles", Use("reproducible", bool, "set reproducible")),
+    *((name, Use("reproducible", bool, "set reproducible")) for name in ("sequence_parts", "tiles")),
     *((name, PIPELINE) for name in ("trace", "balance")),
     *((name, CHECKPOINTS) for name in ("checkpoint_interval", "checkpoints_kept")),
     *((name, TRAINING) for name in ("report", "prometheus", "tensorboard", "wandb", "trace", "hash_interval")),
@@ -115,6 +115,13 @@ def check_sequences(settings: RunSettings, shape: dict[str, int]) -> int:
     shards = shard_tokens(settings.block_size, shape["sp"], settings.sp_mode, settings.sp_order, settings.sp_heads)
     if settings.sequence_parallel:
         check_between_layers(settings.block_size, shape["sp"], shape["tp"])
+    if settings.sequence_parts:
+        check_parts(settings.sequence_parts, shards)
+    elif settings.reproducible and shape["sp"] > 1:
+        raise ValueError(
+            f"reproducible with sp={shape['sp']} needs sequence_parts, the same on any number of ranks: use a multiple "
+            f"of {shards.unit}, or sp=1"
+        )
     return shards.parts
 
 
@@ -122,15 +129,16 @@ def check_reproducible(settings: RunSettings, lengths: Mapping[str, int]) -> Non
     """Refuse what makes bits depend on the layout."""
     if not settings.reproducible:
         return
-    tp, tiles, grad_dtype = lengths["tp"], settings.tiles, settings.grad_dtype
+    tp, tiles, parts, grad_dtype = lengths["tp"], settings.tiles, settings.sequence_parts, settings.grad_dtype
     refused = {
         f"ep={settings.ep} computes tokens of several ranks together": settings.ep > 1,
-        f"sp={lengths['sp']} adds up parts of sequences by rank": lengths["sp"] > 1,
         "sequence_parallel adds up parts of sequences by rank": settings.sequence_parallel,
         "compile chooses kernels by shapes": settings.compile,
         f"grad_dtype={grad_dtype} rounds sums of ranks": grad_dtype in HALVES,
-        f"num_experts={settings.num_experts} with tiles adds up products of experts by rank": tiles
-        and settings.num_experts,
+        f"num_experts={settings.num_experts} with tiles or sequence_parts adds up products of experts by rank": (
+            (tiles or parts) and settings.num_experts
+        ),
+        f"tiles={tiles} with sequence_parts={parts} computes tiles of all of a rank's tokens": tiles and parts,
     }
     for what, is_set in refused.items():
         if is_set:

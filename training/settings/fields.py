@@ -163,7 +163,12 @@ class RunSettings:
     master_weights: bool = planned("master_weights")
     grad_dtype: str | None = planned("grad_dtype")
     reproducible: bool = flag(
-        False, "the same bits on any number of ranks of dp and pp, with any schedule, zero_stage and resume"
+        False, "the same bits on any number of ranks of dp, pp and sp, with any schedule, zero_stage and resume"
+    )
+    sequence_parts: int | None = flag(
+        None,
+        "parts of a sequence, computed one by one for the same bits on any number of sp ranks that divides them",
+        ranges.COUNT,
     )
     tiles: int | None = flag(
         None,

@@ -1,0 +1,140 @@
+"""Attention by parts: queries of each part of a sequence attend to the parts before it, then to their own.
+
+A rank of the ring holds some parts, and gathers the keys and values of all.  Each part's result, and its contribution
+to the gradients of keys and values, have the same bits on any rank; the owner of the keys adds up these contributions
+in the order of the parts.
+
+Source: Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783, section 3.3.2 (keys and values are gathered).
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from parallelism.numerics.dropout import AttentionDropout
+from parallelism.sequence.partial_attention import ScoreRules, attend, attend_backward, mask_of, merge, wide
+from parallelism.sequence.ring_attention import Ring
+from parallelism.sequence.token_shards import TokenShards
+
+
+class SequenceParts(NamedTuple):
+    """Parts of a sequence, `num_parts` in all, of which each rank of a ring holds equally many."""
+
+    ring: Ring
+    num_parts: int
+
+    @property
+    def held(self) -> np.ndarray:
+        """Numbers of the parts that each rank holds, (ring, num_parts/ring)."""
+        shards = TokenShards(self.num_parts, self.ring.size, order=self.ring.order)
+        return np.stack([shards.ring_positions(member) for member in range(self.ring.size)])
+
+    @property
+    def own(self) -> list[int]:
+        return self.held[self.ring.rank].tolist()
+
+    def in_order(self, parts: Tensor) -> Tensor:
+        """Gather all ranks' parts in the order of the sequence.  Shapes: (num_parts/ring, ...) to (num_parts, ...)."""
+        return parts if self.ring.size == 1 else self.ring.members.all_gather(parts)[self.held.ravel().argsort()]
+
+    def gather(self, x: Tensor, dim: int) -> Tensor:
+        """Gather all tokens in their order, from those of this rank, along a dim."""
+        parts = self.in_order(x.unflatten(dim, (len(self.own), -1)).movedim(dim, 0))  # (num_parts, ...)
+        return parts.movedim(0, dim).flatten(dim, dim + 1)
+
+    def sum_up(self, contributions: Iterable[Tensor]) -> Tensor:
+        """Add up the contributions of all parts to this rank's tokens in the order of the parts.
+
+        Each rank passes those of its own parts to all tokens.  Shapes: (..., seq, width) to (..., seq/ring, width).
+        """
+        if self.ring.size > 1:
+            whole = torch.stack([*contributions]).unflatten(-2, (self.num_parts, -1)).movedim(-3, 0)
+            whole = whole[self.held.ravel()].unflatten(0, self.held.shape).movedim(2, 1)
+            # (ring, parts of a rank, parts of a rank's tokens, ..., seq/num_parts, width)
+            by_part = self.ring.members.all_to_all(whole.contiguous()).flatten(0, 1)[self.held.ravel().argsort()]
+            contributions = by_part.movedim(1, -3).flatten(-3, -2)  # (num_parts, ..., seq/ring, width)
+        return reduce(Tensor.add_, contributions)
+
+
+class PartScores(NamedTuple):
+    """Treatment of the scores, in some dtype, of a sequence's parts of `length` tokens."""
+
+    length: int
+    dtype: torch.dtype
+    documents: Tensor | None  # (batch, seq)
+    dropout: AttentionDropout | None
+
+    def pieces(self, number: int) -> Iterator[tuple[slice, ScoreRules]]:
+        """Yield the keys before a part, and its own, with the rules for its queries."""
+        own = slice(number * self.length, (number + 1) * self.length)
+        for keys in [slice(0, own.start), own] if number else [own]:
+            causal, mask, drop = keys is own, None, None
+            if self.documents is not None:
+                may = self.documents[:, own, None] == self.documents[:, None, keys]  # (batch, queries, keys)
+                causal, mask = False, mask_of(may.tril() if causal else may, self.dtype)
+            if self.dropout:
+                positions = torch.arange(own.stop, device=self.dropout.of_heads.device)
+                drop = self.dropout.between(positions[own], positions[keys])
+            yield keys, ScoreRules(causal, mask, drop)
+
+
+def part_attention(
+    q: Tensor, k: Tensor, v: Tensor, parts: SequenceParts, documents: Tensor | None, dropout: AttentionDropout | None
+) -> Tensor:
+    """Attend to all tokens of the ring, part by part.  Shapes: those of `SequenceAttention`, but n_kv_head = n_head."""
+    documents = None if documents is None else parts.gather(documents, 1)
+    scores = PartScores(q.shape[2] // len(parts.own), q.dtype, documents, dropout)
+    return PartAttentionFunction.apply(q, k, v, parts, scores)
+
+
+class PartAttentionFunction(torch.autograd.Function):
+    """Saves no probabilities, and this rank's keys and values only: the backward pass gathers all of them again."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx, q: Tensor, k: Tensor, v: Tensor, parts: SequenceParts, scores: PartScores
+    ) -> Tensor:
+        kv, results = parts.gather(torch.stack((k, v)), 3), []  # (2, batch, n_head, seq, head_size)
+        for number, queries in zip(parts.own, q.split(scores.length, 2), strict=True):
+            queries, (first, *rest) = queries.contiguous(), scores.pieces(number)
+            out, log = attended(queries, kv, *first)
+            for piece in rest:
+                merge(out, log, *attended(queries, kv, *piece))
+            results.append((out, log))
+        out, log = (torch.cat(each, 2) for each in zip(*results, strict=True))
+        ctx.save_for_backward(q, k, v, out, log)
+        ctx.parts, ctx.scores = parts, scores
+        return out.to(q.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor):  # type: ignore[override]
+        (q, k, v, out, log), parts, scores = ctx.saved_tensors, ctx.parts, ctx.scores
+        kv, dq = parts.gather(torch.stack((k, v)), 3), torch.zeros_like(out)
+
+        def contributions() -> Iterator[Tensor]:
+            of_parts = zip(*(x.split(scores.length, 2) for x in (q, out, log, wide(gradient), dq)), strict=True)
+            for number, (*saved, of_queries) in zip(parts.own, of_parts, strict=True):
+                queries, result, logs, of_result = (x.contiguous() for x in saved)
+                dkv = torch.zeros_like(kv, dtype=out.dtype)
+                for keys, rules in scores.pieces(number):
+                    part = queries, *kv[:, :, :, keys], result, logs
+                    more, *of_keys = attend_backward(of_result, part, rules)
+                    of_queries += more
+                    dkv[:, :, :, keys] = torch.stack(of_keys)
+                yield dkv
+
+        dk, dv = parts.sum_up(contributions())
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
+
+
+def attended(queries: Tensor, kv: Tensor, keys: slice, rules: ScoreRules) -> tuple[Tensor, Tensor]:
+    """Return the result of attention to some keys in at least float32, and the log-sum-exp of its scores."""
+    k, v = kv[:, :, :, keys]
+    out, log = attend(queries, k, v, rules)
+    return wide(out), log
