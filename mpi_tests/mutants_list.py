@@ -1227,7 +1227,7 @@ TRAINING = [
         "training/loop.py",
         "weight = run.scale.value / (run.num_micro_batches if config.reproducible else len(batches))",
         "weight = run.scale.value",
-        ("test_train.py", "gradient_accumulation", 2),
+        ("test_optimizers.py", "sgd_is_that", 4),
     ),
     mutant(
         "training/parallel/validation.py",
