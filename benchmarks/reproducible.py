@@ -40,6 +40,7 @@ def layouts(size: int, num_tiles: int) -> Iterator[tuple[str, dict[str, Any], di
     if size == 4:
         yield "dp 2, pp 2, ZeRO 1", {"pp": 2, "zero_stage": 1}, {}
     yield f"tp {size}", {"tp": size}, {"tiles": num_tiles}
+    yield f"sp {size}", {"sp": size}, {"sequence_parts": 2 * size}
 
 
 def steps_of(config: Config, comm: collectives.Communicator, resources: ExitStack) -> tuple[Callable[[], float], float]:

@@ -127,11 +127,11 @@ def test_zero(tmp_path):
 @in_proof
 def test_reproducible(tmp_path):
     results, output = run(2, "reproducible.py", tmp_path / "reproducible.json")
-    assert list(results) == ["dp 2", "dp 2, ZeRO 1", "dp 2, ZeRO 2", "dp 2, ZeRO 3", "pp 2", "tp 2"]
+    assert list(results) == ["dp 2", "dp 2, ZeRO 1", "dp 2, ZeRO 2", "dp 2, ZeRO 3", "pp 2", "tp 2", "sp 2"]
     for name, figures in results.items():
         assert name in output
         assert figures["reproducible_bytes"] == 2 * figures["ordinary_bytes"]
-        assert (figures["ordinary_bytes"] > 3) == (name in ("dp 2", "dp 2, ZeRO 1"))
+        assert (figures["ordinary_bytes"] > 3) == (name in ("dp 2", "dp 2, ZeRO 1", "sp 2"))
 
 
 def test_gpt2(tmp_path):

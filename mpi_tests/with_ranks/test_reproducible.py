@@ -19,7 +19,7 @@ from parallelism.numerics.exact import HEADROOM_BITS, ExactSums
 from parallelism.pipeline.schedule import registry
 
 STEPS = int(os.environ.get("STEPS", "5"))
-NUM_DRAWN = int(os.environ.get("LAYOUTS", "0"))
+NUM_DRAWN = int(os.environ.get("LAYOUTS", "8"))
 SETTINGS = {
     "reproducible": True, "global_batch_size": GLOBAL_BATCH, "micro_batch_size": 2, "n_layer": 4, "max_iters": STEPS,
     "eval_interval": STEPS, "grad_clip": 0.5, "dropout": 0.1, "hash_interval": STEPS,

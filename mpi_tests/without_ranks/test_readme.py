@@ -203,6 +203,14 @@ def test_tables_of_the_rig_are_those_of_the_results():
         assert "\n".join(table(json.loads((RESULTS / name).read_text()))) in (RESULTS / "README.md").read_text()
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_table_of_the_same_bits_is_that_of_the_results(ranks):
+    text = (RESULTS / "README.md").read_text()
+    for name, row in json.loads((RESULTS / f"reproducible-openmpi-{ranks}.json").read_text())["results"].items():
+        times = f"{row['ordinary_ms']:.0f} | {row['reproducible_ms']:.0f} | {row['ratio']:.2f}"
+        assert f"| {ranks} | {name} | {times} | {row['ordinary_bytes']:.1f} | {row['reproducible_bytes']:.1f} |" in text
+
+
 def test_tables_of_split_models_are_those_of_the_results():
     for ranks in (2, 4):
         for name, row in json.loads((RESULTS / f"tensor-parallel-openmpi-{ranks}.json").read_text())["results"].items():
