@@ -26,6 +26,8 @@ SETTINGS = {
 }  # fmt: skip
 SPLIT = {"n_embd": 128, "n_head": 4, "tiles": 4, "dropout": 0.0}
 LLAMA = {"model": "llama", "n_kv_head": 1, "n_hidden": 128, "dropout": 0.0}
+EXPERTS = {"num_experts": 4, "balance_loss": 0.01}
+MUON = {"optimizer": "muon"}
 BFLOAT16 = {"dtype": "bfloat16", "master_weights": True}
 
 
@@ -88,7 +90,9 @@ def test_pipelines_with_split_backward_passes_and_several_stages(comm, layout):
     check(comm, {"pp": 2, **layout})
 
 
-@pytest.mark.parametrize("changes", [LLAMA, BFLOAT16, {"optimizer": "sgd"}, {"optimizer": "muon"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [LLAMA, BFLOAT16, {"dtype": "float16"}, EXPERTS, {"optimizer": "sgd"}, MUON], ids=str
+)
 @pytest.mark.sizes(4)
 def test_other_models_dtypes_and_optimizers(comm, changes):
     check(comm, {"pp": 2, "zero_stage": 2, "schedule": "zb_h1"}, **changes)
