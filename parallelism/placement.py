@@ -91,6 +91,11 @@ class Axis(NamedTuple):
         """Number of tiles of a rank."""
         return self.tiles // self.ranks.size
 
+    @property
+    def token_tiles(self) -> int:
+        """Number of tiles of the sequence that a rank has between split layers."""
+        return self.own_tiles if self.sequence else self.tiles
+
     def local(self, parameter: Tensor, shard: Shard, name: str = "tp") -> nn.Parameter:
         """Return this rank's shard of a parameter along this axis, of some name."""
         value = shard.local(parameter.detach(), self.ranks.rank, self.ranks.size).clone()

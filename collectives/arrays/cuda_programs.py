@@ -16,7 +16,7 @@ from collectives.arrays.device import DeviceStep
 from collectives.job import environment
 
 SOURCE = Path(__file__).with_suffix(".cu")
-MOST_BLOCKS = 32  # unless a setting says otherwise
+MOST_BLOCKS = 32  # of a rank with a device of its own, unless a setting says otherwise: links are slower than memory
 MOST_RANKS = MAX_SOURCES
 BARRIER, COPY, REDUCE = range(3)
 
@@ -60,7 +60,7 @@ class CudaProgram:
     """A rank's steps of one turn or two, launched as one kernel.
 
     Its runs wait for other ranks' on `channel`; runs captured by a graph have one of their own, as a graph may be
-    launched at any time.
+    launched at any time.  `num_sharing` ranks share a device, and divide it.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class CudaProgram:
         reduction: tuple[str, np.dtype, int],
         channel: CudaChannel,
         captured: CudaChannel,
+        num_sharing: int = 1,
     ):
         self.device, self.runtime, xp = device, device.runtime, device.xp
         self.channel, self.captured = channel, captured
@@ -85,7 +86,8 @@ class CudaProgram:
         sizes = len(turns[0]), len(turns), num_barriers
         self.program = np.array((self.steps.data.ptr, *sizes, self.runs.data.ptr, 0, 0, channel.record), PROGRAM)
         at_once = cuda_kernels.num_multiprocessors(device.index)  # blocks that can wait for each other
-        most = min(environment.device_blocks() or MOST_BLOCKS, at_once)
+        chosen = MOST_BLOCKS if num_sharing == 1 else max(1, at_once // num_sharing)
+        most = min(environment.device_blocks() or chosen, at_once)
         self.num_blocks = max(1, min(-(-work // BLOCK_THREADS), most))
 
     def launch(self, stream: int, key: int, number: int) -> None:

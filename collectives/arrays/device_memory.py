@@ -58,6 +58,7 @@ class DeviceMemory(SymmetricMemory):
         self.me = self.node_comm.rank
         self.signals: Signals | None = None
         self.has_barriers = False  # whether devices may wait for each other
+        self.num_sharing = 1  # ranks of the node on one device, at most
         self.failure = ""
         self.usable = self.probe()
         at_exit_with(self, leave)
@@ -171,7 +172,8 @@ class DeviceMemory(SymmetricMemory):
         stated = environment.device_barriers()
         rows = self.gather_rows([self.device.identity()])
         devices = [int(rows[rank][0]) for rank in self.ranks]
-        shared = len(set(devices)) < len(devices) if stated is None else not stated
+        self.num_sharing = max(map(devices.count, devices))
+        shared = self.num_sharing > 1 if stated is None else not stated
         return not self.agree_max([shared or len(self.ranks) > MOST_RANKS])[0]
 
     def make_signals(self) -> Signals | None:

@@ -1,4 +1,4 @@
-"""Train in several layouts one after the other, in one job, and print the losses of each as a line of JSON.
+"""Train in several layouts one after the other, in one job, and print the numbers of each as a line of JSON.
 
 python -m mpi_tests.gpu_check.layouts cuda 20 bf16_sp autocast
 """
@@ -10,6 +10,7 @@ import os
 import sys
 import traceback
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from typing import Any
 
 import torch
 from mpi4py import MPI
@@ -22,13 +23,14 @@ from training.loop import train
 from training.settings.config import Config
 
 
-def losses(comm: collectives.Communicator, mix: Mix, device: str, iterations: int) -> list[float]:
-    """Return the losses of a training run by iteration.  Collective."""
+def numbers(comm: collectives.Communicator, mix: Mix, device: str, iterations: int) -> dict[str, list[float]]:
+    """Return the losses of a training run by iteration, and the norm of the first gradients.  Collective."""
     run = ["--device", device, "--max_iters", str(iterations), "--out_dir", ""]
     config = parse(Config, "", [*run, *mix.words(comm.size)])
     with stream_of(mix, device):
         _, records = train(config, comm)
-    return [record["loss"] for record in records if "loss" in record]
+    steps = [record for record in records if "loss" in record]
+    return {"losses": [step["loss"] for step in steps], "norm": [steps[0]["grad_norm"]]}
 
 
 def stream_of(mix: Mix, device: str) -> AbstractContextManager:
@@ -41,7 +43,7 @@ def main() -> None:
     for name in names:
         try:
             with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-                result = {"losses": losses(comm, MIXES[name], device, int(iterations))}
+                result: dict[str, Any] = numbers(comm, MIXES[name], device, int(iterations))
         except collectives.InputError as error:  # on all ranks
             result = {"refused": str(error)}
         except Exception:

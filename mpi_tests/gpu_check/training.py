@@ -22,7 +22,7 @@ SILENT_S = 100.0  # of a job that trains, unless it compiles models: longer than
 OUT_OF_TIME = "no time is left: choose it by --mixes, or allow more --seconds"
 TINY = "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --steps 2 --turns 2 --matrix 64"
 
-Result = dict[str, Any]  # of a run: its mix, and either its losses, or a verdict and why there are none
+Result = dict[str, Any]  # of a run: its mix, and either its losses and norm, or a verdict and why there are none
 
 
 def need(setting: Setting) -> None:
@@ -77,9 +77,14 @@ def compared(check: str, goal: str, run: Result, reference: Result, rtol: float)
     for one, whose in ((run, ""), (reference, "nothing to compare with: ")):
         if "losses" not in one:
             return Row(check, goal, f"{whose}{one['refused']}", one["verdict"] if one is run else SKIPPED)
-    measured, expected = (np.array(one["losses"]) for one in (run, reference))
-    worst = float(np.max(np.abs(measured / expected - 1)))
-    return Row(check, goal, f"within {worst:.1e} of {len(expected)} losses", verdict(worst < rtol))
+    worst = {what: worst_of(run[what], reference[what]) for what in ("losses", "norm")}
+    text = f"within {worst['losses']:.1e} of {len(run['losses'])} losses, and {worst['norm']:.1e} of the first norm"
+    return Row(check, goal, text, verdict(max(worst.values()) < rtol))
+
+
+def worst_of(measured: list[float], expected: list[float]) -> float:
+    """Return the largest relative difference."""
+    return float(np.max(np.abs(np.array(measured) / expected - 1)))
 
 
 def speed(setting: Setting) -> list[Row]:

@@ -10,7 +10,7 @@ import numpy as np
 from collectives.runtime.backends import kernels
 from collectives.runtime.backends.shared_memory import like
 from parallelism.numerics import exact_kernels, pointwise_kernels
-from parallelism.numerics.exact import bits_of
+from parallelism.numerics.clipping import bits_of
 
 DTYPES = [*"bBhHiIlLfdFD", "?"]
 

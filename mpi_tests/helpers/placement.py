@@ -7,8 +7,8 @@ memories fails, except for copies and scalars, and so does NumPy's access to dev
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from collectives.arrays import views
 from collectives.arrays.device import Device
 from collectives.communicator import Communicator
+from parallelism.numerics import clipping
 
 DEVICE = torch.device("cuda", 0)
 COPIES = {"aten::copy_", "aten::_to_copy", "aten::set_"}
@@ -123,6 +124,22 @@ class Generator(torch.Generator):
         return super().__new__(cls)
 
 
+class Event:
+    """An event of a device, which is over at once."""
+
+    def __init__(self, enable_timing):
+        pass
+
+    def record(self, stream):
+        self.s = time.perf_counter()
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, end):
+        return 1e3 * (end.s - self.s)
+
+
 @contextlib.contextmanager
 def pretending(monkeypatch) -> Iterator[Placement]:
     """Emulate the device "cuda"; collectives treat its memory as host memory."""
@@ -159,8 +176,10 @@ def pretending(monkeypatch) -> Iterator[Placement]:
 
     monkeypatch.setattr(torch.autograd, "_engine_run_backward", backward)
     monkeypatch.setattr(torch, "Generator", Generator)
-    stream = SimpleNamespace(record_event=lambda: SimpleNamespace(synchronize=lambda: None))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: None)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(clipping, "add_on_device", clipping.add_by_torch)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: 0)
     with Names(placement), Operations(placement):

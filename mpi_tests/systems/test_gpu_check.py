@@ -101,7 +101,7 @@ def test_where_there_is_no_device():
 
 
 def test_all_checks_on_the_cpu():
-    result = run("mpi_tests.gpu_check", "--device", "cpu")
+    result = run("mpi_tests.gpu_check", "--device", "cpu", "--seconds", "1200")  # as tests beside it take the cores
     assert result.returncode == 0, result.stdout + result.stderr
     rows = [line.strip("| ").split(" | ") for line in result.stdout.splitlines() if line.startswith("| ")][1:]
     verdicts = {row[0]: row[-1] for row in rows}

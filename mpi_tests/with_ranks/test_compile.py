@@ -30,6 +30,19 @@ def test_blocks_are_compiled_in_every_layout(comm, monkeypatch, layout):
     assert counters["stats"]["unique_graphs"] > before
 
 
+@pytest.mark.filterwarnings("default")
+@pytest.mark.sizes(1)
+def test_a_whole_model_is_one_graph(comm, monkeypatch):
+    """Without dropout nothing in it is left out of the graph, as our dropout would be."""
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setattr(compiling, "BACKEND", "eager")
+    counters.clear()
+    train(config(1, compile=True, max_iters=2), comm)
+    assert counters["stats"]["unique_graphs"] > 0
+    assert not counters["graph_break"]
+
+
 @pytest.mark.sizes(2)
 def test_a_missing_compiler_is_one_line(comm, monkeypatch):
     monkeypatch.setenv("PATH", "")

@@ -80,6 +80,17 @@ def test_uneven_counts_and_in_place(new_comm, cuda, mpi_reads):
         assert np.array_equal(cuda.get(actual), want), algorithm
 
 
+@pytest.mark.sizes(1)
+def test_a_plan_of_one_rank_has_no_work_for_its_device(comm, cuda):
+    x = cuda.put(np.arange(5, dtype=np.float32))
+    for op in ("sum", "avg"):
+        plan = comm.plan("all_reduce", x, op=op)
+        assert plan.start().wait() is x
+        assert plan() is x
+        assert plan.device_run == (0, None)
+    assert cuda.get(x).tolist() == [0, 1, 2, 3, 4]
+
+
 @each_mode
 def test_a_plan_follows_the_callers_stream(mpi_comm, cuda, mpi_reads):
     from collectives import Communicator

@@ -7,6 +7,7 @@ import pytest
 
 from collectives import Communicator, algorithms
 from collectives.algorithms import Access
+from collectives.arrays.cuda import Cuda
 from collectives.runtime.backends.on_device import KernelProgram
 from mpi_tests.helpers.cuda_arrays import to_tensor
 from mpi_tests.helpers.reference import COLLECTIVES, REDUCTIONS, ROOTED, expected, inputs, reduced, same
@@ -58,6 +59,23 @@ def test_the_blocks_of_a_kernel(comm, cuda, monkeypatch, setting, number):
     plan = comm.plan("all_reduce", x, algorithm="two_shot_put")
     assert plan.rounds[0].kernel.num_blocks == min(number or multiprocessors, multiprocessors)
     same(cuda.get(plan()), reduced(xs, "sum"), setting)
+
+
+@pytest.fixture
+def on_one_device(monkeypatch):
+    monkeypatch.setattr(Cuda, "identity", lambda device: 1)
+    monkeypatch.setenv("COLLECTIVES_DEVICE_BARRIERS", "1")
+
+
+@pytest.mark.sizes(2)
+def test_ranks_on_one_device_divide_it(on_one_device, comm, cuda):
+    """The limit is then the device's memory, not the links between devices."""
+    multiprocessors = cuda.cupy.cuda.Device(cuda.index).attributes["MultiProcessorCount"]
+    xs = inputs(comm.size, 1 << 22)
+    x = symmetric(comm, cuda, xs[comm.rank])
+    plan = comm.plan("all_reduce", x, algorithm="two_shot_put")
+    assert plan.rounds[0].kernel.num_blocks == multiprocessors // 2
+    same(cuda.get(plan()), reduced(xs, "sum"), "")
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), DIRECT)

@@ -7,7 +7,7 @@ import pytest
 from mpi4py import MPI
 
 from collectives import Communicator
-from mpi_tests.gpu_check.layouts import losses
+from mpi_tests.gpu_check.layouts import numbers
 from mpi_tests.gpu_check.mixes import MIXES, RANKS
 
 ITERATIONS = 2
@@ -15,10 +15,10 @@ ITERATIONS = 2
 
 @cache
 def one_rank_run(settings):
-    """Return the losses of a run of one process with these settings."""
+    """Return the numbers of a run of one process with these settings."""
     with Communicator(MPI.COMM_SELF) as alone:
         mix = next(mix for mix in MIXES.values() if mix.settings == settings)
-        return losses(alone, mix, "cpu", ITERATIONS)
+        return numbers(alone, mix, "cpu", ITERATIONS)
 
 
 @pytest.mark.parametrize("name", [name for name, mix in MIXES.items() if "--compile" not in mix.layout])
@@ -27,4 +27,7 @@ def test_every_mix_has_the_losses_of_one_rank(comm, name):
     mix = MIXES[name]
     rtol = 1e-3 if mix.settings.startswith("--dtype") else 1e-5
     want = comm.mpi.bcast(one_rank_run(mix.settings) if comm.rank == 0 else None)
-    np.testing.assert_allclose(losses(comm, mix, "cpu", ITERATIONS), want, rtol=rtol)
+    actual = numbers(comm, mix, "cpu", ITERATIONS)
+    assert len(actual["losses"]) == ITERATIONS
+    for what in ("losses", "norm"):
+        np.testing.assert_allclose(actual[what], want[what], rtol=rtol)

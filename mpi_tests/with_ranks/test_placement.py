@@ -18,7 +18,11 @@ SMALL = Config(
     n_layer=2, n_head=2, n_embd=16, block_size=8, max_iters=2, warmup_iters=1, eval_interval=2, sample_tokens=2,
     val_fraction=0.001, bucket_mb=0.005, out_dir="",
 )  # fmt: skip
-ALONE = [{}, {"zero_stage": 3}, {"dropout": 0.1}, {"dtype": "bfloat16", "master_weights": True}]
+ALONE = [
+    {}, {"zero_stage": 3}, {"dropout": 0.1}, {"dtype": "bfloat16", "master_weights": True}, {"reproducible": True},
+    {"num_experts": 2}, {"num_experts": 2, "zero_stage": 2, "dropout": 0.1}, {"optimizer": "muon"},
+    {"document_end": 10}, {"optimizer": "sgd"},
+]  # fmt: skip
 
 
 def test_memories_do_not_meet(comm, monkeypatch):
@@ -36,18 +40,17 @@ def test_memories_do_not_meet(comm, monkeypatch):
             there.numpy()
 
 
-def test_training(comm, monkeypatch, tmp_path):
-    for changes in ALONE:
-        config = replace(SMALL, **changes)
-        monkeypatch.setattr("training.parallel.staged.fuse", lambda model: None)  # the host's kernels
-        want = weights(train(config, comm).model)
-        with pretending(monkeypatch) as placement:
-            gpt = train(replace(config, device="cuda"), comm).model
-            assert all(placement.has(p) for p in gpt.parameters())
-            actual = [p.cpu() for p in gpt.parameters()]
-        monkeypatch.undo()
-        for a, b in zip(actual, want, strict=True):  # attention with dropout has a kernel only on the host
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-5 if config.dropout else 0, msg=str(changes))
+@pytest.mark.parametrize("changes", ALONE, ids=str)
+def test_training(comm, monkeypatch, changes):
+    config = replace(SMALL, **changes)
+    monkeypatch.setattr("training.parallel.staged.fuse", lambda model: None)  # the host's kernels
+    want = weights(train(config, comm).model)
+    with pretending(monkeypatch) as placement:
+        gpt = train(replace(config, device="cuda"), comm).model
+        assert all(placement.has(p) for p in gpt.parameters())
+        actual = [p.cpu() for p in gpt.parameters()]
+    for a, b in zip(actual, want, strict=True):  # attention with dropout has a kernel only on the host
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5 if config.dropout else 0)
 
 
 def weights(gpt):

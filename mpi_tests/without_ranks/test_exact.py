@@ -7,15 +7,17 @@ from itertools import pairwise
 import pytest
 import torch
 
-from parallelism.numerics import exact
-from parallelism.numerics.exact import Rounding, highest, power_of_two, sum_of_squares
+from parallelism.numerics import clipping, exact
+from parallelism.numerics.clipping import highest, power_of_two, sum_of_squares
+from parallelism.numerics.exact import Rounding
 from parallelism.tensor.tiles import tiled, tree_sum
 
 
 @pytest.fixture(params=["compiled", "torch"], autouse=True)
 def kernels(request, monkeypatch):
     if request.param == "torch":
-        monkeypatch.setattr(exact, "kernels", lambda: None)
+        for module in (clipping, exact):
+            monkeypatch.setattr(module, "kernels", lambda: None)
 
 
 def drawn(seed: int, *shape: int, dtype=torch.float32) -> torch.Tensor:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from parallelism.sequence import partial_attention
 from parallelism.sequence.partial_attention import Dropping, OnCPU, OnCUDA, ScoreRules, kernel
 
 MASK = torch.ones(4, 4)
@@ -37,3 +38,19 @@ def test_each_takes_what_it_can(q, k, causal, mask, drop, expected):
 
 def test_ours_takes_dropout_of_the_host():
     assert kernel(tensor("cpu"), tensor("cpu"), ScoreRules(False, None, MASK)) is Dropping
+
+
+def test_flash_attention_reads_the_log_of_some_queries_as_it_lies_in_memory(monkeypatch):
+    """Its backward kernel ignores the strides of the log-sum-exp, unlike those of the other tensors."""
+    read = []
+
+    def backward(gradient, q, k, v, out, log, *rest):
+        read.append(torch.as_strided(log, log.shape, torch.empty(log.shape).stride()))
+        return q, k, v
+
+    aten = SimpleNamespace(_scaled_dot_product_flash_attention_backward=backward)
+    monkeypatch.setattr(partial_attention, "aten", aten)
+    q = torch.zeros(1, 2, 4, 8)
+    log = torch.arange(16.0).view(1, 2, 8)[:, :, 4:]  # of the second half of the queries
+    OnCUDA.backward(q, (q, q, q, q, log), ScoreRules(False))
+    assert read[0].tolist() == [[[4, 5, 6, 7], [12, 13, 14, 15]]]

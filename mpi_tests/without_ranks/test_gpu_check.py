@@ -51,14 +51,19 @@ def test_after_a_mix_that_ends_the_job_the_others_run_in_another(monkeypatch):
             if name == "masters" and ranks > 1:
                 raise BadEndError("crashed", "exit status 1: an illegal address")
             losses = [3.0, 2.1 if (ranks, name) == (RANKS, "muon") else 2.0]
-            yield json.dumps({"mix": name, "refused": "no"} if name == "dp" else {"mix": name, "losses": losses}) + "\n"
+            norm = [2.3 if (ranks, name) == (RANKS, "bf16_sp") else 2.1]
+            result = {"refused": "no"} if name == "dp" else {"losses": losses, "norm": norm}
+            yield json.dumps({"mix": name, **result}) + "\n"
 
     monkeypatch.setattr(training, "lines_on_ranks", lines_on_ranks)
     monkeypatch.setattr(training, "need", lambda setting: None)
-    names = ("autocast", "masters", "muon", "tp", "dp")
+    names = ("autocast", "masters", "muon", "tp", "dp", "bf16_sp")
     rows = list(training.check(Setting("cpu", time.monotonic() + 60, names)))
-    assert jobs == [(1, ["autocast", "masters", "muon", "dp"]), (RANKS, list(names)), (RANKS, ["muon", "tp", "dp"])]
-    assert [row.verdict for row in rows] == ["passed", "crashed", "failed", "skipped", "failed"]
+    alone = ["bf16_sp", "masters", "muon", "dp"]
+    assert jobs == [(1, alone), (RANKS, list(names)), (RANKS, ["muon", "tp", "dp", "bf16_sp"])]
+    assert [row.verdict for row in rows] == ["passed", "crashed", "failed", "skipped", "failed", "failed"]
+    assert rows[0].measured == "within 0.0e+00 of 2 losses, and 0.0e+00 of the first norm"
+    assert rows[-1].measured == "within 0.0e+00 of 2 losses, and 9.5e-02 of the first norm"
     assert rows[1].measured == "exit status 1: an illegal address"
     assert rows[3].measured == "nothing to compare with: no"
 

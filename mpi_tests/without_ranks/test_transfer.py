@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from parallelism.buffers.transfer import Readback, to_device
+from parallelism.buffers.transfer import Moment, Readback, to_device
 
 GPU = "cuda:1"
 
@@ -23,13 +23,25 @@ def events(monkeypatch):
         copy.copy_ = lambda source, non_blocking: events.append(f"copy, {non_blocking=}") or copy_(source.value)
         return copy
 
-    def current_stream(device):
-        assert device == GPU
-        return SimpleNamespace(record_event=lambda: events.append("record") or event)
+    class Event:
+        """An event of a device, with the time in milliseconds at which it is over."""
 
-    event = SimpleNamespace(synchronize=lambda: events.append("wait for the event"))
+        def __init__(self, enable_timing):
+            assert enable_timing
+            self.ms = 100.0 + 7 * len(events)
+
+        def record(self, stream):
+            events.append(f"record on {stream}")
+
+        def synchronize(self):
+            events.append("wait for the event")
+
+        def elapsed_time(self, end):
+            return end.ms - self.ms
+
     monkeypatch.setattr(torch, "empty", pinned)
-    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
     return events
 
 
@@ -37,11 +49,9 @@ def test_numbers_of_a_gpu_are_copied_at_once_and_waited_for_when_they_are_read(e
     x = SimpleNamespace(shape=(2,), dtype=torch.float64, device=GPU, is_cuda=True, value=torch.tensor([1.0, 2.0]))
     back = Readback(x)
     assert back.is_late
-    assert events == ["copy, non_blocking=True", "record"]
-    assert back.ended_s == 0
+    assert events == ["copy, non_blocking=True", f"record on the stream of {GPU}"]
     assert back.read().tolist() == [1, 2]
     assert events[2:] == ["wait for the event"]
-    assert back.ended_s > 0
 
 
 def test_numbers_of_the_host_are_there(events):
@@ -50,6 +60,22 @@ def test_numbers_of_the_host_are_there(events):
     assert back.read() is x
     assert not back.is_late
     assert events == []
+
+
+def test_time_passes_between_moments_of_a_gpu_as_its_events_say(events):
+    """The host may read the numbers of a step much later than they were there."""
+    begin = Moment(GPU)
+    end = Moment(GPU)
+    assert end.since(begin) == 7e-3
+    assert events == [f"record on the stream of {GPU}"] * 2
+
+
+def test_time_passes_on_the_host(monkeypatch):
+    monkeypatch.setattr("time.perf_counter", iter([3.0, 4.5]).__next__)
+    begin = Moment("cpu")
+    end = Moment("cpu")
+    end.wait()
+    assert end.since(begin) == 1.5
 
 
 def test_a_tensor_leaves_from_pinned_memory():

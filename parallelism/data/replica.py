@@ -57,6 +57,7 @@ class Replica(Listener):
         self.grad_dtype, self.reduction = grad_dtype or self.dtype, {"op": "avg", **reduction}
         self.gathering: list[collectives.Plan] = []  # plans that gather parameters after an update
         self.across: list[collectives.Plan] = []  # plans that reduce gradients over ranks with the same chunks
+        move_buffers(own.model, device)
         for buffer in own.model.buffers():
             ranks.every.broadcast(buffer, root=0)
         self.build()
@@ -150,3 +151,10 @@ def run(plans: Sequence[collectives.Plan]) -> None:
         plan.start()
     for plan in plans:
         plan.wait()
+
+
+def move_buffers(model: nn.Module, device: str) -> None:
+    """Move a model's buffers to a device, in place."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))

@@ -9,18 +9,22 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 import collectives
+from collectives.runtime.backends.compiler import load
 from parallelism.buffers.tensor_collectives import ExposedTime
+from parallelism.buffers.transfer import to_device
 from parallelism.mesh import Mesh
-from parallelism.numerics.exact import LARGEST, highest, power_of_two, sum_of_squares
+from parallelism.numerics.device_squares import add_squares, table_of
 from parallelism.numerics.master_weights import MasterWeights, scale_all
 from parallelism.placement import shards_of
 
+LARGEST = BIAS = 1023  # exponent of float64, and what is added to each
 BITS = 24  # of the largest element that is squared; two integers hold the sum of squares of 2**39 elements
 
 
@@ -76,6 +80,78 @@ class GradientClip(ExposedTime):
         As a `GradientMonitor`, but without a pass of its own, after the latest call, on a single rank.
         """
         return self.names[::-1], self.peaks.isfinite().flip(0)
+
+
+def kernels() -> Any:
+    """Return the module of compiled kernels, or None where Numba cannot be used."""
+    return load("parallelism.numerics.exact_kernels").module
+
+
+def bits_of(x: np.ndarray) -> tuple[np.ndarray, np.signedinteger]:
+    """Return floating-point numbers as integers, and the mask of all bits but the sign's."""
+    bits = x.view(f"i{x.itemsize}")
+    return bits, bits.dtype.type(np.iinfo(bits.dtype).max)
+
+
+def from_bits(bits: int, dtype: np.dtype) -> float:
+    """Return the floating-point number with these bits.
+
+    >>> from_bits(bits_of(np.float32([-1.5]))[0][0], np.dtype("float32"))
+    -1.5
+    """
+    return float(np.array(bits, f"i{dtype.itemsize}").view(dtype))
+
+
+def highest(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return the largest absolute value of each flat tensor, or NaN if it has one, in float64."""
+    if device.type == "cpu" and kernels():
+        arrays = [tensor.numpy() for tensor in tensors]
+        return torch.tensor([from_bits(kernels().peak(*bits_of(x)), x.dtype) for x in arrays], dtype=torch.float64)
+    if not tensors:
+        return torch.zeros(0, dtype=torch.float64, device=device)
+    filled = [tensor if len(tensor) else tensor.new_zeros(1) for tensor in tensors]
+    return torch.stack(torch._foreach_norm(filled, math.inf)).double()  # on a GPU, one kernel for many tensors
+
+
+def sum_of_squares(tensors: Sequence[Tensor], scale: Tensor, bits: int) -> Tensor:
+    """Return the sum of the squares of all elements times `scale`, each square rounded to an integer, in two integers.
+
+    The sum is the first times 2**bits, plus the second.
+    """
+    sums = torch.zeros(2, dtype=torch.int64, device=scale.device)
+    if scale.device.type == "cpu" and kernels():
+        for tensor in tensors:
+            sums += torch.tensor(kernels().squares(tensor.numpy(), scale.numpy()[()], bits))
+    elif scale.is_cuda and tensors:
+        with torch.cuda.device(scale.device):
+            add_on_device(tensors, scale, bits, sums)
+    else:
+        add_by_torch(tensors, scale, bits, sums)
+    return sums
+
+
+def add_by_torch(tensors: Sequence[Tensor], scale: Tensor, bits: int, sums: Tensor) -> None:
+    """Add the sum of the squares to `sums`."""
+    for tensor in tensors:
+        squares = (tensor.double() * scale).square_().round_().long()
+        sums += torch.stack([(squares >> bits).sum(), (squares & ((1 << bits) - 1)).sum()])
+
+
+def add_on_device(tensors: Sequence[Tensor], scale: Tensor, bits: int, sums: Tensor) -> None:
+    """Add the sum of the squares to `sums` by one kernel, on torch's current stream."""
+    counts = [len(tensor) for tensor in tensors]
+    table = to_device(torch.from_numpy(table_of([tensor.data_ptr() for tensor in tensors], counts)), scale.device)
+    dtype, stream = str(tensors[0].dtype).removeprefix("torch."), torch.cuda.current_stream(scale.device).cuda_stream
+    add_squares(table.data_ptr(), counts, dtype, scale.data_ptr(), bits, sums.data_ptr(), stream)
+
+
+def power_of_two(exponents: Tensor) -> Tensor:
+    """Return 2 to the power of integers, exactly.
+
+    >>> power_of_two(torch.tensor([-2, 0, 10])).tolist()
+    [0.25, 1.0, 1024.0]
+    """
+    return ((exponents + BIAS) << 52).view(torch.float64)
 
 
 def part(flat: Tensor, number: int, count: int) -> Tensor:

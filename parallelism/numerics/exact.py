@@ -11,20 +11,18 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from collectives.runtime.backends.compiler import load
 from parallelism.buffers.gradients import widen
 from parallelism.buffers.tensor_collectives import ExposedTime
 from parallelism.mesh import Mesh
+from parallelism.numerics.clipping import bits_of, from_bits, highest, kernels, power_of_two
 
 MOST_BITS = 51  # of one gradient in quanta, without its sign
 SUM_BITS = 62  # of a sum of gradients
 HEADROOM_BITS = 10  # by which a gradient may exceed the largest of the previous step
 LEAST = -1000  # exponent of the quantum before the first step, too small for any gradient but 0
-LARGEST = BIAS = 1023  # exponent of float64, and what is added to each
 
 
 class Rounding:
@@ -68,50 +66,6 @@ class Rounding:
         else:
             out.copy_(total.to(dtype) * quantum)
         return out.view(self.total.shape)
-
-
-def kernels() -> Any:
-    """Return the module of compiled kernels, or None where Numba cannot be used."""
-    return load("parallelism.numerics.exact_kernels").module
-
-
-def bits_of(x: np.ndarray) -> tuple[np.ndarray, np.signedinteger]:
-    """Return floating-point numbers as integers, and the mask of all bits but the sign's."""
-    bits = x.view(f"i{x.itemsize}")
-    return bits, bits.dtype.type(np.iinfo(bits.dtype).max)
-
-
-def from_bits(bits: int, dtype: np.dtype) -> float:
-    """Return the floating-point number with these bits.
-
-    >>> from_bits(bits_of(np.float32([-1.5]))[0][0], np.dtype("float32"))
-    -1.5
-    """
-    return float(np.array(bits, f"i{dtype.itemsize}").view(dtype))
-
-
-def highest(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Return the largest absolute value of each flat tensor, or NaN if it has one, in float64."""
-    if device.type == "cpu" and kernels():
-        arrays = [tensor.numpy() for tensor in tensors]
-        return torch.tensor([from_bits(kernels().peak(*bits_of(x)), x.dtype) for x in arrays], dtype=torch.float64)
-    peaks = [tensor.abs().amax() if len(tensor) else tensor.new_zeros(()) for tensor in tensors]
-    return torch.stack(peaks).double() if peaks else torch.zeros(0, dtype=torch.float64, device=device)
-
-
-def sum_of_squares(tensors: Sequence[Tensor], scale: Tensor, bits: int) -> Tensor:
-    """Return the sum of the squares of all elements times `scale`, each square rounded to an integer, in two integers.
-
-    The sum is the first times 2**bits, plus the second.
-    """
-    sums = torch.zeros(2, dtype=torch.int64, device=scale.device)
-    for tensor in tensors:
-        if scale.device.type == "cpu" and kernels():
-            sums += torch.tensor(kernels().squares(tensor.numpy(), scale.numpy()[()], bits))
-        else:
-            squares = (tensor.double() * scale).square_().round_().long()
-            sums += torch.stack([(squares >> bits).sum(), (squares & ((1 << bits) - 1)).sum()])
-    return sums
 
 
 class ExactSums(ExposedTime):
@@ -182,17 +136,9 @@ class ExactSums(ExposedTime):
         """Return the exponents of the next step's quanta, by name."""
         return dict(zip(self.names, self.exponents.tolist(), strict=True))
 
-    def load(self, state: Mapping[str, int]) -> None:
+    def load(self, state: Any) -> None:
         """Restore the exponents; raise ValueError if there is not one for each parameter."""
-        if [*state] != self.names or not all(isinstance(each, int) for each in state.values()):
-            raise ValueError(f"exponents of {len(state)} gradients, but the model has {len(self.names)}")
+        is_whole = isinstance(state, dict) and [*state] == self.names
+        if not is_whole or not all(isinstance(each, int) and LEAST <= each <= -LEAST for each in state.values()):
+            raise ValueError(f"exponents={str(state)[:60]} are not those of the model's {len(self.names)} gradients")
         self.exponents = torch.tensor([*state.values()], device=self.exponents.device)
-
-
-def power_of_two(exponents: Tensor) -> Tensor:
-    """Return 2 to the power of integers, exactly.
-
-    >>> power_of_two(torch.tensor([-2, 0, 10])).tolist()
-    [0.25, 1.0, 1024.0]
-    """
-    return ((exponents + BIAS) << 52).view(torch.float64)

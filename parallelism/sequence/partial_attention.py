@@ -69,7 +69,7 @@ class OnCUDA:
     @staticmethod
     def backward(gradient: Tensor, saved: SavedAttention, rules: ScoreRules) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v, out, log = saved
-        gradient, out = gradient.to(q.dtype), out.to(q.dtype)
+        gradient, out, log = gradient.to(q.dtype), out.to(q.dtype), log.contiguous()  # it takes no strides of the log
         lengths = None, None, q.shape[2], k.shape[2]  # no packed sequences
         dropout = q.new_zeros(2, dtype=torch.uint64), q.new_zeros((), dtype=torch.uint64)  # unused: seed and offset
         function = aten._scaled_dot_product_flash_attention_backward

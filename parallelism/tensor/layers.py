@@ -8,6 +8,7 @@ section 3; Korthikanti et al., "Reducing Activation Recomputation in Large Trans
 """
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 from parallelism.buffers import autograd
 from parallelism.placement import SEQ, Axis, Shard
 from parallelism.step.deferred import autocast, current
-from parallelism.tensor.tiles import sum_over_ranks, tiled, tree_sum
+from parallelism.tensor.tiles import shard_of_sum, sum_over_ranks, tiled, tree_sum
 
 
 class ColumnFunction(torch.autograd.Function):
@@ -32,8 +33,7 @@ class ColumnFunction(torch.autograd.Function):
     def forward(ctx, x: Tensor, weight: Tensor, axis: Axis, pieces: tuple[int, ...]) -> Tensor:  # type: ignore[override]
         ctx.axis, ctx.weight, ctx.pieces, ctx.deferred = axis, weight, pieces, current(weight)
         ctx.save_for_backward(x)
-        whole = axis.ranks.all_gather(x.movedim(SEQ, 0)).movedim(0, SEQ) if axis.sequence else x  # (batch, seq, in)
-        return F.linear(whole, autocast(weight))
+        return F.linear(gathered(x, axis), autocast(weight))  # of (batch, seq, in)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
@@ -54,9 +54,11 @@ class ColumnFunction(torch.autograd.Function):
         else:
             # (out/tp, batch x seq) (batch x seq, in)
             dw = (gradient.flatten(0, -2).t() @ x.flatten(0, -2)).to(ctx.weight.dtype)
-        dx = sum_over_ranks(dx, ranks).to(gradient.dtype) if ctx.axis.tiles else summing.wait()
-        # (batch, seq/tp, in) or (batch, seq, in); (out/tp, in)
-        return dx.movedim(0, SEQ) if sequence else dx, dw, None, None
+        if ctx.axis.tiles:
+            dx = sum_of_tiles(dx, ctx.axis).to(gradient.dtype)
+        else:
+            dx = summing.wait().movedim(0, SEQ) if sequence else summing.wait()
+        return dx, dw, None, None  # (batch, seq/tp, in) or (batch, seq, in); (out/tp, in)
 
 
 def column(x: Tensor, weight: Tensor, axis: Axis, pieces: tuple[int, ...] = (1,)) -> Tensor:
@@ -122,23 +124,61 @@ class RowLinear(nn.Module):
             y = summed(RowFunction.apply(x, self.weight, self.axis.own_tiles), self.axis).to(x.dtype)
         else:
             y = summed(F.linear(x, self.weight), self.axis)
-        return y if self.bias is None else y + replicated(self.bias, self.axis)
+        return y if self.bias is None else between_layers(torch.add, self.axis, y, self.bias)
 
 
 def summed(y: Tensor, axis: Axis) -> Tensor:
     """Return the sum over the ranks, or this rank's shard of it if the sequence is split."""
     if axis.tiles:
-        return autograd.Conjugate.apply(y, partial(sum_over_ranks, ranks=axis.ranks), autograd.same)
+        return autograd.Conjugate.apply(y, partial(sum_of_tiles, axis=axis), partial(gathered, axis=axis))
     return autograd.reduce_scatter(y, axis.ranks, SEQ) if axis.sequence else autograd.reduce(y, axis.ranks)
 
 
-def replicated(parameter: Tensor, axis: Axis) -> Tensor:
-    """Return a replicated parameter; its gradients are summed over the ranks if the sequence is split."""
-    return autograd.copy(parameter, axis.ranks) if axis.sequence else parameter
+def sum_of_tiles(x: Tensor, axis: Axis) -> Tensor:
+    """Return the sum of all ranks' tiled products, or this rank's shard of it if the sequence is split."""
+    if axis.sequence:
+        return autograd.in_dim(partial(shard_of_sum, ranks=axis.ranks), SEQ, x)
+    return sum_over_ranks(x, axis.ranks)
+
+
+def gathered(x: Tensor, axis: Axis) -> Tensor:
+    """Return all tokens; matrix products of tiles need them in one order of memory."""
+    if not axis.sequence:
+        return x.view_as(x)
+    whole = autograd.in_dim(axis.ranks.all_gather, SEQ, x)
+    return whole.contiguous() if axis.tiles else whole
+
+
+def between_layers(call: Callable[..., Tensor], axis: Axis, x: Tensor, *params: Tensor) -> Tensor:
+    """Call a function of the tokens between split layers, (batch, seq[/tp], width), and of replicated parameters.
+
+    These parameters' gradients are summed over the ranks if the sequence is split.  With tiles, those of each tile of
+    the sequence are computed by themselves, and summed as products are.
+    """
+    if not axis.tiles:
+        return call(x, *(autograd.copy(param, axis.ranks) if axis.sequence else param for param in params))
+    copies = zip(*(copies_for_tiles(param, axis) for param in params), strict=True)
+    tiles = zip(x.unflatten(SEQ, (axis.token_tiles, -1)).unbind(SEQ), copies, strict=True)
+    return torch.cat([contiguous(call(contiguous(tile), *of_tile)) for tile, of_tile in tiles], SEQ)
+
+
+def copies_for_tiles(parameter: Tensor, axis: Axis) -> Sequence[Tensor]:
+    """Return a replicated parameter once for each tile of the sequence that this rank has between split layers."""
+
+    def sum_up(gradients: Tensor) -> Tensor:
+        own = tree_sum(gradients.unbind())
+        return sum_over_ranks(own, axis.ranks) if axis.sequence else own
+
+    return autograd.Conjugate.apply(parameter, lambda p: p.expand(axis.token_tiles, *p.shape), sum_up).unbind()
+
+
+def contiguous(x: Tensor) -> Tensor:
+    """Return x, which is contiguous, as is its gradient: sums have the same bits for the same order of memory."""
+    return autograd.Conjugate.apply(x, lambda x: x.contiguous().view_as(x), Tensor.contiguous)
 
 
 class SequenceNorm(nn.Module):
-    """A LayerNorm or RMSNorm on a shard of the sequence."""
+    """A LayerNorm or RMSNorm on a shard of the sequence, or in tiles of it."""
 
     def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, axis: Axis):
         super().__init__()
@@ -147,10 +187,12 @@ class SequenceNorm(nn.Module):
         self.is_rms, self.weight, self.bias = isinstance(norm, nn.RMSNorm), norm.weight, getattr(norm, "bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = replicated(self.weight, self.axis)
+        params = [self.weight] if self.bias is None else [self.weight, self.bias]
+        return between_layers(self.normalize, self.axis, x, *params)
+
+    def normalize(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if self.is_rms:
             return F.rms_norm(x, self.shape, weight, self.eps)
-        bias = None if self.bias is None else replicated(self.bias, self.axis)
         return F.layer_norm(x, self.shape, weight, bias, self.eps)
 
 

@@ -185,11 +185,11 @@ class SequenceRegion(Strategy):
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         sequence, rank = axes.tp.sequence, axes.tp.ranks.rank
         if isinstance(module, nn.Dropout):
-            return Dropout(module.p, number, axes.position, rank, sequence)
-        if axes.whole or not sequence:
+            return Dropout(module.p, number, axes.position, rank, sequence) if module.p else module
+        if axes.whole or not (sequence or axes.tp.tiles):
             return module
         if isinstance(module, nn.Embedding):
-            return layers.SequenceEmbedding(module, axes.tp)
+            return layers.SequenceEmbedding(module, axes.tp) if sequence else module
         return layers.SequenceNorm(module, axes.tp)
 
 
@@ -207,9 +207,9 @@ def parallelize(
 
     `tp` replaces parameters by the rank's shards, described by their placements; `sequence` also splits activations
     between split layers.  With `sp`, the model's input is the rank's tokens and their positions.  With `ep`, mixtures
-    keep the rank's experts.  Dropout masks depend on `place`.  With `tiles`, a power of two, results have the same bits
-    for each size of tp that divides it, also 1, but for mixtures and with `sequence`.  Modules that have parameters and
-    no strategy are replicated, and reported in a line.
+    keep the rank's experts.  Dropout masks depend on `place`.  With `tiles`, a power of two that divides the
+    sequences, results have the same bits for each size of tp that divides it, also 1, but for mixtures.  Modules that
+    have parameters and no strategy are replicated, and reported in a line.
 
     Raises: InputError on every rank if a pattern matches no module, or ranks cannot divide one.
     """

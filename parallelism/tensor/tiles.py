@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from parallelism.buffers.tensor_collectives import TensorCollectives
 
@@ -69,10 +70,15 @@ def sum_over_ranks(x: Tensor, ranks: TensorCollectives) -> Tensor:
         return x
     if ranks.size == 2:
         return ranks.all_reduce(x)  # the only order
-    if x.numel() % ranks.size:
-        return tree_sum(ranks.all_gather(x[None]).unbind())
-    parts = ranks.all_to_all(x.reshape(ranks.size, -1))  # this rank's part of each
-    return ranks.all_gather(tree_sum(parts.unbind())).view(x.shape)
+    padded = F.pad(x.reshape(-1), (0, -x.numel() % ranks.size))
+    return ranks.all_gather(shard_of_sum(padded, ranks))[: x.numel()].view(x.shape)
+
+
+def shard_of_sum(x: Tensor, ranks: TensorCollectives) -> Tensor:
+    """Return this rank's shard, along the first dim, of the sum of all ranks' tensors.  Collective."""
+    if ranks.size == 1:
+        return x
+    return tree_sum(ranks.all_to_all(x).unflatten(0, (ranks.size, -1)).unbind())
 
 
 def is_power_of_two(number: int) -> bool:

@@ -19,7 +19,8 @@ from training.data.tokens import TokenWindows, documents
 class Samples:
     """Batches of `windows`, for a rank that holds the tokens at `positions` of each sample.
 
-    The token `document_end`, if there is one, ends a document.
+    The token `document_end`, if there is one, ends a document.  With `by_sample`, each sample has positions of its own,
+    so that autograd does not add up samples' gradients.
     """
 
     def __init__(
@@ -31,10 +32,12 @@ class Samples:
         positions: Tensor,
         document_end: int | None,
         device: str,
+        by_sample: bool = False,
     ):
         self.windows, self.sampler = windows, sampler
         self.micro_batch_size, self.num_micro_batches = micro_batch_size, num_micro_batches
         self.positions, self.document_end, self.device = positions, document_end, device
+        self.by_sample = by_sample
 
     def sample_indices(self, first: int) -> Iterator[np.ndarray]:
         """Yield this rank's sample indices of each step from the `first` one on, epoch after epoch."""
@@ -68,4 +71,5 @@ class Samples:
         end = self.document_end
         ends = None if end is None else torch.from_numpy(documents(inputs.numpy(), end))[:, self.positions]
         samples = torch.from_numpy(first_sample + indices)
-        return Batch(inputs[:, self.positions], targets[:, self.positions], self.positions, ends, samples)
+        positions = self.positions.expand(len(indices), -1) if self.by_sample else self.positions
+        return Batch(inputs[:, self.positions], targets[:, self.positions], positions, ends, samples)

@@ -15,8 +15,7 @@ from parallelism.numerics.precision import HALVES
 
 def prepare_process(comm: collectives.Communicator) -> None:
     """Silence the ranks other than 0, and set the number of a rank's threads."""
-    if comm.rank:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stdout = open(os.devnull, "w", encoding="utf-8") if comm.rank else sys.__stdout__  # noqa: SIM115
     torch.set_num_threads(environment.threads_per_rank())
 
 

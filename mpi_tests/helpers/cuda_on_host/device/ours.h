@@ -1,8 +1,10 @@
-// Further parts of CUDA that collectives/arrays/cuda_kernels.cu and cuda_programs.cu use.  As on a GPU, vector accesses
-// fail at addresses that are not multiples of 16.
+// Further parts of CUDA that our own kernels use.  As on a GPU, vector accesses fail at addresses that are not multiples
+// of 16.
 #pragma once
 
 #include "kernel.h"
+
+#define atomicAdd standin_add
 
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
@@ -19,6 +21,7 @@ static inline void __stcs(uint4* address, uint4 value) {
     if (reinterpret_cast<size_t>(address) % sizeof value) standin_trap(MISALIGNED_ADDRESS);
     std::memcpy(address, &value, sizeof value);
 }
+static inline long long __double2ll_rn(double x) { return std::llrint(x); }
 static inline double float_to_double(float x) { return x; }
 static inline float double_to_float(double x) { return static_cast<float>(x); }
 static inline float half_to_float(unsigned short bits) { return same_bits<_Float16>(bits); }
