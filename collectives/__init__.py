@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collectives.arrays.ops import Op
     from collectives.communicator import Communicator
-    from collectives.job.errors import CommunicationError, InputError
+    from collectives.job.errors import CommunicationError, InputError, RankFailure
     from collectives.runtime.plan import Plan
 
 if os.name != "posix":
     raise ImportError("collectives needs POSIX (mpirun, signals, shared memory): on Windows, install it in WSL")
 
-__all__ = ["CommunicationError", "Communicator", "InputError", "Op", "Plan", "algorithms", "world"]
+__all__ = ["CommunicationError", "Communicator", "InputError", "Op", "Plan", "RankFailure", "algorithms", "world"]
 
 HOMES = {
     "algorithms": "collectives.algorithms",
@@ -29,6 +29,7 @@ HOMES = {
     "Plan": "collectives.runtime.plan",
     "Communicator": "collectives.communicator",
     "InputError": "collectives.job.errors",
+    "RankFailure": "collectives.job.errors",
     "Op": "collectives.arrays.ops",
     "__version__": "collectives.job.settings",
 }

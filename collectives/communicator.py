@@ -12,8 +12,9 @@ from mpi4py import MPI
 from collectives.algorithms.groups import Topology
 from collectives.arrays import views
 from collectives.arrays.ops import Op
-from collectives.job.errors import InputError, LoneInputError
-from collectives.job.launch import refuse_after_fork
+from collectives.job import environment
+from collectives.job.errors import CommunicationError, InputError, LoneInputError
+from collectives.job.launch import library_name, refuse_after_fork
 from collectives.runtime.backends.messages import SEGMENT_BYTES
 from collectives.runtime.backends.point_to_point import RecvMessage, SendMessage, probe, run_message
 from collectives.runtime.call.checks import check_integer, check_rank, op_name
@@ -22,13 +23,14 @@ from collectives.runtime.context import Context
 from collectives.runtime.dispatch import Dispatcher
 from collectives.runtime.plan import FREED, Plan
 from collectives.runtime.reports.call_log import LogEntry
-from collectives.runtime.setup import set_up, set_up_part
+from collectives.runtime.setup import set_up, set_up_part, survivors
 from collectives.runtime.started import Starter
 from collectives.schedule.cost import Network
 from collectives.schedule.spec import spec_of
 
 LARGEST_ARRAY_BYTES = 1 << 46
 LARGEST_INT = (1 << 31) - 1  # C's
+SURVIVING = "mpirun --with-ft ulfm, of Open MPI 5"
 
 
 class Freed:
@@ -320,6 +322,7 @@ class Communicator(Collectives):
     ):
         if not isinstance(mpi_comm, MPI.Comm) or mpi_comm == MPI.COMM_NULL or mpi_comm.Is_inter():
             raise TypeError(f"mpi_comm {mpi_comm!r} is not an intracommunicator of mpi4py: pass one, or use world()")
+        self._base = mpi_comm  # whose survivors `shrink` returns
         self._use(set_up(mpi_comm, segment_bytes, check, timeout_s))
 
     def _use(self, context: Context) -> None:
@@ -380,6 +383,7 @@ class Communicator(Collectives):
             return None
         part = Communicator.__new__(Communicator)
         part._use(set_up_part(self.context, mpi_part, color or 0))
+        part._base = part.mpi
         mpi_part.Free()
         return part
 
@@ -403,6 +407,35 @@ class Communicator(Collectives):
             self.dispatcher.free()
             self.context.memory.free()
         self.context.free()
+        self._refuse()
+
+    def shrink(self) -> "Communicator":
+        """Return a communicator of the ranks that have not died, in their order.  Collective among these.
+
+        A rank calls it once a call has raised RankFailure, or another error while ranks died.  This communicator
+        refuses any use afterwards, and its parts, plans and arrays are to be dropped.  Where no rank has died, the new
+        communicator has the same ranks.  A program that has shrunk must not call MPI.Finalize, which may wait for the
+        dead: its processes leave without it at their end.
+
+        Raises: RuntimeError unless the job goes on without ranks that die: `mpirun --with-ft ulfm` of Open MPI.
+        """
+        if not environment.survives_ranks():
+            raise RuntimeError(f"{library_name(MPI)} ends with a rank that dies here: start it by {SURVIVING}")
+        self.context.abandon()
+        self._refuse()
+        left, check, timeout_s, length = survivors(self._base), self.check, self.timeout_s, self.segment_bytes
+        while True:
+            try:
+                shrunk = Communicator(left, check=check, timeout_s=timeout_s, segment_bytes=length)
+            except (MPI.Exception, CommunicationError):
+                before, left = left, survivors(self._base)
+                if left.size == before.size:  # then no other rank has died
+                    raise
+            else:
+                shrunk._base = self._base  # all shrink the same one, also those whose new one has failed
+                return shrunk
+
+    def _refuse(self) -> None:
         freed: Any = Freed()
         self.context = self.dispatcher = self.starter = self._run = self._start = freed
 

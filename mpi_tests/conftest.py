@@ -8,7 +8,7 @@ from mpi_tests.rig import Rig, UnavailableError
 # Tests that a single worker runs one after the other: they share the machine's only rig, or what a fixture takes
 # long to build: pages, the site, a wheel, compiled kernels.
 ALONE = ("page", "pages", "portability", "site", "wheel")
-TOGETHER = {"rig": ("rig", "slurm", "hostfiles")} | {name: (name,) for name in ALONE}
+TOGETHER = {"rig": ("rig", "slurm", "hostfiles", "survival_hosts")} | {name: (name,) for name in ALONE}
 GROUPS = {f"mpi_tests/systems/test_{name}.py": group for group, names in TOGETHER.items() for name in names}
 pytest_plugins = ["mpi_tests.helpers.ranks", "mpi_tests.helpers.progress", "mpi_tests.helpers.cuda_arrays"]
 collect_ignore = ["helpers/cuda_on_host/site"]  # importing it redirects CuPy to the stand-in

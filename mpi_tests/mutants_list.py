@@ -720,10 +720,34 @@ DIVIDED = [
         ("test_clipping.py", "pieces_have", 2),
     ),
     mutant(
+        "parallelism/pipeline/pipeline_parallel.py",
+        "first = int(numbers[: mesh.dp.rank].sum())",
+        "first = 0",
+        ("test_pipeline.py", "handed_over", 4),
+    ),
+    mutant(
         "parallelism/tensor/tiles.py",
-        "tree_sum(parts.unbind())",
-        "parts.sum(0)",
+        "return tree_sum(ranks.all_to_all(x).unflatten(0, (ranks.size, -1)).unbind())",
+        "return ranks.all_to_all(x).unflatten(0, (ranks.size, -1)).sum(0)",
         ("test_reproducible.py", "tiles and not llama", 4),
+    ),
+    mutant(
+        "parallelism/tensor/layers.py",
+        "lambda x: x.contiguous().view_as(x), Tensor.contiguous",
+        "lambda x: x.view_as(x), lambda x: x.view_as(x)",
+        ("test_reproducible.py", "llama_in_tiles", 4),
+    ),
+    mutant(
+        "parallelism/placement.py",
+        "return self.own_tiles if self.sequence else self.tiles",
+        "return self.own_tiles",
+        ("test_reproducible.py", "tensor_parallelism_in_tiles and not zero", 2),
+    ),
+    mutant(
+        "training/parallel/run.py",
+        "by_sample=bool(config.tiles)",
+        "by_sample=False",
+        ("test_reproducible.py", "sequence_parallel_mode", 4),
     ),
     mutant(
         "training/loop.py",
@@ -793,9 +817,39 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/buffers/transfer.py",
-        "self.copied.synchronize()",
+        "self.ended.wait()",
         "",
         ("test_transfer.py", "of_a_gpu"),
+    ),
+    mutant(
+        "parallelism/buffers/transfer.py",
+        "elapsed_time(self.event) / 1e3",
+        "elapsed_time(self.event)",
+        ("test_transfer.py", "as_its_events_say"),
+    ),
+    mutant(
+        "parallelism/numerics/squares.cu",
+        "square >> limb",
+        "square >> (limb + 1)",
+        ("test_device_squares.py", "rounded_fractions"),
+    ),
+    mutant(
+        "parallelism/data/replica.py",
+        "move_buffers(own.model, device)",
+        "pass",
+        ("test_placement.py", "num_experts", 1),
+    ),
+    mutant(
+        "parallelism/sequence/partial_attention.py",
+        "log.contiguous()",
+        "log",
+        ("test_fused_attention.py", "as_it_lies"),
+    ),
+    mutant(
+        "parallelism/tensor/sharding_plan.py",
+        "rank, sequence) if module.p else module",
+        "rank, sequence)",
+        ("test_compile.py", "one_graph", 1),
     ),
     mutant(
         "parallelism/buffers/transfer.py",
@@ -1171,8 +1225,8 @@ TRAINING = [
     ),
     mutant(
         "training/parallel/saving.py",
-        "            before()\n",
-        "",
+        "            before()\n            self.checkpoints",
+        "            self.checkpoints",
         ("test_step_reads.py", "before_what_comes", 1),
     ),
     mutant(
@@ -1237,7 +1291,7 @@ TRAINING = [
     ),
     mutant(
         "training/parallel/saving.py",
-        "self.checkpoints.load(self.shards.state(self.optimizer), path, self.same)",
+        "loader.load(self.shards.state(self.optimizer), path, self.same)",
         "self.checkpoints.load(self.shards.state(self.optimizer), path)",
         ("test_train.py", "cannot_go_on and 1-ranks", 1),
     ),
@@ -1246,6 +1300,217 @@ TRAINING = [
         "if iteration == config.max_iters or iteration % config.eval_interval == 0:",
         "if iteration % config.eval_interval == 0:",
         ("test_train.py", "those_of_one_process and 2-ranks", 2),
+    ),
+]
+
+SUPERVISION = [
+    mutant(
+        "parallelism/checkpoint/snapshots.py",
+        "following[index % len(following)]",
+        "rank",
+        ("test_snapshots.py", "on_two_hosts", 2),
+    ),
+    mutant(
+        "parallelism/checkpoint/snapshots.py",
+        "if is_sound(folder, entry)",
+        "if (folder / entry.file).exists()",
+        ("test_snapshots.py", "no_damage", 1),
+    ),
+    mutant(
+        "parallelism/checkpoint/snapshots.py",
+        "return path if path.exists() else path.with_name(name + UNFINISHED)",
+        "return path",
+        ("test_snapshots.py", "one_index", 2),
+    ),
+    mutant(
+        "parallelism/checkpoint/snapshots.py",
+        "key=lambda item: number_of(Path(item[0])), reverse=True",
+        "key=lambda item: number_of(Path(item[0]))",
+        ("test_snapshots.py", "last_two", 1),
+    ),
+    mutant(
+        "parallelism/checkpoint/snapshots.py",
+        "if (needed := (KEEP + 1) * here) > free",
+        "if (needed := KEEP * here) > free",
+        ("test_snapshots.py", "too_little", 1),
+    ),
+    mutant(
+        "parallelism/checkpoint/snapshots.py",
+        "shutil.rmtree(self.directory, ignore_errors=True)",
+        "pass",
+        ("test_snapshots.py", "leaves_nothing", 1),
+    ),
+    mutant(
+        "parallelism/checkpoint/snapshots.py",
+        "missing = sorted(file for file in needed if self.node not in self._holders[file])",
+        "missing: list[str] = []",
+        ("test_snapshots.py", "comes_back", 2),
+    ),
+    mutant(
+        "training/parallel/saving.py",
+        "if config.resume != AUTO:",
+        "if True:",
+        ("test_survival.py", "training_goes"),
+    ),
+    mutant(
+        "training/supervise.py",
+        "self.folders.append(snapshot_folder(memory, checkpoints))",
+        "pass",
+        ("test_supervise.py", "lost_host"),
+    ),
+    mutant(
+        "training/fork_server.py",
+        "os.kill(key.data.pid, signal.SIGKILL)",
+        "pass",
+        ("test_forked.py", "outlives"),
+    ),
+    mutant(
+        "training/fork_server.py",
+        "ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)",
+        "pass",
+        ("test_forked.py", "outlives"),
+    ),
+    mutant(
+        "training/fork_server.py",
+        "load(name)",
+        "pass",
+        ("test_forked.py", "has_imported"),
+    ),
+    mutant(
+        "training/forked.py",
+        "os.kill(pid, number)",
+        "pass",
+        ("test_forked.py", "signals_reach"),
+    ),
+    mutant(
+        "training/forked.py",
+        "os._exit(number)",
+        "os._exit(0)",
+        ("test_forked.py", "bad_input"),
+    ),
+    mutant(
+        "collectives/job/launch.py",
+        "with end_after(environment.start_limit_s()):",
+        "with end_after(0):",
+        ("test_survival.py", "before_mpi"),
+    ),
+    mutant(
+        "collectives/runtime/reports/watchdog.py",
+        "self.progress.failure = deaths",
+        "pass",
+        ("test_survival.py", "symmetric"),
+    ),
+    mutant("collectives/communicator.py", "part._base = part.mpi", "pass", ("test_survival.py", "a_part_shrinks")),
+    mutant(
+        "collectives/job/launch.py",
+        "(RankFailure if environment",
+        "(CommunicationError if environment",
+        ("test_survival.py", "symmetric"),
+    ),
+    mutant("training/recovery.py", "resume=AUTO, layout", "layout", ("test_survival.py", "training_goes")),
+    mutant(
+        "training/recovery.py",
+        "if are_whole(names, (weights for _, _, weights in of_ranks)):",
+        "if True:",
+        ("test_remains.py", "part_of_the_state", 4),
+    ),
+    mutant(
+        "training/parallel/remains.py",
+        "names == lengths.keys() and ",
+        "",
+        ("test_remains.py", "part_of_the_state", 4),
+    ),
+    mutant(
+        "training/parallel/remains.py",
+        "in {each for weights in of_ranks for each in weights}",
+        "in (each for weights in of_ranks for each in weights)",
+        ("test_remains.py", "ranks_that_hold_it", 4),
+    ),
+    mutant("training/loop.py", "run.saving.offered = 0", "pass", ("test_remains.py", "ranks_that_hold_it", 4)),
+    mutant(
+        "training/loop.py",
+        "run.saving.offer(iteration)",
+        "run.saving.offer(iteration - 1)",
+        ("test_survival.py", "done_again"),
+    ),
+    mutant(
+        "training/loop.py",
+        "iteration < config.max_iters and ",
+        "",
+        ("test_survival.py", "last_step"),
+    ),
+    mutant(
+        "training/parallel/saving.py",
+        "self.exact.exponents = self.exponents",
+        "pass",
+        ("test_remains.py", "exponents", 2),
+    ),
+    mutant(
+        "training/parallel/run.py",
+        "self.saving.out_dir = comm.broadcast_object(self.out_dir)",
+        "self.saving.out_dir = self.out_dir",
+        ("test_survival.py", "done_again"),
+    ),
+    mutant(
+        "collectives/job/environment.py",
+        'os.environ.setdefault("OMPI_MCA_coll", "^han")',
+        "pass",
+        ("test_survival_hosts.py", "several_hosts"),
+    ),
+    mutant(
+        "collectives/runtime/reports/watchdog.py",
+        "kill_process(each.process, each.started)",
+        "pass",
+        ("test_survival.py", "is_stopped"),
+    ),
+    mutant("training/recovery.py", "global_batch_size=batch, ", "", ("test_survival.py", "training_goes")),
+    mutant(
+        "training/settings/layout.py",
+        "-math.prod(lengths)",
+        "math.prod(lengths)",
+        ("test_settings.py", "of_fewer_ranks"),
+    ),
+    mutant(
+        "training/settings/layout.py",
+        "range(len(nodes), 0, -1)",
+        "range(1, len(nodes) + 1)",
+        ("test_settings.py", "of_fewer_ranks"),
+    ),
+    mutant(
+        "training/supervise.py",
+        "failures = 1 if job.step > reached else failures + 1",
+        "failures += 1",
+        ("test_supervise.py", "counted_anew"),
+    ),
+    mutant(
+        "training/supervise.py",
+        "checkpoints = [path for path in checkpoints if path not in self.older]",
+        "pass",
+        ("test_supervise.py", "written_itself"),
+    ),
+    mutant(
+        "training/supervision/job.py",
+        "self.step, heard_s = newest, time.monotonic()",
+        "self.step = newest",
+        ("test_supervise.py", "begins_in_time"),
+    ),
+    mutant(
+        "training/supervision/job.py",
+        "self.process.returncode == 0 and has_ended(self.heartbeat)",
+        "self.process.returncode == 0",
+        ("test_supervise.py", "not_come_to_its_end"),
+    ),
+    mutant(
+        "training/supervision/heartbeat.py",
+        "any(comm.rank == ranks[0] for ranks in comm.topology.nodes)",
+        "comm.rank == 0",
+        ("test_supervise.py", "first_rank_of_each_host"),
+    ),
+    mutant(
+        "training/supervision/hosts.py",
+        "if answers.get(host, True)][: self.number]",
+        "if answers.get(host, True)]",
+        ("test_supervise.py", "spare_takes_over"),
     ),
 ]
 
@@ -1538,9 +1803,8 @@ DEVICE_CHECKS = [
         "return self.messages.plan(call, choice)",
         ("test_device.py", "near_lengths", 2),
     ),
-    mutant(
-        PROGRAMS, "environment.device_blocks() or MOST_BLOCKS", "MOST_BLOCKS", ("test_device_kernels.py", "blocks", 2)
-    ),
+    mutant(PROGRAMS, "environment.device_blocks() or chosen", "chosen", ("test_device_kernels.py", "the_blocks", 2)),
+    mutant(PROGRAMS, "num_sharing == 1", "num_sharing", ("test_device_kernels.py", "divide_it", 2)),
     mutant(
         "collectives/arrays/cuda_kernels.py",
         "environment.device_blocks() or num_multi",
@@ -1576,4 +1840,5 @@ MUTANTS = [
     *PLANNER,
     *MODELS,
     *TRAINING,
+    *SUPERVISION,
 ]

@@ -98,7 +98,8 @@ class Rig:
     def describe(self):
         """Write the files that the agent and mpirun read."""
         for name in self.names:
-            (STATE / name).mkdir(parents=True)
+            memory_of(name).mkdir(parents=True)
+            run("mount", "-t", "tmpfs", "tmpfs", str(memory_of(name)))
         addresses = [f"{NETWORK}.{number} {name}\n" for number, name in enumerate(self.names, 1)]
         (STATE / "hosts").write_text("".join(["127.0.0.1 localhost\n", *addresses]))
         (STATE / "cores").write_text(str(max(1, (os.cpu_count() or 1) // self.hosts)))
@@ -170,7 +171,22 @@ def down():
         if re.fullmatch(r"rig\d+", path.name):
             end_processes(path.name)
             ip("netns", "del", path.name)
+    for path in STATE.glob("*/shm"):
+        if path.is_mount():
+            run("umount", "--lazy", str(path))
     shutil.rmtree(STATE, ignore_errors=True)
+
+
+def lose(host):
+    """Have a host lose all that it has: its processes, and its memory."""
+    end_processes(host)
+    for path in memory_of(host).iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def memory_of(host):
+    """Return the folder that is a host's /dev/shm."""
+    return STATE / host / "shm"
 
 
 def end_processes(namespace, patience_s=10):

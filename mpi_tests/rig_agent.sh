@@ -15,7 +15,7 @@ exec nsenter --net="/run/netns/$host" unshare --uts --ipc --mount "${kept[@]}" A
 set -e
 rig=/run/collectives-rig
 hostname "$1"
-mount -t tmpfs tmpfs /dev/shm
+mount --bind "$rig/$1/shm" /dev/shm
 mount --bind $rig/hosts /etc/hosts
 export TMPDIR=$rig/$1
 export PRTE_MCA_plm_ssh_agent=$AGENT HYDRA_LAUNCHER=ssh HYDRA_LAUNCHER_EXEC=$AGENT

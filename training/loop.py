@@ -10,7 +10,7 @@ mpirun -n 4 python -m training --pp 2 --num_micro_batches 4
 from __future__ import annotations
 
 import signal
-import time
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -21,15 +21,17 @@ import torch
 import collectives
 from models.mixture import balance, scale_losses
 from models.model import Model
-from parallelism.buffers.transfer import Readback
+from parallelism.buffers.transfer import Moment, Readback
 from parallelism.numerics.non_finite import Verdict
 from parallelism.pipeline.stage import Batch
 from parallelism.planner.settings import parse
 from training.data.tokenizer import save_tokenizer
 from training.data.tokens import TokenWindows
 from training.parallel.device import prepare_process
+from training.parallel.remains import Remains
 from training.parallel.run import TrainingRun
 from training.parallel.validation import spread, sum_losses
+from training.recovery import train_on_survivors
 from training.reports.log import RunLog, open_log
 from training.reports.metrics import memory_mib
 from training.reports.pending import LateReport, PendingStep
@@ -38,6 +40,7 @@ from training.sample import sample
 from training.settings.config import Config
 from training.settings.derived import learning_rate_of
 from training.settings.layout import planned
+from training.supervision.heartbeat import ENDED, beat
 from training.weights.hf import save_hugging_face
 
 
@@ -56,15 +59,17 @@ def main() -> None:
     if config.checkpoint_dir:
         # After the last step, which is saved, a signal changes nothing.  SIG_IGN would discard one that is blocked.
         signal.signal(signal.SIGUSR1, lambda *_: None)
-    train(config, comm)
+    train_on_survivors(train, config, comm)
 
 
-def train(config: Config, comm: collectives.Communicator) -> Trained:
-    """Train on the ranks of `comm`, or only validate.  Collective.
+def train(config: Config, comm: collectives.Communicator, leave: Callable[[Remains], None] | None = None) -> Trained:
+    """Train on the ranks of `comm`, or only validate.  Where others die, hand what this one holds to `leave`.
+
+    Collective.
 
     Raises: InputError for settings incompatible with each other or with the data, before anything is computed.
     """
-    with TrainingRun(planned(config, comm) if config.layout == "auto" else config, comm) as run:
+    with TrainingRun(planned(config, comm) if config.layout == "auto" else config, comm, leave) as run:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # which `training.__main__` has blocked
         print(run.facts.announcement, flush=True)
         if config.eval_only:
@@ -76,12 +81,15 @@ def train(config: Config, comm: collectives.Communicator) -> Trained:
         with open_log(comm, run.facts) as log, closing(run.inputs()) as inputs:
             steps = LateReport(log.step)
             for iteration, batches in zip(range(run.first, config.max_iters + 1), inputs, strict=False):
+                beat(comm, iteration)
                 steps.add(step(run, iteration, batches))
                 if run.hashes and iteration % config.hash_interval == 0:
                     settle(run, log, steps, iteration)
                 if iteration == config.max_iters or iteration % config.eval_interval == 0:
                     steps.flush()
                     log.validation(iteration, validate(run))
+                if run.saving and iteration < config.max_iters and steps.latest is None:  # the last has a checkpoint
+                    run.saving.offer(iteration)
                 if run.saving and (
                     received := run.saving.after(iteration, partial(settle, run, log, steps, iteration))
                 ):
@@ -91,6 +99,7 @@ def train(config: Config, comm: collectives.Communicator) -> Trained:
                 run.saving.close()
         model = run.whole()
         save(run, model)
+    beat(comm, ENDED)
     return Trained(model, log.records)
 
 
@@ -105,23 +114,24 @@ def step(run: TrainingRun, iteration: int, batches: list[Batch]) -> PendingStep:
     """Run one training step.  The host does not wait for its device.  Collective."""
     with run.profiler.observing(iteration):
         config, timing = run.config, run.profiler.timing
-        begin_s, waited_s = time.perf_counter(), run.profiler.waited_s
+        begin, waited_s = Moment(config.device), run.profiler.waited_s
         with timing(INPUT):
             batches = [batch.to(config.device) for batch in batches]
         weight = run.scale.value / (run.num_micro_batches if config.reproducible else len(batches))
         scale_losses(run.routers, weight)
         run.pipeline.step(batches, [weight] * len(batches))
         loss = run.pipeline.loss_sum / len(batches)
+        # Before the update, so that a rank waits for no others between it and its report.
+        mean_loss = run.add(run.pipeline.loss_sum)[0] / run.num_micro_batches
+        with run.sum_time.waiting():
+            bubble = run.pipeline.times.bubble(run.mesh.pp)
         lr = learning_rate_of(config, iteration)
         with timing(OPTIMIZER):
             norm, verdict = update(run, lr, loss)
-        mean_loss = run.add(run.pipeline.loss_sum)[0] / run.num_micro_batches
         numbers = torch.cat([torch.stack([mean_loss, loss, norm]), verdict.numbers])
-        with run.sum_time.waiting():
-            bubble = run.pipeline.times.bubble(run.mesh.pp)
         metrics = {"iter": iteration, "lr": lr, "bubble": bubble, "memory_mib": memory_mib(config.device)}
         comm_s = run.profiler.waited_s - waited_s
-        return PendingStep(run.meter, verdict.names, Readback(numbers), begin_s, comm_s, metrics)
+        return PendingStep(run.meter, verdict.names, Readback(numbers), begin, comm_s, metrics)
 
 
 def update(run: TrainingRun, lr: float, loss: torch.Tensor) -> tuple[torch.Tensor, Verdict]:
@@ -134,6 +144,8 @@ def update(run: TrainingRun, lr: float, loss: torch.Tensor) -> tuple[torch.Tenso
     verdict = run.guard.judge(loss, norm)
     for group in run.optimizer.param_groups:
         group["lr"] = lr * group.get("lr_factor", 1)
+    if run.saving:
+        run.saving.offered = 0  # as the state is about to change
     run.optimizer.step(verdict.skipped)
     balance(run.routers, run.sum_loads)
     run.replica.gather()

@@ -20,6 +20,7 @@ CORES, THREADS, BLOCKS, SECONDS = *[Range(1, 2**16)] * 3, Range(0, 10**8, unit="
 # Variables that launchers set for a process they start: Open MPI's mpirun, MPICH's and Intel's Hydra, Slurm's srun.  A
 # process that a batch script starts itself is not a rank: Slurm sets SLURM_NTASKS and a SLURM_PROCID of 0 for it, but
 # no step.  PBS and LSF set the same variables for it as for ranks of their own launchers, so that theirs are not used.
+SURVIVES = "OMPI_MCA_mpi_ft_enable"  # as `mpirun --with-ft ulfm` sets it
 LAUNCHED_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 LAUNCHED_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "srun"}
@@ -49,6 +50,11 @@ def foreign_library() -> str | None:
     if "OMPI_COMM_WORLD_SIZE" in os.environ:
         return "MPICH"
     return "Open MPI" if "MPI_LOCALNRANKS" in os.environ else None
+
+
+def survives_ranks() -> bool:
+    """Return whether the job goes on without ranks that die: under Open MPI's `mpirun --with-ft ulfm`."""
+    return os.environ.get(SURVIVES, "0") not in ("0", "false")
 
 
 def whole(name: str, numbers: Range, remedy: str, is_list: bool = False) -> int | None:
@@ -106,11 +112,28 @@ def oversubscribed(local_ranks: int = 1) -> bool:
 
 
 def before_mpi() -> None:
-    """Set the variables that the MPI library and Numba read when they start.  Call before mpi4py.MPI is imported."""
+    """Set the variables that the MPI library and Numba read when they start.  Call before they do."""
     # Where colorama is installed, Numba has it write an escape sequence when the process ends.
     os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")
     if oversubscribed():
         os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if survives_ranks() and not (mpi and mpi.Is_initialized()):
+        # Ranks would wait for the memory of a dead one on another host, or in a collective of Open MPI's own.
+        # Source: https://github.com/open-mpi/ompi/issues/13915.
+        os.environ.setdefault("OMPI_MCA_btl_tcp_flags", "send,inplace")
+        os.environ.setdefault("OMPI_MCA_coll", "^han")
+
+
+def lacks_for_survivors() -> str:
+    """Return the settings without which Open MPI has started, and which ranks of several hosts need if some die."""
+    if not survives_ranks():
+        return ""
+    flags = os.environ.get("OMPI_MCA_btl_tcp_flags", "").split(",")  # noqa: SIM112
+    components = os.environ.get("OMPI_MCA_coll", "")  # noqa: SIM112
+    puts = not any(flags) or not {"put", "get", "rdma"}.isdisjoint(flags)
+    has_han = not components or components.startswith("^") != ("han" in components.lstrip("^").split(","))
+    return " ".join(["OMPI_MCA_btl_tcp_flags=send,inplace"] * puts + ["OMPI_MCA_coll=^han"] * has_han)
 
 
 def on_terminal() -> bool:
@@ -184,6 +207,19 @@ def calls_folder() -> Path | None:
     return None if text == "0" else Path(text)
 
 
+def heartbeat_folder() -> Path | None:
+    """Read COLLECTIVES_HEARTBEAT=folder: where hosts write the step that they have begun; 0: nowhere, as by default."""
+    text = os.environ.get("COLLECTIVES_HEARTBEAT") or "0"
+    return None if text == "0" else Path(text)
+
+
+def with_heartbeat(folder: Path) -> dict[str, str]:
+    """Return the environment of a job whose hosts write to `folder`; Open MPI's mpirun hands on what a list names."""
+    names = filter(None, (os.environ.get("OMPI_MCA_mca_base_env_list"), "COLLECTIVES_HEARTBEAT"))  # noqa: SIM112
+    changes = {"COLLECTIVES_HEARTBEAT": str(folder), "OMPI_MCA_mca_base_env_list": ";".join(names)}
+    return os.environ | changes
+
+
 def writable_calls_folder() -> Path | None:
     """Read COLLECTIVES_CALLS, and check that the folder can be written, before ranks hang.
 
@@ -213,6 +249,22 @@ def no_file(name: str, read: Callable[[], Path | None]) -> Path | None:
     return folder
 
 
+def kills_silent() -> bool:
+    """Read COLLECTIVES_KILL_SILENT=1: kill ranks that do not answer at the limit, where the others go on without them.
+
+    Raises: ValueError for another value, and where the job ends with a rank that dies, or there is no limit.
+    """
+    kills = choice("COLLECTIVES_KILL_SILENT", {"0": False, "1": True}, "write 1 to kill silent ranks, or 0")
+    if kills and not survives_ranks():
+        raise ValueError(
+            "COLLECTIVES_KILL_SILENT=1: this job ends with a rank that dies: start it by mpirun --with-ft ulfm, of "
+            "Open MPI 5, or unset it"
+        )
+    if kills and not timeout_s():
+        raise ValueError("COLLECTIVES_KILL_SILENT=1 needs a limit, but COLLECTIVES_TIMEOUT_S is 0: set seconds")
+    return kills
+
+
 # COLLECTIVES_CHECK=1: ranks compare their calls; 0: they do not.
 check = partial(choice, "COLLECTIVES_CHECK", {"1": True, "0": False}, "write 1, or 0 to compare nothing")
 
@@ -231,6 +283,14 @@ def timeout_s() -> float:
         words = f"write seconds, as in 600, or 0 for no limit (at most {SECONDS.most})"
         raise ValueError(f"COLLECTIVES_TIMEOUT_S={text!r}: {words}")
     return seconds
+
+
+def start_limit_s() -> float:
+    """Return the limit of MPI's start, 0 for none, as where a launcher ends the job with a rank that dies meanwhile."""
+    try:
+        return timeout_s() if survives_ranks() else 0.0
+    except ValueError:  # which `refusal` reports
+        return 0.0
 
 
 YES_OR_NO: dict[str, bool | None] = {"1": True, "0": False}
@@ -253,9 +313,11 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "COLLECTIVES_TUNING": tuning_file,
     "COLLECTIVES_CHECK": check,
     "COLLECTIVES_TIMEOUT_S": timeout_s,
+    "COLLECTIVES_KILL_SILENT": kills_silent,
     "COLLECTIVES_CORES": stated_cores,
     "COLLECTIVES_LINKS": partial(no_file, "COLLECTIVES_LINKS", links_folder),
     "COLLECTIVES_CALLS": writable_calls_folder,
+    "COLLECTIVES_HEARTBEAT": partial(no_file, "COLLECTIVES_HEARTBEAT", heartbeat_folder),
     "COLLECTIVES_CUDA_AWARE": mpi_reads_device_memory,
     "COLLECTIVES_DEVICE_BARRIERS": device_barriers,
     "COLLECTIVES_DEVICE_BLOCKS": device_blocks,

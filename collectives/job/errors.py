@@ -15,3 +15,7 @@ class LoneInputError(InputError):
 
 class CommunicationError(RuntimeError):
     """A failure of MPI in the middle of a collective; names the round, and the operation waited for."""
+
+
+class RankFailure(CommunicationError):  # noqa: N818  as MPI calls it
+    """Ranks have died, in a job that goes on without them: see `Communicator.shrink`."""

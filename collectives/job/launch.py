@@ -2,23 +2,28 @@
 
 import atexit
 import os
+import signal
 import sys
 import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from collectives.job import environment
-from collectives.job.errors import INTERRUPTED, InputError, LoneInputError
+from collectives.job.errors import INTERRUPTED, CommunicationError, InputError, LoneInputError, RankFailure
 
 T = TypeVar("T")
 
+MPICHS = "/dev/shm/mpich_shm_"
 PATIENCE_S = 20.0  # for rank 0 to write its files
+WATCH_S = 0.2  # between looks at a rank that starts MPI
+LEAVING_S = 1.0  # from a rank's end to that of its process, in a job that has lost ranks
 
 
 def start_job() -> Any:
@@ -30,7 +35,16 @@ def start_job() -> Any:
     mpi = start_mpi()
     if refusals := [*filter(None, mpi.COMM_WORLD.allgather(environment.refusal()))]:
         raise InputError(refusals[0])
+    remove_names()
     return mpi
+
+
+def remove_names() -> None:
+    """Remove the name of the memory that MPICH's ranks of a host share, which all have now: a killed job leaves it."""
+    with suppress(OSError):
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            if MPICHS in line and not line.endswith("(deleted)"):
+                os.unlink(line[line.index(MPICHS) :])
 
 
 def start_mpi() -> Any:
@@ -49,12 +63,43 @@ def start_mpi() -> Any:
         with warnings.catch_warnings():
             # Every rank warns of a launcher that mpi4py does not expect; world() reports it once.
             warnings.filterwarnings("ignore", "suspicious MPI execution environment")
-            MPI.Init_thread()
+            with end_after(environment.start_limit_s()):
+                MPI.Init_thread()
             if not mpi4py_ends_mpi():
                 at_exit(end_mpi)
     if environment.launched_size() > 1 and MPI.COMM_WORLD.size == 1:
         raise other_mpi(MPI)
     return MPI
+
+
+@contextmanager
+def end_after(limit_s: float) -> Iterator[None]:
+    """End this rank, with a reason, if MPI takes longer to start in the block; 0 for no limit.
+
+    MPI waits for all ranks, for ever if one of them has died before, and keeps Python's lock: a forked process watches.
+    """
+    if not limit_s:
+        yield
+        return
+    rank = os.getpid()
+    if not (watcher := os.fork()):
+        deadline_s = time.monotonic() + limit_s
+        while (waits := os.getppid() == rank) and time.monotonic() < deadline_s:
+            time.sleep(WATCH_S)
+        if waits:
+            print(
+                f"rank {environment.launched_rank()} of {environment.launched_size()} has waited {limit_s:g} s, the "
+                "limit by COLLECTIVES_TIMEOUT_S, for MPI to start, as if a rank has died before: start the job again",
+                file=sys.__stderr__,
+                flush=True,
+            )
+            os.kill(rank, signal.SIGKILL)
+        os._exit(0)
+    try:
+        yield
+    finally:
+        os.kill(watcher, signal.SIGKILL)
+        os.waitpid(watcher, 0)
 
 
 def at_exit(function: Callable[..., Any], *arguments: Any) -> None:
@@ -84,8 +129,22 @@ def mpi4py_ends_mpi() -> bool:
 def end_mpi() -> None:
     from mpi4py import MPI
 
+    if environment.survives_ranks() and dead_ranks():
+        leave_without_mpi()
     if not MPI.Is_finalized():
         MPI.Finalize()
+
+
+def leave_without_mpi() -> None:
+    """End this process at once: MPI may wait for the dead when it ends.
+
+    The others first get the time to end, too, as they would take this rank for a dead one.
+    Source: https://github.com/open-mpi/ompi/issues/11404.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(LEAVING_S)
+    os._exit(getattr(sys, "last_value", None) is not None)
 
 
 def mpi_runs() -> bool:
@@ -161,10 +220,10 @@ def import_mpi() -> Any:
     Raises: InputError where there is none, or it finds no MPI library.
     """
     try:
+        environment.before_mpi()
         if "mpi4py.MPI" not in sys.modules:
             import mpi4py
 
-            environment.before_mpi()
             mpi4py.rc.initialize = mpi4py.rc.finalize = False
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -235,17 +294,43 @@ def end_interrupted(rank: int, mpi: Any) -> None:
     sys.exit(INTERRUPTED)
 
 
-def dead_ranks() -> str:
-    """Name the ranks that MPI knows to have died, if it continues without them: `mpirun --with-ft ulfm`."""
+def communication_error(words: str) -> CommunicationError:
+    """Return the error of a failure: that of ranks which have died, in a job that goes on without them."""
+    return (RankFailure if environment.survives_ranks() else CommunicationError)(words)
+
+
+def is_rank_failure(error: BaseException | None) -> bool:
+    """Return whether an error is that of ranks that have died, or may be: MPI's own."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return isinstance(error, RankFailure) or (mpi is not None and isinstance(error, mpi.Exception))
+
+
+def dead_ranks(comm: Any = None) -> str:
+    """Name the ranks of a communicator, by default all, that MPI knows to have died, by their ranks in the job."""
     from mpi4py import MPI
 
     try:
-        dead = MPI.COMM_WORLD.Get_failed()
+        dead = (comm or MPI.COMM_WORLD).Get_failed()
     except (AttributeError, NotImplementedError, MPI.Exception):  # older MPI libraries
         return ""
     ranks = MPI.Group.Translate_ranks(dead, range(dead.size), MPI.COMM_WORLD.Get_group())
     names = ", ".join(map(str, ranks))
     return names and (f"ranks {names} have died" if len(ranks) > 1 else f"rank {names} has died")
+
+
+def start_time(process: int) -> int:
+    """Return when a process of this host has started, in ticks; 0 if it has ended, or the system does not tell."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError):
+        return 0
+
+
+def kill_process(process: int, started: int) -> None:
+    """Kill a process of this host, also one that is stopped, if it is the one that has started at that time."""
+    if started and start_time(process) == started:
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)
 
 
 os.register_at_fork(before=before_fork, after_in_child=after_fork)

@@ -88,6 +88,15 @@ class Context:
                 failure = str(error) or type(error).__name__
             self.agreement.check(name, failure, entry=entry if self.check else None, late=gate())
 
+    def abandon(self) -> None:
+        """Stop its threads, and leave its memory and MPI objects, which only all ranks together could free."""
+        if self.watchdog:
+            self.watchdog.stop()
+        self.progress.background.pause()
+        self.calls.close()
+        if self.memory.of_device:
+            self.memory.of_device.usable = False
+
     def free(self) -> None:
         """Free its memory, then its MPI objects.  Collective."""
         if self.watchdog:

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from mpi4py import MPI
 
 from collectives.arrays.device import DEVICE_ERRORS, Device, Event
-from collectives.job.errors import CommunicationError, InputError
-from collectives.job.launch import refuse_after_fork
+from collectives.job.errors import CommunicationError, InputError, RankFailure
+from collectives.job.launch import communication_error, refuse_after_fork
 from collectives.runtime.progress import Progress, Waitable
 from collectives.runtime.reports.call_log import LogEntry
 from collectives.schedule.moves import Round, show
@@ -147,9 +147,9 @@ class Plan:
         """Run it on the fast path, if there is one and the other ranks arrive at once; return whether it has ended."""
         try:
             return bool(self.only) and not (self._to_wait or self._progress.started) and self.only.spin()
-        except CommunicationError:
+        except MismatchError:
             raise
-        except DEVICE_ERRORS as error:
+        except (CommunicationError, *DEVICE_ERRORS) as error:
             raise self._failed(error) from error
 
     def start(self) -> "Plan":
@@ -292,6 +292,8 @@ class Plan:
         self.at_end()
 
     def _run(self) -> Iterator[Waitable]:
+        if not (self.rounds or self.before or self.after or self.divide):
+            return  # as of a single rank: its device has nothing to wait for
         device = self.device
         device.begin()
         device.copy_pairs(self.before)
@@ -342,6 +344,9 @@ class Plan:
         """Make the error of a run; other ranks are told of a device's at once, as they would wait in vain."""
         moves = self._round.moves if self._round else ()
         where = f", round {self._round.number}: {', '.join(map(show, moves))}" if self._round and moves else ""
+        if isinstance(error, MPI.Exception | RankFailure):
+            why = self._progress.failure or self._progress.deaths() or error
+            return communication_error(f"{self.name}{where}: {why}")
         if self.device.is_async and not isinstance(error, CommunicationError | InputError):
             self._progress.tell(f"{self.entry.latest() if self.entry else self.name}: {error}")
         return CommunicationError(f"{self.name}{where}: {error}")

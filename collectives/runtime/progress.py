@@ -16,8 +16,7 @@ from mpi4py import MPI
 from collectives.arrays.device import Device, Event
 from collectives.job import system
 from collectives.job.backoff import LONGEST_SLEEP_S, Backoff
-from collectives.job.errors import CommunicationError
-from collectives.job.launch import at_exit_with, refuse_after_fork
+from collectives.job.launch import at_exit_with, communication_error, dead_ranks, refuse_after_fork
 
 SPIN_S = 5e-5  # of polling before a waiting thread gives up the core between polls
 LATE_S = 5e-4  # a yield that returns later has gone to a computing process
@@ -86,7 +85,8 @@ class Progress:
         self.on_devices: WeakValueDictionary[int, Advanceable] = WeakValueDictionary()  # plans whose work devices do
         self.queued: set[Advanceable] = set()  # plans that nobody has waited for, whose arrays a device may still use
         self.tell: Callable[[str], None] = lambda words: None  # tells other ranks that this one's device has failed
-        self.failure = ""  # of another rank's device
+        self.failure = ""  # of another rank's device, or the deaths of ranks
+        self.deaths = dead_ranks  # names the ranks that have died
         self._num_waits = count()
         self._naps = 0
 
@@ -107,7 +107,7 @@ class Progress:
         try:
             while not look():
                 if self.failure or (is_helper and self.background.ended):
-                    raise CommunicationError(self.failure or "this process ends")
+                    raise communication_error(self.failure or "this process ends")
                 for plan in others:
                     plan.advance()
                 now_s = time.monotonic()

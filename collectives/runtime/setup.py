@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import UTC, datetime
 from functools import partial
@@ -12,7 +13,7 @@ from mpi4py import MPI
 from collectives.algorithms.groups import Topology
 from collectives.arrays.memory import Windows, ranks_in
 from collectives.job import environment
-from collectives.job.launch import library_name
+from collectives.job.launch import dead_ranks, library_name, start_time
 from collectives.job.settings import is_a
 from collectives.runtime.agreement import Agreement
 from collectives.runtime.backends import compiler
@@ -24,7 +25,7 @@ from collectives.runtime.choose.auto import Tuning, parse_tuning, read_tuning
 from collectives.runtime.context import Context, Memories
 from collectives.runtime.progress import Progress
 from collectives.runtime.reports.recorder import Recorder
-from collectives.runtime.reports.watchdog import Watchdog
+from collectives.runtime.reports.watchdog import RankProcess, Watchdog
 from collectives.schedule.cost import NETWORK
 
 
@@ -36,6 +37,7 @@ def set_up(mpi_comm: MPI.Comm, segment_bytes: int, check: bool | None, timeout_s
     context = Context(mpi_comm, segment_bytes)
     shared = context.mpi.Split_type(MPI.COMM_TYPE_SHARED)
     context.progress, context.windows = Progress(environment.oversubscribed(shared.size)), Windows()
+    context.progress.deaths = partial(dead_ranks, context.mpi)
     agreement = context.agreement = agreement_of(context)
     is_valid = is_a(segment_bytes, int) and 1 <= segment_bytes <= LARGEST_MESSAGE_BYTES
     failure = f"segment_bytes={segment_bytes!r} must be from 1 to {LARGEST_MESSAGE_BYTES}" * (not is_valid)
@@ -47,11 +49,38 @@ def set_up(mpi_comm: MPI.Comm, segment_bytes: int, check: bool | None, timeout_s
     set_up_memory(context, mpi_comm)
     context.tuning = tuning_from_file(context)
     context.recorder = recorder(context)
+    processes = silent_processes(agreement, context.node)
     if context.timeout_s:
         context.watchdog = Watchdog(
             context.mpi, context.num_tags, context.recorder, context.progress, context.timeout_s
         )
+        context.watchdog.processes = processes
     return context
+
+
+def silent_processes(agreement: Agreement, node: int) -> list[RankProcess]:
+    """Return the process of each rank, if all ranks are to kill those that do not answer; else none.  Collective."""
+    if not environment.survives_ranks():
+        return []
+    numbers = node, os.getpid(), start_time(os.getpid()), environment.kills_silent()
+    of_ranks = [*zip(*map(agreement.gather_ints, numbers), strict=True)]
+    return [RankProcess(*of_rank[:3]) for of_rank in of_ranks if all(kills for *_, kills in of_ranks)]
+
+
+def survivors(comm: MPI.Comm) -> MPI.Comm:
+    """Return a communicator of the ranks that have not died, in their order.  Collective among these.
+
+    Source: the User Level Failure Mitigation chapter proposed for MPI 5, MPI_Comm_revoke, _agree and _shrink: a
+    revoked communicator still agrees and shrinks.
+    """
+    if comm.Get_failed().size and not comm.Is_revoked():
+        comm.Revoke()
+    while True:
+        try:
+            comm.Agree(1)
+            return comm.Shrink()
+        except MPI.Exception:
+            comm.Ack_failed()
 
 
 def set_up_part(parent: Context, mpi_comm: MPI.Comm, color: int) -> Context:
@@ -107,7 +136,18 @@ def node_number(context: Context, shared: MPI.Comm) -> int:
     """Return the number of this rank's node: its first rank.  Collective."""
     with context.agreed("Communicator"):
         fake = fake_node(context)
+        if shared.size < context.size:
+            refuse_unprepared()
     return ranks_in(context.mpi, shared)[0] if fake is None else fake
+
+
+def refuse_unprepared() -> None:
+    """Raise ValueError where ranks of several hosts may die, and MPI has not started with what the others need then."""
+    if lacks := environment.lacks_for_survivors():
+        raise ValueError(
+            f"where ranks of several hosts may die, MPI must have started with {lacks}: pass it to mpirun by -x, or "
+            "call collectives.world() before mpi4py.MPI is imported"
+        )
 
 
 def fake_node(context: Context) -> int | None:

@@ -31,7 +31,11 @@ TOPICS = (
         "start another library's program on the collectives, or a job on hosts that one machine emulates",
         ("-m collectives.mpi4py", "-m collectives.torch", "-m mpi_tests.rig run"),
     ),
-    Topic("train", "prepare data, train, continue a text", ("train.py", "-m training.prepare", "sample.py")),
+    Topic(
+        "train",
+        "prepare data, train, start again what fails, continue a text",
+        ("train.py", "-m training.supervise", "-m training.prepare", "sample.py"),
+    ),
     Topic("measure", "time collectives, messages and overlap, and tune `auto`", ("-m collectives.bench",)),
     Topic(
         "plan",

@@ -29,7 +29,7 @@ IN_FOLDER = "with_ranks/test_features.py::test_commands_that_read_and_write_file
 # Flags that make a command small; the last of repeated flags counts.
 TINY_MODEL = "--max_iters 2 --warmup_iters 0 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --sample_tokens 2"
 IN_SMALL = {
-    r"train\.py|-m training( |$)": f"{TINY_MODEL} --val_fraction 0.002",
+    r"train\.py|-m training(\.forked)?( |$)": f"{TINY_MODEL} --val_fraction 0.002",
     r"train\.py .*--config": "--micro_batch_size 2 --global_batch_size 4",
     r"train\.py .*--tiles": "--n_embd 128",
     r"--resume auto": "--max_iters 3",  # one more than in the run that wrote the checkpoint

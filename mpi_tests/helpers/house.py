@@ -34,7 +34,7 @@ class Limits(NamedTuple):
 
 LIMITS = {
     "collectives": Limits(lines=21_500, files=124, entries=12),
-    "parallelism": Limits(lines=12_100, files=104, entries=14),
+    "parallelism": Limits(lines=12_600, files=104, entries=14),
 }
 
 

@@ -24,6 +24,7 @@ IN_SMALL = {
     "data_parallel.py": "--n_layer 4 --n_head 2 --n_embd 64 --vocab_size 32 --seq 8 --bucket_mb 0.5 --repeats 1",
     "zero.py": "--n_layer 2 --n_head 2 --n_embd 32 --vocab_size 64 --seq 16 --repeats 1",
     "reproducible.py": "--block_size 16 --micro_batch_size 1 --num_micro_batches 4 --turns 1",
+    "snapshots.py": "--block_size 16 --micro_batch_size 1 --turns 1",
     "planner.py": "--n_layer 4 --n_head 2 --n_embd 128 --block_size 8 --samples 4 --steps 3",
     "gpt2.py": "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --steps 2 --turns 2 --matrix 64",
     "experts.py": "--tokens 32 --n_embd 16 --num_experts 8 --experts_per_token 2 --repeats 1",
@@ -122,6 +123,15 @@ def test_zero(tmp_path):
         assert name in output
         assert figures["tokens_per_s"] * figures["step_ms"] == pytest.approx(1e3 * 2 * 16)
         assert figures["exposed_ms"] == pytest.approx(figures["step_ms"] - figures["computing_ms"])
+
+
+@in_proof
+def test_snapshots(tmp_path):
+    results, output = run(2, "snapshots.py", tmp_path / "snapshots.json")
+    assert list(results) == ["dp 2", "dp 2, ZeRO 1", "dp 2, ZeRO 3", "pp 2", "tp 2"]
+    for name, figures in results.items():
+        assert name in output
+        assert figures["ratio"] == pytest.approx(figures["with_ms"] / figures["without_ms"])
 
 
 @in_proof

@@ -72,6 +72,10 @@ def test_hosts_have_names_and_memory_of_their_own(allowed):
             command = on(host, "sh", "-c", "hostname; touch /dev/shm/of_$(hostname); ls /dev/shm; getent hosts rig2")
             words = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
             assert words == [host, f"of_{host}", "10.77.0.2", "rig2"]
+        memory = on("rig2", "ls", "/dev/shm")
+        assert subprocess.run(memory, capture_output=True, text=True, check=True).stdout == "of_rig2\n"
+        rig.lose("rig2")
+        assert subprocess.run(memory, capture_output=True, text=True, check=True).stdout == ""
     assert all_gone()
 
 

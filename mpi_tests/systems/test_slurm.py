@@ -42,6 +42,21 @@ print(f"{fences} fences")
 pmix.PMIx_Finalize(None, 0)
 """
 
+# Training whose last rank dies, once, after the first checkpoint.
+DIES = """
+import os, runpy, signal, sys, threading, time
+from pathlib import Path
+saved, mark = Path(sys.argv[-1]), Path(sys.argv[-1], "died")
+def die():
+    while not [*saved.glob("*-step-*[0-9]")]:
+        time.sleep(0.01)
+    mark.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+if os.environ["SLURM_PROCID"] == "3" and not mark.exists():
+    threading.Thread(target=die, daemon=True).start()
+runpy.run_module("training", run_name="__main__", alter_sys=True)
+"""
+
 
 @pytest.fixture(scope="module")
 def slurm(rig):
@@ -111,6 +126,17 @@ class TestBatchScript:
         assert output.count("requeueing the job") in (len(ends), len(ends) + 1)
         records = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
         assert [record["iter"] for record in records if "loss" in record] == [*range(1, 601)]
+
+    def test_a_rank_that_dies_does_not_end_the_job(self, slurm, tmp_path):
+        (tmp_path / "dies.py").write_text(DIES)
+        flags = f"{TINY} --max_iters 300 --eval_interval 300 --checkpoint_interval 20"
+        train = f"python {tmp_path}/dies.py {flags} --out_dir {tmp_path}/out --checkpoint_dir {tmp_path}/saved"
+        state, output = slurm.batch(NODES, "--ntasks-per-node=1", SCRIPT, env={"COMMAND": train}, timeout=120)
+        assert state == "COMPLETED", output
+        assert output.count("ranks are starting") == 2, output
+        assert "supervise: the job has failed in step " in output
+        assert f"weights of {tmp_path}/saved/" in output
+        assert "iter 300/300 | val loss" in output
 
     def test_it_fails_as_its_command_does(self, slurm):
         state, output = slurm.batch("--nodes=1", "--ntasks-per-node=1", SCRIPT, env={"COMMAND": "python missing.py"})

@@ -419,7 +419,8 @@ while True:
 """)
     result = watched([find_mpirun(), "--with-ft", "ulfm", "-n", 3, sys.executable, script], environment(), 60)
     assert result.returncode != 0
-    assert re.search(r"rank [02]: rank 1 has died \(MPI_ERR.*\); this ends the job", result.stderr)
+    assert re.search(r"rank [02] of 3 failed and ends the job:\n", result.stderr)
+    assert re.search(r"RankFailure: all_reduce one_shot.*: rank 1 has died", result.stderr)
     deadline = time.monotonic() + 10
     while pids := subprocess.run(["pgrep", "-f", str(script)], text=True, capture_output=True).stdout.split():
         assert time.monotonic() < deadline, f"ranks are still running after mpirun has ended: processes {pids}"

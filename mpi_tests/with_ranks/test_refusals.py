@@ -61,6 +61,17 @@ def test_a_file_in_place_of_the_folder_of_checkpoints(comm):
     assert words == f"rank 0: checkpoint_dir {__file__} can't be written (not a folder): pass another --checkpoint_dir"
 
 
+def test_snapshots_without_a_folder_in_memory(comm, tmp_path):
+    folder = comm.broadcast_object(str(tmp_path))
+    missing = f"{folder}/missing"
+    words = refusal(comm, TrainingRun, checkpoint_dir=folder, snapshot_interval=2, snapshot_dir=missing)
+    assert f"snapshot_dir={missing} is not a folder on " in words
+    assert words.endswith(": pass one in memory, or omit snapshot_interval")
+    words = refusal(comm, TrainingRun, snapshot_interval=2)
+    assert "snapshot_interval=2" in words
+    assert "set checkpoint_dir" in words
+
+
 def test_by_rank_0_which_writes(comm):
     words = refusal(comm, TrainingRun, out_dir=INSIDE_A_FILE)
     assert words.startswith(f"rank 0: out_dir {INSIDE_A_FILE} can't be written (Not a directory)")

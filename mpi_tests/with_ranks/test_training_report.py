@@ -15,7 +15,6 @@ from parallelism.buffers import tensor_collectives, transfer
 from parallelism.mesh import AXES
 from parallelism.pipeline import layer_times
 from parallelism.step import events
-from training import loop
 from training.parallel.run import TrainingRun
 from training.reports import profile
 from training.reports.profile import KINDS
@@ -116,7 +115,7 @@ def waits(monkeypatch):
     waiting(Plan, "__call__")
     for name in ("all_reduce", "all_gather", "barrier", "broadcast", "broadcast_object", "all_gather_object"):
         waiting(Communicator, name)
-    for module in (tensor_collectives, transfer, events, layer_times, profile, loop):
+    for module in (tensor_collectives, transfer, events, layer_times, profile):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     return now
 

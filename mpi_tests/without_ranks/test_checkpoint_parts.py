@@ -28,7 +28,7 @@ from parallelism.checkpoint import (
     shards,
     state_parts,
 )
-from parallelism.checkpoint.checkpoints import commit, identity, keep_last, writers
+from parallelism.checkpoint.checkpoints import commit, identity, keep_last, looks_whole, writers
 from parallelism.checkpoint.extent import LocalShard, intersection
 from parallelism.checkpoint.folders import UNFINISHED, Lock, complete_checkpoints, next_number, remove_unfinished
 from parallelism.checkpoint.hashes import combined, part_sums
@@ -412,7 +412,7 @@ def test_a_crash_at_any_moment_leaves_a_whole_one(tmp_path, monkeypatch):
         with monkeypatch.context() as patch, contextlib.suppress(CrashError):
             disk = Disk(patch, changes)
             save(tmp_path, ranks, next_number(tmp_path), step + 1)
-            keep_last(tmp_path, 1)
+            keep_last(tmp_path, 1, looks_whole)
         path = CheckpointLoader(tmp_path, ALONE, say=pytest.fail).newest()
         assert path
         assert Checkpoint(path).index.step in (step, step + 1)
@@ -426,7 +426,7 @@ def test_a_crash_at_any_moment_leaves_a_whole_one(tmp_path, monkeypatch):
 def test_several_are_kept(tmp_path):
     paths = [save(tmp_path, ranks_of(Layout(1, 1, 1)), number, 10 * number) for number in range(5)]
     (tmp_path / "notes.txt").touch()
-    keep_last(tmp_path, 2)
+    keep_last(tmp_path, 2, looks_whole)
     assert complete_checkpoints(tmp_path) == paths[3:]
     assert len([*tmp_path.iterdir()]) == 3
 
@@ -437,9 +437,9 @@ def test_broken_ones_do_not_count_among_those_kept(tmp_path):
     (paths[3] / "index.json").unlink()
     (paths[4] / "rank-0.safetensors").unlink()
     os.truncate(paths[5] / "rank-0.safetensors", 100)
-    keep_last(tmp_path, 3, broken={paths[6]})
+    keep_last(tmp_path, 3, lambda path: path != paths[6] and looks_whole(path))
     assert complete_checkpoints(tmp_path) == paths[1:]
-    keep_last(tmp_path, 1)
+    keep_last(tmp_path, 1, looks_whole)
     assert complete_checkpoints(tmp_path) == paths[7:]
 
 

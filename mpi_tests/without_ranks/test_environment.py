@@ -1,5 +1,7 @@
 """Invalid environment variables, and a Python without an MPI library: one error line each."""
 
+import mmap
+import os
 import re
 import subprocess
 import sys
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from collectives.job import environment
+from collectives.job import environment, launch
 from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.launch import environment as surroundings
 
@@ -42,6 +44,8 @@ PROGRAMS = {
         ("COLLECTIVES_CALLS", "/dev/null/x", "COLLECTIVES_CALLS='/dev/null/x' cannot be written: name a folder that"),
         ("COLLECTIVES_TIMEOUT_S", "nan", "COLLECTIVES_TIMEOUT_S='nan': write seconds, as in 600, or 0 for no limit"),
         ("COLLECTIVES_TIMEOUT_S", "1e300", "COLLECTIVES_TIMEOUT_S='1e300': write seconds, as in 600, or 0 for no"),
+        ("COLLECTIVES_KILL_SILENT", "yes", "COLLECTIVES_KILL_SILENT='yes': write 1 to kill silent ranks, or 0"),
+        ("COLLECTIVES_KILL_SILENT", "1", "COLLECTIVES_KILL_SILENT=1: this job ends with a rank that dies: start it by"),
         ("COLLECTIVES_CHECK", "maybe", "COLLECTIVES_CHECK='maybe': write 1"),
         ("COLLECTIVES_CUDA_AWARE", "yes", "COLLECTIVES_CUDA_AWARE='yes': write 1"),
         ("COLLECTIVES_FAKE_NODES", "2", "COLLECTIVES_FAKE_NODES='2': write <nodes>x<ranks per node>, as in 2x4"),
@@ -139,3 +143,50 @@ def test_children_run_no_files_of_the_working_directory(tmp_path, child):
     if child in RESULTS:
         assert (out / RESULTS[child]).exists(), result.stderr
     assert not (folder / "it runs").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_the_memory_that_ranks_of_mpich_share_has_no_name_once_they_have_it(tmp_path):
+    path, other = Path(f"{launch.MPICHS}{os.getpid()}_0"), tmp_path / "other"
+    maps = []
+    try:
+        for each in (path, other):
+            each.write_bytes(bytes(4096))
+            with each.open("r+b") as file:
+                maps.append(mmap.mmap(file.fileno(), 4096))
+        launch.remove_names()
+        launch.remove_names()
+        assert not path.exists()
+        assert other.exists()
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "components", "lacks"),
+    [
+        (None, None, "OMPI_MCA_btl_tcp_flags=send,inplace OMPI_MCA_coll=^han"),
+        ("send,inplace", "^han", ""),
+        ("send", "^adapt,han", ""),
+        ("send,inplace", "basic,tuned", ""),
+        ("send,put", "^han", "OMPI_MCA_btl_tcp_flags=send,inplace"),
+        ("send", "^ucc", "OMPI_MCA_coll=^han"),
+        ("send", "tuned,han", "OMPI_MCA_coll=^han"),
+    ],
+)
+def test_what_ranks_of_several_hosts_need_where_some_may_die(monkeypatch, flags, components, lacks):
+    for name, value in ("OMPI_MCA_btl_tcp_flags", flags), ("OMPI_MCA_coll", components):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    assert environment.lacks_for_survivors() == ""
+    monkeypatch.setenv(environment.SURVIVES, "1")
+    assert environment.lacks_for_survivors() == lacks
+
+
+def test_silent_ranks_are_killed_only_after_a_limit(monkeypatch):
+    monkeypatch.setenv(environment.SURVIVES, "1")
+    monkeypatch.setenv("COLLECTIVES_KILL_SILENT", "1")
+    assert environment.kills_silent()
+    monkeypatch.setenv("COLLECTIVES_TIMEOUT_S", "0")
+    assert environment.refusal() == (
+        "COLLECTIVES_KILL_SILENT=1 needs a limit, but COLLECTIVES_TIMEOUT_S is 0: set seconds"
+    )

@@ -1,8 +1,11 @@
 """Hostfiles in both formats, and the lines of batch scripts that users edit."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +65,18 @@ def test_a_job_is_requeued_if_it_saved_ahead_of_its_time_limit(command, num_sign
     assert (result.returncode, result.stdout.splitlines()) == (status, words), result.stderr
 
 
+@pytest.mark.parametrize(("num_failures", "status"), [(1, 0), (2, 1)])
+def test_a_job_with_checkpoints_is_started_again_if_it_fails(tmp_path, num_failures, status):
+    command = f"echo start >>{tmp_path}/starts; [ $(wc -l <{tmp_path}/starts) -gt {num_failures} ]"
+    script = f'source "$1"; run_and_requeue "echo again" bash -c "$2" bash --checkpoint_dir {tmp_path}/saved'
+    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "SUPERVISE": "--max_failures 2"}
+    arguments = ["bash", "-c", script, "bash", FOLDER / "run_and_requeue.sh", command]
+    result = subprocess.run(arguments, cwd=ROOT, env=env, text=True, capture_output=True, timeout=60)
+    assert result.returncode == status, result.stderr
+    assert (tmp_path / "starts").read_text() == 2 * "start\n"
+    assert "again\n" not in result.stdout
+
+
 # A launcher that prints the program's words, and has the batch system announce the time limit.
 LAUNCHER = """#!/bin/bash
 case "$*" in --version) echo Open MPI; exit ;; --mpi=list) echo pmix; exit ;; esac
@@ -69,7 +84,7 @@ trap "" USR1
 words=$*
 echo "runs: ${words#*python }"
 sleep 0.3
-kill -USR1 $PPID
+kill -USR1 $BATCH_SCRIPT
 sleep 0.3
 """
 REQUEUE = '#!/bin/bash\n[ "$1" = show ] || echo "${0##*/} $*: $COMMAND"\n'
@@ -97,6 +112,7 @@ def test_a_task_of_an_array_requeues_itself_alone_and_has_its_own_folders(tmp_pa
         (tmp_path / name).write_text(LAUNCHER)
     for name in ("scontrol", "qsub", "brequeue"):
         (tmp_path / name).write_text(REQUEUE)
+    (tmp_path / "python").write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n')
     for path in tmp_path.iterdir():
         path.chmod(0o755)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
@@ -106,7 +122,8 @@ def test_a_task_of_an_array_requeues_itself_alone_and_has_its_own_folders(tmp_pa
     folders = dict.fromkeys(("SLURM_SUBMIT_DIR", "PBS_O_WORKDIR", "LS_SUBCWD"), str(tmp_path))
     files = dict.fromkeys(("PBS_NODEFILE", "LSB_DJOB_HOSTFILE"), str(tmp_path / "hosts"))
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", **folders, **files, **job}
-    result = subprocess.run(["bash", FOLDER / script], env=env, text=True, capture_output=True, timeout=60)
+    command = ["bash", "-c", 'BATCH_SCRIPT=$$ exec bash "$1"', "bash", FOLDER / script]
+    result = subprocess.run(command, env=env, text=True, capture_output=True, timeout=60)
     assert result.returncode == 0, result.stderr
     runs, _, requeued = result.stdout.splitlines()
     assert runs == f"runs: {DEFAULT.format(task, task)}"

@@ -211,7 +211,11 @@ SETTINGS = [
         ["--reproducible", "--tp", 2, "--tiles", 6],
         "tiles=6 and tp=2 must be powers of two, of which tp divides tiles: use 8",
     ),
-    (["--reproducible", "--tiles", 512], "vocab_size=256 is not divisible by tiles=512: use 512, or fewer tiles"),
+    (["--reproducible", "--tiles", 16], "block_size=8 is not divisible by tiles=16: use 16, or fewer tiles"),
+    (
+        ["--reproducible", "--block_size", 512, "--tiles", 512],
+        "vocab_size=256 is not divisible by tiles=512: use 512, or fewer tiles",
+    ),
     (
         ["--reproducible", "--tp", 2, "--tiles", 8, "--n_embd", 32, "--n_head", 4],
         "in_features=32 leaves each of tp=2 ranks fewer than the 32 columns that the same bits need: use at least",

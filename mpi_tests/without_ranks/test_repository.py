@@ -36,10 +36,9 @@ def test_the_newest_version_of_the_changelog_is_the_project_s():
     assert date.fromisoformat(day) == read_yaml("CITATION.cff")["date-released"]
 
 
-def test_each_version_of_the_changelog_fits_a_screen_with_a_line_for_each_point():
-    text = (ROOT / "CHANGELOG.md").read_text()
-    lines = text.splitlines()
-    assert all(len(version.splitlines()) <= 60 for version in text.split("\n## "))
+def test_the_changelog_fits_a_screen_with_a_line_for_each_point():
+    lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
+    assert len(lines) <= 60
     assert [line for line in lines if line.startswith(" ")] == []
     assert "### Breaking" in lines
 

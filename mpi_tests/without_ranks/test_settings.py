@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 import collectives
+from collectives.algorithms.groups import Topology
 from collectives.job.settings import Parser
 from parallelism.planner.settings import parse
 from training.settings.config import Config
+from training.settings.layout import AXES, on_fewer_ranks
 
 
 def parser():
@@ -69,3 +71,38 @@ def test_scripts_and_packages_are_there():
         module, _, function = target.partition(":")
         assert callable(getattr(__import__(module, fromlist=[function]), function)), target
     assert all(Path(package, "py.typed").is_file() for package in ("collectives", "parallelism"))
+
+
+def fewer(flags: str, left: int) -> tuple[dict[str, int], int]:
+    """Return the axes longer than 1, and the number of training ranks, of a run that goes on with so many ranks."""
+    config = parse(
+        Config, "", ["--n_layer", "4", "--n_embd", "64", "--n_head", "4", "--block_size", "64", *flags.split()]
+    )
+    smaller, trains = on_fewer_ranks(config, Topology.from_ids([0] * left))
+    assert (smaller.global_batch_size, smaller.micro_batch_size) == (config.global_batch_size, config.micro_batch_size)
+    return {axis: length for axis in AXES if (length := getattr(smaller, axis)) > 1}, trains
+
+
+@pytest.mark.parametrize(
+    ("flags", "left", "expected"),
+    [
+        ("--micro_batch_size 2 --global_batch_size 24", 3, ({}, 3)),
+        ("--micro_batch_size 2 --global_batch_size 24", 5, ({}, 4)),  # 12 micro-batches
+        ("--micro_batch_size 2 --global_batch_size 24 --reproducible", 5, ({}, 5)),  # which may have unequal numbers
+        ("--micro_batch_size 2 --global_batch_size 24 --tp 2", 6, ({"tp": 2}, 6)),
+        ("--micro_batch_size 2 --global_batch_size 24 --tp 2 --sequence_parallel", 3, ({}, 3)),
+        ("--micro_batch_size 2 --global_batch_size 24 --pp 4 --schedule zb_h1", 6, ({"pp": 2}, 6)),
+        ("--micro_batch_size 2 --global_batch_size 24 --pp 2 --tp 2 --zero_stage 3", 7, ({"tp": 2}, 6)),
+        ("--micro_batch_size 2 --global_batch_size 8 --sp 2 --sp_order striped", 1, ({}, 1)),
+        ("--micro_batch_size 2 --global_batch_size 8 --num_experts 4 --ep 4", 2, ({"ep": 2}, 2)),
+    ],
+)
+def test_the_layout_of_fewer_ranks(flags, left, expected):
+    assert fewer(flags, left) == expected
+
+
+def test_no_layout_of_fewer_ranks():
+    config = parse(Config, "", ["--micro_batch_size", "4", "--global_batch_size", "12"])
+    config.global_batch_size = 3
+    with pytest.raises(ValueError, match="no layout of 2 ranks or fewer can go on: global_batch_size=3 is not divis"):
+        on_fewer_ranks(config, Topology.from_ids([0, 0]))

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from parallelism.checkpoint.hashes import StateHash, hash_state
     from parallelism.checkpoint.part import TensorShard, make_states, model_parts, state_parts
     from parallelism.checkpoint.reading import Checkpoint, CheckpointLoader, fingerprint
+    from parallelism.checkpoint.snapshots import Snapshots
     from parallelism.checkpoint.stop import Stop
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "CheckpointLoader",
     "Checkpoints",
     "Extent",
+    "Snapshots",
     "StateHash",
     "Stop",
     "TensorShard",

@@ -6,10 +6,10 @@ import json
 import os
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from torch import Tensor
 
 import collectives
 from collectives.job.errors import InputError
-from parallelism.checkpoint.folders import UNFINISHED, Lock, complete_checkpoints, next_number, remove_unfinished
+from parallelism.checkpoint.folders import INDEX, UNFINISHED, Lock, complete_checkpoints, next_number, remove_unfinished
 from parallelism.checkpoint.part import TensorShard
-from parallelism.checkpoint.reading import INDEX, Checkpoint, CheckpointLoader, Index, check_complete, sealed
+from parallelism.checkpoint.reading import Checkpoint, CheckpointLoader, Index, check_complete, sealed
 from parallelism.checkpoint.shards import ShardEntry, checksums, sync, write_shard, writing
 
 
@@ -38,32 +38,39 @@ class Checkpoints(CheckpointLoader):
         self, directory: str | Path, comm: collectives.Communicator, keep: int = 3, say: Callable[[str], None] = print
     ):
         super().__init__(directory, comm, say)
-        self.keep = keep
+        self.keep, self.keeper = keep, self._keeper()
         self._pending: tuple[Future[ShardEntry], Path, Index] | None = None
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         with comm.agreed("Checkpoints"):
             if keep < 1:
                 raise ValueError(f"keep={keep} checkpoints must be at least 1")
-            self._lock = Lock(self.directory, say) if comm.rank == 0 else None
+            self._lock = Lock(self.directory, say) if comm.rank == self.keeper else None
         try:
-            self._number = self._first_number()
+            self.numbers = count(self._first_number())
         except BaseException:
             self.release()
             raise
         self._done = np.zeros(1, np.int64)
         self._all_done = comm.plan("all_reduce", self._done, op="min")
 
+    def _keeper(self) -> int:
+        """Return the rank that locks the directory, commits checkpoints in it, and removes old ones."""
+        return 0
+
     def _first_number(self) -> int:
         """Return the next checkpoint's number, which is larger than every existing one."""
-        first = (self._lock.text, next_number(self.directory)) if self._lock else None
-        text, number = self.comm.broadcast_object(first)
+        firsts = self.comm.all_gather_object((self._lock.text, next_number(self.directory)) if self._lock else ("", 0))
         with self.comm.agreed("Checkpoints"):
             path = self.directory / "lock"
-            if not path.exists() or path.read_text() != text:
+            if not path.exists() or path.read_text() != firsts[self.keeper][0]:
                 raise ValueError(f"{self.directory} is not the first rank's: choose a folder that all hosts share")
             if self._lock:
-                remove_unfinished(self.directory)
-        return number
+                self._clean()
+        return max(number for _, number in firsts)
+
+    def _clean(self) -> None:
+        """Remove what other runs have left unfinished."""
+        remove_unfinished(self.directory)
 
     def save(self, step: int, parts: Iterable[TensorShard], whole: Mapping[str, Any]) -> None:
         """Start writing a checkpoint; the tensors may change once this has returned.
@@ -75,8 +82,7 @@ class Checkpoints(CheckpointLoader):
         ranks, or values that are not JSON.
         """
         self.wait()
-        folder = self.directory / f"{self._number:05}-step-{step}{UNFINISHED}"
-        self._number += 1
+        folder = self.directory / f"{next(self.numbers):05}-step-{step}{UNFINISHED}"
         parts = list(parts)
         with self.comm.agreed("save"):
             for part in parts:
@@ -86,15 +92,29 @@ class Checkpoints(CheckpointLoader):
             except (TypeError, ValueError) as error:
                 raise ValueError(f"a checkpoint's metadata must be JSON-serializable: {error}") from None
         offers = {identity(part): part for part in parts}
-        sizes = {key: part.extent.length * part.tensor.element_size() for key, part in offers.items()}
-        of_ranks = self.comm.all_gather_object(sizes)
-        check_replicas(self.comm, offers, of_ranks)
+        of_ranks = self.comm.all_gather_object(sizes(offers))
+        self._check(offers, of_ranks)
         with self.comm.agreed("save"):
-            if self.comm.rank == 0:
+            if self._lock:
                 folder.mkdir()
         copies = [(offers[key], offers[key].compact()) for key in writers(of_ranks)[self.comm.rank]]
-        written = self._thread.submit(write_finite, folder / f"rank-{self.comm.rank}.safetensors", copies)
+        written = self._thread.submit(self._write, folder, copies)
         self._pending = written, folder, Index(step, metadata, [])
+
+    def _check(self, offers: Mapping[int, TensorShard], of_ranks: Sequence[Iterable[int]]) -> None:
+        """Raise InputError for parts that differ between the ranks that hold them."""
+        check_replicas(self.comm, offers, of_ranks)
+
+    def _write(self, folder: Path, copies: Sequence[tuple[TensorShard, Tensor]]) -> ShardEntry:
+        """Write this rank's shard, in a thread."""
+        return write_finite(folder / file_of(self.comm.rank), copies)
+
+    def _files(self, entries: Iterable[ShardEntry]) -> Iterable[str]:
+        """Return the files that a complete checkpoint has in the directory."""
+        return [entry.file for entry in entries]
+
+    def _looks_whole(self, path: Path) -> bool:
+        return path not in self._broken and looks_whole(path)
 
     def poll(self) -> bool:
         """Commit the pending checkpoint, as `wait` does, if all shards are written; return whether none is pending."""
@@ -120,11 +140,12 @@ class Checkpoints(CheckpointLoader):
                 entry = written.result()
             entries = [each for each in self.comm.all_gather_object(entry) if each.pieces]
             with self.comm.agreed("checkpoint"):
-                if self.comm.rank == 0:
+                if self._lock:
+                    check_visible(folder, self._files(entries))
                     commit(folder, index._replace(entries=entries))
-                    keep_last(self.directory, self.keep, self._broken)
+                    keep_last(self.directory, self.keep, self._looks_whole)
         except InputError:
-            if self.comm.rank == 0:
+            if self._lock:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
 
@@ -191,6 +212,15 @@ def refuse_different(
     )
 
 
+def file_of(rank: int) -> str:
+    return f"rank-{rank}.safetensors"
+
+
+def sizes(offers: Mapping[int, TensorShard]) -> dict[int, int]:
+    """Return the bytes of each part."""
+    return {key: part.extent.length * part.tensor.element_size() for key, part in offers.items()}
+
+
 def identity(part: TensorShard) -> int:
     """Return a 63-bit hash that two ranks compute equally for the same part of the same tensor."""
     text = json.dumps([part.name, part.kind, part.extent])
@@ -218,16 +248,19 @@ def writers(offers: Sequence[Mapping[int, int]]) -> list[list[int]]:
     return mine
 
 
+def check_visible(folder: Path, files: Iterable[str]) -> None:
+    """Raise ValueError for a file that is not in a folder."""
+    for path in map(folder.joinpath, files):
+        if not path.exists():
+            raise ValueError(f"{path} is not visible on the first rank's host: choose a folder that all hosts share")
+
+
 def commit(unfinished: Path, index: Index) -> Path:
     """Turn a folder that contains all shards into a valid checkpoint; return its final name.
 
     Raises: ValueError if the shards are incomplete; OSError with the file's name.
     """
     check_complete(index.entries)
-    for entry in index.entries:
-        path = unfinished / entry.file
-        if not path.exists():
-            raise ValueError(f"{path} is not visible on the first rank's host: choose a folder that all hosts share")
     path = unfinished / INDEX
     with writing(path):
         path.write_text(sealed(index._asdict()))
@@ -240,15 +273,11 @@ def commit(unfinished: Path, index: Index) -> Path:
     return finished
 
 
-def keep_last(directory: Path, keep: int, broken: Container[Path] = ()) -> None:
-    """Remove all checkpoints before the last `keep` complete ones, which are judged without reading their shards.
-
-    Checkpoints in `broken`, and partly removed ones, do not count.
-    """
+def keep_last(directory: Path, keep: int, is_whole: Callable[[Path], bool]) -> None:
+    """Remove all checkpoints before the last `keep` complete ones, which `is_whole` tells, and partly removed ones."""
     paths, whole = complete_checkpoints(directory), 0
     while paths and whole < keep:
-        path = paths.pop()
-        whole += path not in broken and looks_whole(path)
+        whole += is_whole(paths.pop())
     for path in paths:
         os.replace(path, path.with_name(path.name + UNFINISHED))
     remove_unfinished(directory)

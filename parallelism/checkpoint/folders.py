@@ -11,12 +11,16 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 
-from parallelism.checkpoint.shards import naming
+from safetensors import SafetensorError
 
 UNFINISHED = ".unfinished"
+INDEX = "index.json"
+MEMORY = "/dev/shm"  # the folder that Linux has in memory
 NAME = re.compile(r"(\d+)-step-(\d+)(\.unfinished)?")
 
 
@@ -24,19 +28,37 @@ def complete_checkpoints(directory: Path) -> list[Path]:
     """Return the complete checkpoints of a directory in order, going by the folders' names."""
     if not directory.is_dir():
         return []
-    numbers = {path: NAME.fullmatch(path.name) for path in directory.iterdir()}
-    whole = {path: int(match[1]) for path, match in numbers.items() if match and not match[3]}
-    return sorted(whole, key=whole.__getitem__)
+    whole = [path for path in directory.iterdir() if (match := NAME.fullmatch(path.name)) and not match[3]]
+    return sorted(whole, key=number_of)
 
 
 def next_number(directory: Path) -> int:
-    matches = [NAME.fullmatch(path.name) for path in directory.iterdir()]
-    return max((int(match[1]) for match in matches if match), default=0) + 1
+    return max(map(number_of, directory.iterdir()), default=0) + 1
+
+
+def number_of(path: Path) -> int:
+    """Return the number of a checkpoint's folder, 0 if it is none."""
+    match = NAME.fullmatch(path.name)
+    return int(match[1]) if match else 0
+
+
+def snapshot_folder(memory: Path, checkpoints: Path) -> Path:
+    """Return the folder, in the memory of a host, of the snapshots of a run with checkpoints in another."""
+    return memory / f"snapshots-{blake2b(str(checkpoints.resolve()).encode(), digest_size=8).hexdigest()}"
 
 
 def remove_unfinished(directory: Path) -> None:
     for path in directory.glob(f"*{UNFINISHED}"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the file's name to errors of the system and of safetensors."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 class Lock:

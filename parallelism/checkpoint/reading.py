@@ -18,12 +18,11 @@ import numpy as np
 import collectives
 from collectives.job.errors import InputError
 from parallelism.checkpoint.extent import intersection
-from parallelism.checkpoint.folders import complete_checkpoints
+from parallelism.checkpoint.folders import INDEX, complete_checkpoints, number_of
 from parallelism.checkpoint.part import TensorShard
 from parallelism.checkpoint.shards import Piece, ShardEntry, ShardReader, is_count
 
 FORMAT = 2
-INDEX = "index.json"
 BLOCK, MOST_BLOCKS = 1 << 22, 64  # tokens per block, and blocks, that a fingerprint samples
 
 
@@ -140,13 +139,14 @@ class CheckpointLoader:
         self.directory, self.comm, self.say = Path(directory), comm, say
         self._broken: set[Path] = set()  # skipped because they are damaged
 
-    def newest(self) -> Path | None:
+    def newest(self, after: int = 0) -> Path | None:
         """Return the newest checkpoint whose shards all verify (each is read by one of the ranks), or None.
 
-        Report why newer ones are skipped.
+        Its number is above `after`.  Report why newer ones are skipped.
         """
         with self.comm.agreed("newest"):
-            paths = complete_checkpoints(self.directory) if self.comm.rank == 0 else []
+            every = complete_checkpoints(self.directory) if self.comm.rank == 0 else []
+            paths = [path for path in every if number_of(path) > after]
         for name in reversed(self.comm.broadcast_object([path.name for path in paths])):
             path = self.directory / name
             try:

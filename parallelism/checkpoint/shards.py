@@ -16,11 +16,12 @@ from zlib import crc32
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from parallelism.checkpoint.extent import Extent, LocalShard
+from parallelism.checkpoint.folders import naming
 from parallelism.checkpoint.part import TensorShard
 from parallelism.placement import Shard
 
@@ -121,15 +122,6 @@ class ShardEntry(NamedTuple):
 
 def is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Add the file's name to errors of the system and of safetensors."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise OSError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 @contextmanager

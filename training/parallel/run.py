@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ import collectives
 from collectives import InputError
 from collectives.bench.surroundings import surroundings
 from collectives.job.errors import LoneInputError
+from collectives.job.launch import is_rank_failure
 from models.gpt import flops_per_token
 from models.mixture import routers
 from models.model import Model
@@ -34,6 +35,7 @@ from parallelism.step.local_parameters import tied_names
 from training.data.samples import Samples
 from training.optim.make import make_optimizer
 from training.parallel.device import own_device, set_matrix_precision
+from training.parallel.remains import Remains
 from training.parallel.saving import Saving, Shards, StateHashes, load_weights
 from training.parallel.staged import divide, staged
 from training.reports.facts import RunFacts, bit_conditions
@@ -48,14 +50,15 @@ from training.settings.paths import check_files, prepare_folders
 class TrainingRun:
     """A training run on one rank, whose steps `training.loop` runs.
 
-    Construction is collective, and raises InputError for incompatible settings.  The end of `with` closes it.
+    Construction is collective, and raises InputError for incompatible settings.  The end of `with` closes it, or, where
+    ranks have died, hands what this one holds to `leave`.
     """
 
     saving: Saving | None = None
     first = 1  # first step
 
-    def __init__(self, config: Config, comm: collectives.Communicator):
-        settings = config
+    def __init__(self, config: Config, comm: collectives.Communicator, leave: Callable[[Remains], None] | None = None):
+        settings, self.leave = config, leave
         with comm.agreed():
             config = replace(config, device=own_device(config.device, comm))
             inputs = config.checked(comm.topology, comm.rank)
@@ -80,7 +83,15 @@ class TrainingRun:
         )
         count = config.micro_batch_size, inputs.num_micro_batches[dp.rank]
         self.num_micro_batches = sum(inputs.num_micro_batches)  # of a global batch
-        self.samples = Samples(self.windows, self.sampler, *count, positions, config.document_end, config.device)
+        self.samples = Samples(
+            self.windows,
+            self.sampler,
+            *count,
+            positions,
+            config.document_end,
+            config.device,
+            by_sample=bool(config.tiles),
+        )
         self.exchange = ExpertExchange(self.mesh.ep) if config.ep > 1 else None
         tp_collectives = divide(self.model, config, self.mesh, self.sp, position, self.exchange)
         self.routers = [router for _, router in routers(self.model)]
@@ -110,7 +121,7 @@ class TrainingRun:
             before = self.saving.out_dir if self.saving else ""
             self.out_dir = take_out_dir(settings, before) if comm.rank == 0 else ""
         if self.saving:
-            self.saving.out_dir = self.out_dir
+            self.saving.out_dir = comm.broadcast_object(self.out_dir)
         self.facts = self._collect_facts(inputs)
 
     def _restore(self, batch_size: int, shards: Shards) -> None:
@@ -189,8 +200,10 @@ class TrainingRun:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        """Close, unless only this rank fails, which ends the job."""
-        if error is None or (isinstance(error, InputError) and not isinstance(error, LoneInputError)):
+        """Close; where ranks have died, without them; not if only this rank fails, which ends the job."""
+        if is_rank_failure(error):
+            self.abandon()
+        elif error is None or (isinstance(error, InputError) and not isinstance(error, LoneInputError)):
             self.close()
 
     def close(self) -> None:
@@ -207,6 +220,16 @@ class TrainingRun:
         gc.collect()  # breaks reference cycles of modules, which hold memory of the communicators
         for group in groups:
             group.free()
+
+    def abandon(self) -> None:
+        """Release what this rank holds alone, and drop the rest, which only all ranks together could release."""
+        if self.saving:
+            with self.saving.taken:
+                if self.leave:
+                    self.leave(self.saving.remains())
+        torch.set_float32_matmul_precision(self.matrix_precision)
+        self.pipeline.remove_hooks()
+        vars(self).clear()
 
     def inputs(self) -> Generator[list[Batch], None, None]:
         """Yield this rank's micro-batches of each step from the first one on.  The caller closes the generator."""

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import chain, count
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import collectives
 from collectives import InputError
+from collectives.job import environment
 from models.mixture import routers
 from models.model import Model
 from parallelism.checkpoint import (
     CheckpointLoader,
     Checkpoints,
     Extent,
+    Snapshots,
     StateHash,
     Stop,
     TensorShard,
@@ -24,11 +29,13 @@ from parallelism.checkpoint import (
     make_states,
     state_parts,
 )
+from parallelism.checkpoint.folders import number_of, snapshot_folder
 from parallelism.data.replica import Replica
 from parallelism.numerics.exact import ExactSums
 from parallelism.numerics.non_finite import LossScale
 from parallelism.planner import presets
 from parallelism.step.optimizer import Optimizer
+from training.parallel.remains import Remains
 from training.settings.fields import AUTO, RunSettings
 
 MODEL = (*presets.SHAPE, "block_size", "num_experts")  # settings that must agree with a checkpoint
@@ -98,6 +105,8 @@ class Saving:
     missing one.
     """
 
+    snapshots: Snapshots | None = None
+
     def __init__(
         self,
         config: RunSettings,
@@ -124,14 +133,28 @@ class Saving:
             cleanup.callback(self.stop.close)
             self.checkpoints = Checkpoints(config.checkpoint_dir, comm, config.checkpoints_kept)
             cleanup.callback(self.checkpoints.release)
+            if config.snapshot_interval:
+                self.snapshots = snapshots_beside(self.checkpoints, config)
+                cleanup.callback(self.snapshots.release)
             self.first = 1 + (self.resume() if config.resume else 0)
+            self.names = self.tensor_names() if environment.survives_ranks() else frozenset()
             self.taken = cleanup.pop_all()
+        self.offer(self.first - 1)
+
+    def tensor_names(self) -> frozenset[str]:
+        """Return the names of the whole model's tensors.  Collective."""
+        own = [part.name for part, _ in self.shards.weights()] + [part.name for part in self.shards.router_biases()]
+        return frozenset(chain(*self.comm.all_gather_object(own)))
 
     def whole(self, step: int) -> dict[str, Any]:
-        state_hash = {"hash": self.hashes.after(step).hash} if self.hashes else {}
+        """Return what a checkpoint's index has beside the shards.  Collective."""
+        return self.metadata() | ({"hash": self.hashes.after(step).hash} if self.hashes else {})
+
+    def metadata(self) -> dict[str, Any]:
+        """Return what a checkpoint's index has beside the shards but for their hash, which is collective."""
         exponents = {"exponents": self.exact.state()} if self.exact else {}
         rest = {"loss_scale": [*self.scale.state()], "out_dir": self.out_dir, "conditions": self.conditions}
-        return {**self.same, **self.computed(), **exponents, **rest, **state_hash}
+        return {**self.same, **self.computed(), **exponents, **rest}
 
     def computed(self) -> dict[str, Any]:
         """Return the settings of what is computed at once, on which the bits of a step depend."""
@@ -139,21 +162,29 @@ class Saving:
 
     def resume(self) -> int:
         """Restore the run's state; return the step of the checkpoint, or 0 if there is none."""
-        setting = self.config.resume
-        path = self.checkpoints.newest() if setting == AUTO else setting
+        loader, path = self.newest() if self.config.resume == AUTO else (self.checkpoints, self.config.resume)
         if path is None:
             return 0
         make_states(self.optimizer)
-        loaded = self.checkpoints.load(self.shards.state(self.optimizer), path, self.same)
+        loaded = loader.load(self.shards.state(self.optimizer), path, self.same)
         with self.comm.agreed("resume"):
             self.scale.load(*loss_scale(path, loaded.whole))
             if self.exact and "exponents" in loaded.whole:
-                self.exact.load(loaded.whole["exponents"])
+                try:
+                    self.exact.load(loaded.whole["exponents"])
+                except ValueError as error:
+                    raise ValueError(f"{path}: {error}: resume from another checkpoint") from None
         self.shards.replica.gather()
         self.source = str(path)
         self.out_dir = str(loaded.whole.get("out_dir", self.config.out_dir))
         self.conditions_before = loaded.whole.get("conditions", {})
         return loaded.step
+
+    def newest(self) -> tuple[Checkpoints, Path | None]:
+        """Return the newest snapshot or checkpoint, None if there is none, and what loads it.  Collective."""
+        snapshot = self.snapshots.newest() if self.snapshots else None
+        checkpoint = self.checkpoints.newest(after=number_of(snapshot) if snapshot else 0)
+        return (self.snapshots, snapshot) if self.snapshots and not checkpoint else (self.checkpoints, checkpoint)
 
     def after(self, step: int, before: Callable[[], None]) -> str:
         """Save a checkpoint if one is due; return the name of a received signal to stop the run, if any.
@@ -162,15 +193,60 @@ class Saving:
         """
         signal = self.stop.received()
         self.checkpoints.poll()
+        self.snap(step, before)
         if signal or step == self.config.max_iters or (self.interval and step % self.interval == 0):
             before()
             self.checkpoints.save(step, self.shards.state(self.optimizer), self.whole(step))
         return signal
 
+    def offer(self, step: int) -> None:
+        """Offer the state after a step, which has been reported, in case that others die."""
+        self.offered, self.exponents = step, self.exact.exponents if self.exact else None
+
+    def remains(self) -> Remains:
+        """Return what this rank holds of the state that it has offered, once others have died."""
+        if not self.offered:
+            return Remains()
+        if self.exact and self.exponents is not None:  # those of the next step may have been chosen
+            self.exact.exponents = self.exponents
+        return Remains(self.offered, [*self.shards.state(self.optimizer)], self.metadata(), self.names)
+
+    def snap(self, step: int, before: Callable[[], None]) -> None:
+        """Save a snapshot if one is due.  Collective."""
+        if self.snapshots is None:
+            return
+        if step == self.first:  # the optimizer has its states now
+            self.snapshots.reserve(self.shards.state(self.optimizer))
+        self.snapshots.poll()
+        if step % self.config.snapshot_interval == 0 and step < self.config.max_iters:  # which is saved to disk
+            before()
+            self.snapshots.save(step, self.shards.state(self.optimizer), self.whole(step))
+
     def close(self) -> None:
-        """Wait for the pending checkpoint; then release the folder and the signals."""
+        """Wait for the pending checkpoint; then remove snapshots, and release the folder and the signals."""
         with self.taken:
             self.checkpoints.wait()
+            if self.snapshots:
+                self.snapshots.close()
+                self.snapshots = None
+
+
+def snapshots_beside(checkpoints: Checkpoints, config: RunSettings) -> Snapshots:
+    """Open the snapshots of a run with checkpoints, in one sequence of numbers; keep existing ones to resume from.
+
+    Raises: InputError for a folder that is not there, or cannot be written.  Collective.
+    """
+    comm = checkpoints.comm
+    with comm.agreed("snapshots"):
+        if not Path(config.snapshot_dir).is_dir():
+            why = f"snapshot_dir={config.snapshot_dir} is not a folder on {platform.node()}"
+            raise ValueError(f"{why}: pass one in memory, or omit snapshot_interval")
+    folder = comm.broadcast_object(snapshot_folder(Path(config.snapshot_dir), checkpoints.directory))
+    snapshots = Snapshots(folder, comm)
+    if config.resume != AUTO:
+        snapshots.clear()
+    snapshots.numbers = checkpoints.numbers = count(max(next(snapshots.numbers), next(checkpoints.numbers)))
+    return snapshots
 
 
 def load_weights(config: RunSettings, comm: collectives.Communicator, shards: Shards) -> tuple[str, int]:

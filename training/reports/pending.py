@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from parallelism.buffers.transfer import Readback
+from parallelism.buffers.transfer import Moment, Readback
 from parallelism.numerics.non_finite import StepGuard
 from training.reports.metrics import Metrics
 
@@ -23,7 +23,6 @@ class Meter:
     ):
         self.guard, self.max_iters, self.tokens_per_step = guard, max_iters, tokens_per_step
         self.flops_per_token, self.peak_flops_per_s = flops_per_token, peak_flops_per_s
-        self.ended_s = 0.0  # end of the last reported step
 
 
 class PendingStep(NamedTuple):
@@ -32,7 +31,7 @@ class PendingStep(NamedTuple):
     meter: Meter
     names: list[str]  # of this rank's gradients
     readback: Readback  # mean loss, this rank's loss, the norm, and the verdict's numbers
-    begin_s: float
+    begin: Moment
     comm_s: float
     metrics_so_far: dict[str, Any]  # further fields of `Metrics`
 
@@ -44,8 +43,7 @@ class PendingStep(NamedTuple):
         meter, metrics_so_far = self.meter, self.metrics_so_far
         mean_loss, loss, norm, *verdict = self.readback.read().tolist()
         meter.guard.tell(metrics_so_far["iter"], self.names, verdict, loss, norm)
-        step_s = self.readback.ended_s - max(self.begin_s, meter.ended_s)  # a device begins after the previous step
-        meter.ended_s = self.readback.ended_s
+        step_s = self.readback.ended.since(self.begin)  # of a device: it begins after the previous step
         tokens_per_s = meter.tokens_per_step / step_s
         flops_per_s = tokens_per_s * meter.flops_per_token
         return Metrics(

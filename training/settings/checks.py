@@ -22,6 +22,7 @@ from parallelism.planner.memory import in_bytes, rank_params
 from parallelism.planner.presets import samples_of_depth, shape_of
 from parallelism.planner.uses import LAYOUT_USES, PIPELINE, Use
 from parallelism.sequence.token_shards import check_between_layers, check_parts, shard_tokens
+from parallelism.tensor.sharding_plan import check_tiles
 from parallelism.tensor.tiles import is_power_of_two
 from training.data.tokens import Tokens
 from training.optim.learning_rate import STABLE
@@ -40,7 +41,8 @@ USES = (
     ("max_alive", Use.of("schedule", SEARCH)),
     *((name, Use("reproducible", bool, "set reproducible")) for name in ("sequence_parts", "tiles")),
     *((name, PIPELINE) for name in ("trace", "balance")),
-    *((name, CHECKPOINTS) for name in ("checkpoint_interval", "checkpoints_kept")),
+    *((name, CHECKPOINTS) for name in ("checkpoint_interval", "checkpoints_kept", "snapshot_interval")),
+    ("snapshot_dir", Use("snapshot_interval", bool, "set snapshot_interval")),
     *((name, TRAINING) for name in ("report", "prometheus", "tensorboard", "wandb", "trace", "hash_interval")),
     ("rope_original_length", Use("rope_factor", lambda factor: factor > 1, "set rope_factor above 1")),
     ("val_fraction", Use("val_data", lambda paths: not paths, "omit val_data")),
@@ -132,7 +134,6 @@ def check_reproducible(settings: RunSettings, lengths: Mapping[str, int]) -> Non
     tp, tiles, parts, grad_dtype = lengths["tp"], settings.tiles, settings.sequence_parts, settings.grad_dtype
     refused = {
         f"ep={settings.ep} computes tokens of several ranks together": settings.ep > 1,
-        "sequence_parallel adds up parts of sequences by rank": settings.sequence_parallel,
         "compile chooses kernels by shapes": settings.compile,
         f"grad_dtype={grad_dtype} rounds sums of ranks": grad_dtype in HALVES,
         f"num_experts={settings.num_experts} with tiles or sequence_parts adds up products of experts by rank": (
@@ -148,6 +149,7 @@ def check_reproducible(settings: RunSettings, lengths: Mapping[str, int]) -> Non
     if tiles and not (is_power_of_two(tp) and is_power_of_two(tiles) and tiles % tp == 0):
         nearest = 2 ** max(1, math.ceil(math.log2(max(tp, tiles))))
         raise ValueError(f"tiles={tiles} and tp={tp} must be powers of two, of which tp divides tiles: use {nearest}")
+    check_tiles("block_size", settings.block_size, {"tiles": tiles or 0})
 
 
 def check_zero_group(settings: RunSettings, mesh: MeshShape, topology: Topology) -> None:

@@ -11,7 +11,7 @@ from collectives.job.settings import check
 from models.config import LlamaConfig, ModelConfig
 from models.model import Model
 from parallelism.data.sampler import DistributedSampler
-from parallelism.mesh import axes_of, mesh_shape
+from parallelism.mesh import MeshShape, axes_of, mesh_shape
 from parallelism.numerics.precision import Precision
 from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.planner import presets
@@ -66,19 +66,14 @@ class Config(RunSettings):
 
         Raises: ValueError with the value and the remedy.
         """
-        num_ranks = len(topology.node_of)
         check_uses(self, checks.USES)
         checks.check_weights(self)
         checks.check_rates(self)
         paths.check_logs(self, rank)
         paths.check_trace(self, rank)
         precision = Precision(self.dtype, self.master_weights, self.grad_dtype)
-        checks.check_mixture(self, num_ranks)
-        mesh = mesh_shape(num_ranks, **axes_of(self))
+        mesh, head_ranks = self.check_layout(topology)
         lengths = mesh.lengths
-        head_ranks = checks.check_sequences(self, lengths)
-        checks.check_zero_group(self, mesh, topology)
-        checks.check_reproducible(self, lengths)
 
         tokens = tokens_of(self)
         checks.check_vocabulary(self, tokens)
@@ -97,6 +92,19 @@ class Config(RunSettings):
         strategies(model, plan_of(model.config), sizes)  # raises if not divisible
         check_compiler(self)  # last, as its import takes long
         return Inputs(tokens, windows, val_ids, numbers, batch_size, schedule, precision, model)
+
+    def check_layout(self, topology: Topology) -> tuple[MeshShape, int]:
+        """Check the layout against the ranks; return their mesh, and the number of sp ranks that exchange heads.
+
+        Raises: ValueError with the value and the remedy.
+        """
+        num_ranks = len(topology.node_of)
+        checks.check_mixture(self, num_ranks)
+        mesh = mesh_shape(num_ranks, **axes_of(self))
+        head_ranks = checks.check_sequences(self, mesh.lengths)
+        checks.check_zero_group(self, mesh, topology)
+        checks.check_reproducible(self, mesh.lengths)
+        return mesh, head_ranks
 
 
 def family_of(shape: ModelConfig) -> presets.Family:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from parallelism.checkpoint.folders import MEMORY
 from parallelism.numerics.non_finite import POLICIES
 from parallelism.pipeline.schedule import registry
 from parallelism.planner import presets
@@ -231,7 +232,13 @@ class RunSettings:
         0, "steps between checkpoints; the last step, or a signal, is always followed by one", ranges.COUNT_OR_NONE
     )
     checkpoints_kept: int = flag(3, "number of checkpoints to keep", ranges.COUNT)
-    resume: str = flag("", "checkpoint to resume from; auto: the newest complete one in checkpoint_dir, if any")
+    snapshot_interval: int = flag(
+        0, "steps between checkpoints in the memory of the hosts, which a restart resumes from", ranges.COUNT_OR_NONE
+    )
+    snapshot_dir: str = flag(MEMORY, "folder in the memory of each host, for a folder of this run's snapshots")
+    resume: str = flag(
+        "", "checkpoint to resume from; auto: the newest complete one, of checkpoint_dir or in memory, if any"
+    )
     peak_tflops: float | None = flag(
         None, "peak TFLOP/s of a device, to report model FLOP/s utilization (MFU)", ranges.TFLOPS
     )

@@ -1,21 +1,32 @@
-"""`--layout auto`: use the layout that the planner predicts to be the fastest on the job's ranks."""
+"""The layout of a run, where its settings leave it open: `--layout auto`, or after the death of ranks.
+
+`--layout auto` is the layout that the planner predicts to be the fastest on the job's ranks.
+"""
 
 from __future__ import annotations
 
+import math
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from itertools import product
 from typing import Any
 
 import collectives
+from collectives.algorithms.groups import Topology
 from parallelism.numerics.precision import Precision
 from parallelism.pipeline.schedule import registry
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.layout import ZERO_GROUPS
 from parallelism.planner.ranks import best_layout
-from training.data.tokens import TokenWindows, split
+from parallelism.planner.uses import check_uses
+from training.data.tokens import Tokens, TokenWindows, split
 from training.parallel.device import own_device
-from training.settings.checks import check_batch, num_micro_batches
+from training.settings.checks import USES, check_batch, make_schedule, micro_batches_by_rank, num_micro_batches
 from training.settings.config import Config
 from training.settings.derived import tokens_of
+
+AXES = "pp", "sp", "tp", "ep"  # the first three divide the ranks
 
 
 def planned(config: Config, comm: collectives.Communicator) -> Config:
@@ -60,10 +71,60 @@ def job_of(config: Config, world_size: int) -> TrainingJob:
     if config.reproducible:
         raise ValueError("layout=auto chooses the micro-batch size, on which the bits of reproducible depend: omit one")
     tokens = tokens_of(config)
-    batch = config.global_batch_size
+    return TrainingJob.of(config, tokens.vocab_size, global_batch(config, tokens, world_size))
+
+
+def global_batch(config: Config, tokens: Tokens, world_size: int) -> int:
+    """Return the number of samples in a step, if so many ranks train.
+
+    Raises: ValueError for a batch that is not that of the micro-batches.
+    """
     dp = config.dp or max(1, world_size // (config.pp * config.sp * config.tp))
     check_batch(config, dp)
-    if batch is None:
-        windows = TokenWindows(split(tokens, config.val_fraction, config.block_size)[0], config.block_size, config.seed)
-        batch = dp * config.micro_batch_size * num_micro_batches(config, dp, len(windows))
-    return TrainingJob.of(config, tokens.vocab_size, batch)
+    if config.global_batch_size is not None:
+        return config.global_batch_size
+    windows = TokenWindows(split(tokens, config.val_fraction, config.block_size)[0], config.block_size, config.seed)
+    return dp * config.micro_batch_size * num_micro_batches(config, dp, len(windows))
+
+
+def on_fewer_ranks(config: Config, topology: Topology) -> tuple[Config, int]:
+    """Return the settings of a run that goes on without some of its ranks, and how many of those left train.
+
+    As many train as can take whole micro-batches of `global_batch_size`, in the layout nearest to the settings' own:
+    an axis is as long, or a divisor of its length.
+
+    Raises: ValueError if none can.
+    """
+    nodes, refusal = topology.node_of, ValueError()
+    axes = [divisors(getattr(config, axis)) for axis in AXES]
+    for size in range(len(nodes), 0, -1):
+        first = Topology.from_ids(nodes[:size])
+        for lengths in sorted(product(*axes), key=lambda lengths: -math.prod(lengths)):
+            if size % math.prod(lengths[:3]):
+                continue
+            for smaller in with_axes(config, dict(zip(AXES, lengths, strict=True))):
+                try:
+                    check_uses(smaller, USES)
+                    mesh, _ = smaller.check_layout(first)
+                    for number in {*micro_batches_by_rank(smaller, mesh.lengths["dp"], sys.maxsize)}:
+                        make_schedule(smaller, number)
+                except ValueError as error:
+                    refusal = error
+                else:
+                    return smaller, size
+    raise ValueError(f"no layout of {len(nodes)} ranks or fewer can go on: {refusal}")
+
+
+def with_axes(config: Config, lengths: Mapping[str, Any]) -> Iterator[Config]:
+    """Yield the settings with axes of these lengths, without what has no effect then; first with their own schedule."""
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(config)}
+    own = replace(config, dp=None, **lengths)
+    unused = {name for name, use in USES if use.other in AXES and not use.has_effect(lengths[use.other])}
+    unused |= {"sequence_parallel"} if own.tp == 1 else set()
+    own = replace(own, **{name: defaults[name] for name in unused})
+    yield own
+    yield replace(own, schedule=defaults["schedule"], virtual_stages=None, zero_group=defaults["zero_group"])
+
+
+def divisors(length: int) -> list[int]:
+    return [number for number in range(1, length + 1) if length % number == 0]

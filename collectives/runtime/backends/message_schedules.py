@@ -110,6 +110,7 @@ class ScheduleBinder:
             rounds += [program] if direct else [requests.bind(i, m, vector) for i, m in part if m]
         if call.wire_dtype is not None and working.reduced is not None:
             rounds.append(requests.rounding(len(schedule), working.reduced))
+        divides = call.op == "avg" and context.size > 1
         return Plan(
             f"{call.collective} {row.name}",
             call.operands.result,
@@ -118,7 +119,7 @@ class ScheduleBinder:
             rounds,
             before=working.before,
             after=working.after,
-            divide=(working.reduced, context.size) if call.op == "avg" and working.reduced is not None else None,
+            divide=(working.reduced, context.size) if divides and working.reduced is not None else None,
             prepare=prepare,
             keep=program.windows() if program and is_alone else None,
         )

@@ -269,7 +269,8 @@ class DeviceProgramBinder(DirectBinder):
             assert own is not None
             calls = channel if isinstance(channel, KernelCalls) else None
             shared = calls.channel if calls else own
-            kernel = CudaProgram(self.device, [part for (part,) in compiled], reduction, shared, own)
+            turns, num_sharing = [part for (part,) in compiled], self.device_memory.num_sharing
+            kernel = CudaProgram(self.device, turns, reduction, shared, own, num_sharing)
             return KernelProgram(self.device, kernel, keep, calls, binding or 1)
         return DeviceProgram(self.device_memory, compiled, reduction, arrival, keep)
 

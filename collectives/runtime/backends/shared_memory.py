@@ -12,8 +12,7 @@ from mpi4py import MPI
 from collectives.arrays.addresses import address_of, pointer
 from collectives.arrays.device import TURNS, Device
 from collectives.arrays.ops import BFLOAT16
-from collectives.job.errors import CommunicationError
-from collectives.job.launch import refuse_after_fork
+from collectives.job.launch import communication_error, refuse_after_fork
 from collectives.runtime.backends import kernels
 from collectives.runtime.backends.channel import Channel
 from collectives.runtime.backends.compiler import run_unkept
@@ -214,9 +213,9 @@ class Program(Step, Waitable):
             answer = self.interpreter(*self.arguments)
         if answer == kernels.FAILED and self.frame[kernels.ERROR]:
             code = int(self.frame[kernels.ERROR])
-            raise CommunicationError(f"a message between nodes has failed: {MPI.Get_error_string(code)}")
+            raise communication_error(f"a message between nodes has failed: {MPI.Get_error_string(code)}")
         if answer == kernels.FAILED:
-            raise CommunicationError("another rank's memory is no longer accessible: has that rank ended?")
+            raise communication_error("another rank's memory is no longer accessible: has that rank ended?")
         if answer == kernels.MISMATCH:
             raise MismatchError("ranks run different programs")
         if answer == kernels.WAITING and self.meanwhile:

@@ -4,7 +4,9 @@ Every rank has a thread that checks twice a second how long its rank has been wa
 rank that has waited too long asks all others, prints their answers, and aborts.  The threads exchange messages of their
 own, independently of their ranks, which may be blocked in MPI or in the caller's code; a rank that is stopped, or whose
 code keeps Python's lock, does not answer.  When a rank has ended its program, its thread still answers until all ranks
-have ended, as MPI would wait for them anyway; and a rank that waits for one whose program has ended ends the job.
+have ended, as MPI would wait for them anyway; and a rank that waits for one whose program has ended ends the job.  A
+rank that dies ends the job; or if the job is to go on without it, the threads end their ranks' waits by an error, and,
+with COLLECTIVES_KILL_SILENT, kill ranks that do not answer in place of the job.
 When Ctrl-C has ended one rank's program, its thread has that of rank 0 interrupt its rank, too, which ends the job.
 """
 
@@ -19,14 +21,16 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
+from collectives.job import environment
 from collectives.job.backoff import Backoff
-from collectives.job.launch import dead_ranks
+from collectives.job.launch import dead_ranks, kill_process
 from collectives.runtime.progress import Advanceable, Progress, Wait
 from collectives.runtime.reports.call_log import LoggedRun, call_site_of, show_last
 from collectives.runtime.reports.recorder import Recorder
 from collectives.schedule.moves import name_ranks
 
 POLL_S = 0.5
+DEATHS_POLL_S = 0.1  # where the job goes on without ranks that die
 ANSWER_S = 5.0  # to wait for the others' answers
 GRACE_S = 3.0  # from the end of a rank's program until it tells ranks that have not ended theirs
 LAST_WORDS_S = 0.5  # for output to get through, before the job is aborted
@@ -79,15 +83,34 @@ class ProgramEnd(NamedTuple):
     failed: bool
 
 
+class RankProcess(NamedTuple):
+    """The process of a rank, on a node, and the time at which it started, in ticks."""
+
+    node: int
+    process: int
+    started: int
+
+
+class Kill(NamedTuple):
+    """A message to a rank on the same node as one that does not answer: to kill that one, for the others to go on."""
+
+    silent: RankProcess
+
+
 class Interrupt(NamedTuple):
     """A message to rank 0: Ctrl-C has ended the sender's program."""
 
 
-Message = Interrupt | Report | WriteCalls | Written | DeviceFailure | ProgramEnd | None
+Message = Interrupt | Kill | Report | WriteCalls | Written | DeviceFailure | ProgramEnd | None
 
 
 class Watchdog:
-    """The thread of one rank.  `tag` is reserved for it on `comm`; `progress` has the waits."""
+    """The thread of one rank.  `tag` is reserved for it on `comm`; `progress` has the waits.
+
+    Ranks that do not answer are killed if `processes` has those of all ranks.
+    """
+
+    processes: Sequence[RankProcess] = ()
 
     def __init__(self, comm: MPI.Comm, tag: int, recorder: Recorder, progress: Progress, timeout_s: float):
         self.comm, self.tag, self.recorder, self.timeout_s = comm, tag, recorder, timeout_s
@@ -96,7 +119,8 @@ class Watchdog:
         progress.tell = self.tell
         self.rank, self.size = comm.rank, comm.size
         self.alone = MPI.Query_thread() < MPI.THREAD_MULTIPLE  # this thread may not call MPI
-        self.poll_s = min(POLL_S, timeout_s / 4)
+        self.survives_ranks = environment.survives_ranks() and not self.alone
+        self.poll_s = min(DEATHS_POLL_S if self.survives_ranks else POLL_S, timeout_s / 4)
         self.clock_s, self.looked = 0.0, time.monotonic()
         self.since: dict[int, float] = {}  # the time at which each wait was first seen
         self.device_since: dict[tuple[int, int], float] = {}  # the same for the latest run of each plan on a device
@@ -107,6 +131,7 @@ class Watchdog:
         self.changed_s = 0.0  # the time at which the state was last seen to change
         self.patient_until_s = 0.0
         self.sent: list[MPI.Request] = []
+        self.killed: set[RankProcess] = set()
         self.lock, self.stopped = threading.Lock(), False
         # Not a daemon: Python waits for it when the program has ended, before MPI is ended.
         self.thread = threading.Thread(target=self.guard, name="collectives watchdog")
@@ -126,12 +151,23 @@ class Watchdog:
                     if self.stopped or MPI.Is_finalized():
                         return
                     self.look()
+                    if self.survives_ranks and (deaths := dead_ranks(self.comm)):
+                        self.give_up(deaths)
+                        return
             if not self.alone:
                 self.leave()
         except MPI.Exception as error:
             # Ranks that poll shared memory would wait for ever.
-            what = dead_ranks() or "MPI has failed"
-            self.last_words(f"rank {self.rank}: {what} ({error}); this ends the job")
+            what = dead_ranks(self.comm) or "MPI has failed"
+            if self.survives_ranks:
+                self.give_up(f"{what} ({error})")
+            else:
+                self.last_words(f"rank {self.rank}: {what} ({error}); this ends the job")
+
+    def give_up(self, deaths: str) -> None:
+        """Have all waits of this rank end, in a job that goes on without ranks that die, and write its last calls."""
+        self.recorder.write(None)
+        self.progress.failure = deaths
 
     def look(self) -> None:
         """Answer ranks that ask, and sound the alarm, if it is time."""
@@ -150,9 +186,9 @@ class Watchdog:
         if overdue:
             limit = f"{self.timeout_s:g} s, the limit by COLLECTIVES_TIMEOUT_S or timeout_s"
             unasked = "; the others cannot be asked, since MPI was not started with THREAD_MULTIPLE" * self.alone
-            self.sound(overdue, f"rank {self.rank} has waited for {limit}{unasked}")
+            self.sound(overdue, True, f"rank {self.rank} has waited for {limit}{unasked}")
         elif hopeless := self.hopeless():
-            self.sound(hopeless, f"rank {self.rank} waits for a rank that has ended its program")
+            self.sound(hopeless, False, f"rank {self.rank} waits for a rank that has ended its program")
 
     def look_for_interrupts(self) -> None:
         """Tell rank 0 if Ctrl-C has ended this rank's program; on rank 0, end the job if it cannot be interrupted.
@@ -232,6 +268,8 @@ class Watchdog:
             self.ended[source] = message
         elif isinstance(message, Interrupt):
             self.interrupt(source)
+        elif isinstance(message, Kill):
+            kill_process(message.silent.process, message.silent.started)
 
     def tell(self, words: str) -> None:
         """Tell all other ranks, from any thread, that this rank's device has failed."""
@@ -264,8 +302,8 @@ class Watchdog:
         waited_s, quiet_s = self.clock_s - since_s, self.clock_s - self.changed_s
         return report_of(self.recorder, wait and Wait(*wait), waited_s, quiet_s, main)
 
-    def sound(self, overdue: set[int], reason: str) -> None:
-        """Ask all ranks, print the reason and their answers, and abort the job.
+    def sound(self, overdue: set[int], is_late: bool, reason: str) -> None:
+        """Ask all ranks, print the reason and their answers, and abort the job, or kill ranks that do not answer.
 
         Do not if the overdue waits end while answers arrive or just after, or if a lower rank asks, too.
         """
@@ -287,13 +325,36 @@ class Watchdog:
         time.sleep(POLL_S)  # a rank that could not answer before may only now be about to come
         self.tell_time()
         if overdue & (self.since.keys() | self.on_device().keys()):
-            self.end({**reports, self.rank: self.report()}, reason)
+            self.end({**reports, self.rank: self.report()}, reason, is_late)
 
-    def end(self, reports: dict[int, Report], reason: str) -> None:
+    def end(self, reports: dict[int, Report], reason: str, is_late: bool) -> None:
+        """Print the reason and the reports, and abort the job; if ranks are late, perhaps kill those instead."""
         words = account(reports, [self.rank] if self.alone else range(self.size), self.size)
+        if is_late and self.kill_silent(reports):
+            print(f"{reason}; ranks that do not answer are killed:\n{words}", file=sys.stderr, flush=True)
+            return
         begins = common_begins(reports.values())
         others = self.have_written(begins, {rank for rank in reports if rank != self.rank})
         self.last_words(f"{reason}; this ends the job:\n{words}", begins, others)
+
+    def kill_silent(self, reports: dict[int, Report]) -> bool:
+        """Have those that do not answer killed by ranks of their nodes, and return True.
+
+        Return False, and kill none, if this is not to be, all answer, or one has no such rank, or was killed before.
+        """
+        if not self.processes or self.alone:
+            return False
+        by_node = {self.processes[rank].node: rank for rank in reports}
+        silent = {self.processes[rank] for rank in range(self.size) if rank not in reports}
+        if not silent or silent & self.killed or not all(each.node in by_node for each in silent):
+            return False
+        self.killed |= silent
+        for each in silent:
+            if by_node[each.node] == self.rank:
+                kill_process(each.process, each.started)
+            else:
+                self.send(Kill(each), by_node[each.node])
+        return True
 
     def have_written(self, begins: dict[str, int], others: set[int]) -> dict[int, str]:
         """Tell other ranks to write their last calls; return the failures by rank, of those that have tried."""
