@@ -1,12 +1,14 @@
 """Emulate several hosts on one machine, with rate-limited links, for multi-node jobs.  Needs root.
 
 python -m mpi_tests.rig run --hosts 4 --slots 2 --rate 1gbit -- python -m collectives.bench
+python -m mpi_tests.rig run --hosts 4 --slots 1 --rate 1gbit,1gbit,300mbit,1gbit --cpu 1,1,0.5,0.25 -- python train.py
 python -m mpi_tests.rig up --hosts 4 --slots 2 --rate 100mbit
 python -m mpi_tests.rig down
 
 A host is a network namespace with an address, a hostname and a /dev/shm of its own: rig1, rig2, ...; a bridge in one
-more namespace, rig0, connects them.  `tc` limits the rate at which each host sends and receives.  mpirun runs on rig1
-and starts the ranks of the other hosts through `rig_agent.sh` in place of ssh.
+more namespace, rig0, connects them.  `tc` limits the rate at which each host sends and receives, and a control group
+its CPU time, a fraction of its part of the machine's cores.  mpirun runs on rig1 and starts the ranks of the other
+hosts through `rig_agent.sh` in place of ssh.
 """
 
 import argparse
@@ -22,6 +24,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from mpi_tests.helpers.cpu_limit import CPULimit
 from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, watched
 
 STATE = Path("/run/collectives-rig")  # rig_agent.sh uses the same path
@@ -48,14 +51,20 @@ class UnavailableError(RigError):
 
 
 class Rig:
-    """Context manager of emulated hosts with `slots` slots each; a second rig waits for the first to go down."""
+    """Context manager of emulated hosts with `slots` slots each; a second rig waits for the first to go down.
 
-    def __init__(self, hosts=4, slots=2, rate="1gbit"):
+    `rate` and `cpu` are one for all hosts, or, separated by commas, each host's; cpu is a fraction, or "none".
+    """
+
+    def __init__(self, hosts=4, slots=2, rate="1gbit", cpu="none"):
         if not 1 <= hosts <= MOST_HOSTS:
             raise RigError(f"--hosts {hosts}: pass 1 to {MOST_HOSTS}")
         if slots < 1:
             raise RigError(f"--slots {slots}: pass 1 or more")
-        self.hosts, self.slots, self.rate = hosts, slots, rate
+        self.hosts, self.slots = hosts, slots
+        self.rates, self.cpus = of_hosts("rate", rate, hosts), of_hosts("cpu", cpu, hosts)
+        for fraction in self.cpus:
+            check_fraction(fraction)
 
     def __enter__(self):
         self.lock = lock()
@@ -92,19 +101,32 @@ class Rig:
             ip("-n", name, "addr", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
             ip("-n", name, "link", "set", "eth0", "up", "gso_max_size", BUNDLE_BYTES)
             ip("-n", name, "link", "set", "lo", "up")
-            limit(SWITCH, port, self.rate)
-            limit(name, "eth0", self.rate)
+            for namespace, device in link_of(number):
+                limit(namespace, device, self.rates[number - 1])
 
     def describe(self):
         """Write the files that the agent and mpirun read."""
         for name in self.names:
             memory_of(name).mkdir(parents=True)
             run("mount", "-t", "tmpfs", "tmpfs", str(memory_of(name)))
+        for number, fraction in enumerate(self.cpus, 1):
+            if fraction != "none":
+                self.set_cpu(number, fraction)
         addresses = [f"{NETWORK}.{number} {name}\n" for number, name in enumerate(self.names, 1)]
         (STATE / "hosts").write_text("".join(["127.0.0.1 localhost\n", *addresses]))
         (STATE / "cores").write_text(str(max(1, (os.cpu_count() or 1) // self.hosts)))
         slots = ":" if is_hydra() else " slots="
         HOSTFILE.write_text("".join(f"{name}{slots}{self.slots}\n" for name in self.names))
+
+    def set_rate(self, number, rate):
+        """Change the rate of a host, counted from 1, which has one."""
+        for namespace, device in link_of(number):
+            limit(namespace, device, rate, "change")
+
+    def set_cpu(self, number, fraction):
+        """Limit the CPU time of a host, counted from 1, to a fraction of its part of the machine's cores."""
+        group = CPULimit(f"collectives-rig{number}", float(fraction) * (os.cpu_count() or 1) / self.hosts)
+        (STATE / f"rig{number}" / "tasks").write_text(str(group.tasks))
 
     @property
     def names(self):
@@ -149,11 +171,33 @@ def ip(*arguments):
     run("ip", *map(str, arguments))
 
 
-def limit(namespace, device, rate):
+def of_hosts(flag, values, hosts):
+    """Return the value of each host, from one for all or from a list."""
+    words = values.split(",")
+    if len(words) not in (1, hosts):
+        raise RigError(f"--{flag} {values}: pass one for all hosts, or {hosts} separated by commas")
+    return words * (hosts // len(words))
+
+
+def check_fraction(fraction):
+    try:
+        is_valid = fraction == "none" or 0 < float(fraction) <= 1
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise RigError(f"--cpu {fraction}: pass fractions above 0, up to 1, or none")
+
+
+def link_of(number):
+    """Return both ends of the link of a host, counted from 1: namespace and device."""
+    return (SWITCH, f"port{number}"), (f"rig{number}", "eth0")
+
+
+def limit(namespace, device, rate, action="add"):
     """Limit the outgoing rate of `device`."""
     if rate != "none":
         shape = ("tbf", "rate", rate, "burst", f"{BURST_BYTES}b", "latency", "50ms")
-        run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *shape)
+        run("tc", "-n", namespace, "qdisc", action, "dev", device, "root", *shape)
 
 
 def run(*command):
@@ -174,6 +218,8 @@ def down():
     for path in STATE.glob("*/shm"):
         if path.is_mount():
             run("umount", "--lazy", str(path))
+    for path in STATE.glob("*/tasks"):
+        Path(path.read_text()).parent.rmdir()
     shutil.rmtree(STATE, ignore_errors=True)
 
 
@@ -223,7 +269,7 @@ def lock():
 
 def bring_up(flags):
     with lock():
-        rig = Rig(flags.hosts, flags.slots, flags.rate)
+        rig = Rig(flags.hosts, flags.slots, flags.rate, flags.cpu)
         rig.up()
     agent = os.path.relpath(AGENT)
     print(f"the rig is up: {agent} rig1 mpirun --hostfile {HOSTFILE} -n {flags.hosts * flags.slots} ...")
@@ -235,7 +281,7 @@ def take_down(_):
 
 
 def run_on(flags):
-    with Rig(flags.hosts, flags.slots, flags.rate) as rig:
+    with Rig(flags.hosts, flags.slots, flags.rate, flags.cpu) as rig:
         env = job_environment()
         return subprocess.run(rig.mpirun(*flags.command, env=env), env=env, check=False).returncode
 
@@ -262,8 +308,10 @@ def parse():
         action.set_defaults(act=act)
         action.add_argument("--hosts", type=int, default=4, help="number of hosts (%(default)s)")
         action.add_argument("--slots", type=int, default=2, help="slots per host (%(default)s)")
-        text = "rate of each link and direction in tc's format, or none (%(default)s)"
+        text = "rate of each host's link and direction in tc's format, or none; one, or one a host (%(default)s)"
         action.add_argument("--rate", default="1gbit", help=text)
+        text = "fraction of its part of the cores that a host gets, or none; one, or one a host (%(default)s)"
+        action.add_argument("--cpu", default="none", help=text)
     runs.add_argument("command", nargs="+", metavar="-- command", help="command of every rank")
     return parser.parse_args()
 

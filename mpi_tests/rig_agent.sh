@@ -7,6 +7,10 @@ while [[ $1 == -* ]]; do shift; done
 host=$1
 shift
 
+# Its processes share the CPU time of the host, where that is limited.
+tasks=/run/collectives-rig/$host/tasks
+if [[ -e $tasks ]]; then echo $$ > "$(< "$tasks")"; fi
+
 kept=(env)
 if [[ $(hostname) =~ ^rig[0-9]+$ ]]; then
     kept=(env --ignore-environment HOME="$HOME" PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)

@@ -1,6 +1,7 @@
 """The rig replaces any earlier one, is removed completely, and explains in one line why it cannot be set up."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -175,3 +176,35 @@ def test_a_broken_ip_is_no_reason_to_skip(allowed):
     with pytest.raises(RigError, match="no-such-action") as caught:
         rig.ip("no-such-action")
     assert not isinstance(caught.value, UnavailableError)
+
+
+def test_hosts_have_a_rate_and_a_part_of_the_cores_each(allowed):
+    """The part is a limit: a host whose processes compute all the time gets no more."""
+    program = "import time; s, b = time.time(), time.process_time()"
+    program += "; [sum(range(100)) for _ in iter(lambda: time.time() < s + 1, False)]"
+    program += "; print(time.process_time() - b)"
+    with Rig(hosts=2, rate="1gbit,300mbit", cpu="none,0.5") as hosts:
+        rates = [
+            re.findall(r"rate (\S+)", subprocess.check_output(["tc", "-n", f"rig{n}", "qdisc", "show"], text=True))
+            for n in (1, 2)
+        ]
+        assert rates == [["1Gbit"], ["300Mbit"]]
+        hosts.set_rate(1, "100mbit")
+        assert "rate 100Mbit" in subprocess.check_output(["tc", "-n", "rig1", "qdisc", "show"], text=True)
+        for fraction in (0.5, 0.25):
+            hosts.set_cpu(2, fraction)
+            used_s = float(subprocess.check_output(on("rig2", sys.executable, "-c", program), text=True))
+            assert used_s < 1.2 * fraction * os.cpu_count() / 2
+    assert all_gone()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--rate", "1gbit,1gbit,1gbit"], "--rate 1gbit,1gbit,1gbit: pass one for all hosts, or 4 separated by commas"),
+        (["--cpu", "1,2,1,1"], "--cpu 2: pass fractions above 0, up to 1, or none"),
+        (["--cpu", "half"], "--cpu half: pass fractions above 0, up to 1, or none"),
+    ],
+)
+def test_values_of_hosts_that_do_not_fit_are_refused(flags, words):
+    assert refusal("up", *flags) == words
