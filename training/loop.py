@@ -83,6 +83,8 @@ def train(config: Config, comm: collectives.Communicator, leave: Callable[[Remai
             for iteration, batches in zip(range(run.first, config.max_iters + 1), inputs, strict=False):
                 beat(comm, iteration)
                 steps.add(step(run, iteration, batches))
+                for change in run.health.news() if run.health else ():
+                    log.health(change)
                 if run.hashes and iteration % config.hash_interval == 0:
                     settle(run, log, steps, iteration)
                 if iteration == config.max_iters or iteration % config.eval_interval == 0:
@@ -112,7 +114,7 @@ def settle(run: TrainingRun, log: RunLog, steps: LateReport, iteration: int) -> 
 
 def step(run: TrainingRun, iteration: int, batches: list[Batch]) -> PendingStep:
     """Run one training step.  The host does not wait for its device.  Collective."""
-    with run.profiler.observing(iteration):
+    with run.observing(iteration):
         config, timing = run.config, run.profiler.timing
         begin, waited_s = Moment(config.device), run.profiler.waited_s
         with timing(INPUT):

@@ -18,16 +18,18 @@ from parallelism.buffers.arena import allocate
 
 
 class ExposedTime:
-    """Accumulates the time spent waiting for the network, in seconds, in `exposed_s`."""
+    """Accumulates the time spent waiting for the network, in `exposed_s`, and the thread's CPU time in it, in seconds."""
 
-    exposed_s = 0.0
+    exposed_s = exposed_cpu_s = 0.0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Time a wait for the network; nested waits count once."""
-        before, begin = self.exposed_s, time.perf_counter()
+        before, before_cpu = self.exposed_s, self.exposed_cpu_s
+        begin, begin_cpu = time.perf_counter(), time.thread_time()
         yield
         self.exposed_s = before + time.perf_counter() - begin
+        self.exposed_cpu_s = before_cpu + time.thread_time() - begin_cpu
 
 
 class BoundCollective(NamedTuple):

@@ -116,6 +116,11 @@ class Checkpoints(CheckpointLoader):
     def _looks_whole(self, path: Path) -> bool:
         return path not in self._broken and looks_whole(path)
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether a checkpoint is being written, or is to be committed."""
+        return self._pending is not None
+
     def poll(self) -> bool:
         """Commit the pending checkpoint, as `wait` does, if all shards are written; return whether none is pending."""
         if self._pending:

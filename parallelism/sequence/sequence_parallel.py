@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import collectives
 from parallelism.buffers import autograd
-from parallelism.buffers.tensor_collectives import TensorCollectives
+from parallelism.buffers.tensor_collectives import ExposedTime, TensorCollectives
 from parallelism.buffers.transfer import to_device
 from parallelism.numerics.dropout import Dropout
 from parallelism.sequence.part_attention import SequenceParts, part_attention
@@ -64,9 +64,9 @@ class SequenceParallel:
         return f"head exchange in groups of {self.heads.size}, {self.ring.order} rings of {self.ring.size}"
 
     @property
-    def exposed_s(self) -> float:
-        """Total time that this rank has waited for others, in seconds."""
-        return self.all.exposed_s + self.heads.exposed_s + self.ring.members.exposed_s
+    def clocks(self) -> list[ExposedTime]:
+        """What adds up this rank's waits for others."""
+        return [self.all, self.heads, self.ring.members]
 
     def shards(self, length: int) -> TokenShards:
         """Return the shards of a sequence; raise ValueError if the ranks cannot divide its length evenly."""

@@ -51,23 +51,27 @@ class Listener(ExposedTime):
 class StepTimes(Listener):
     """Measures the latest schedule that this rank ran, `span_s`, and its actions, `busy_s`, in seconds.
 
-    `exposed_s` is the total time between actions, spent waiting for other ranks.
+    The time between actions is spent waiting for other ranks.
     """
 
     busy_s = span_s = 0.0
 
     def before_passes(self) -> None:
         self.busy_s, self._begin_s = 0.0, time.perf_counter()
+        self._idle_cpu_s = time.thread_time()
 
     def before(self, action: Action, following: Action | None) -> None:
         self._action_begin_s = time.perf_counter()
+        self.exposed_cpu_s += time.thread_time() - self._idle_cpu_s
 
     def after(self, action: Action) -> None:
         self.busy_s += time.perf_counter() - self._action_begin_s
+        self._idle_cpu_s = time.thread_time()
 
     def after_passes(self) -> None:
         self.span_s = time.perf_counter() - self._begin_s
         self.exposed_s += self.span_s - self.busy_s
+        self.exposed_cpu_s += time.thread_time() - self._idle_cpu_s
 
     def bubble(self, comm: collectives.Communicator) -> float | None:
         """Return the idle fraction of the step, 0 to 1, over the ranks of `comm`; None for one rank.  Collective."""

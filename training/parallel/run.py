@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,6 +34,7 @@ from parallelism.placement import fill, wholes
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.step.local_parameters import tied_names
 from training.data.samples import Samples
+from training.health.monitor import Health
 from training.optim.make import make_optimizer
 from training.parallel.device import own_device, set_matrix_precision
 from training.parallel.remains import Remains
@@ -55,6 +57,7 @@ class TrainingRun:
     """
 
     saving: Saving | None = None
+    health: Health | None = None
     first = 1  # first step
 
     def __init__(self, config: Config, comm: collectives.Communicator, leave: Callable[[Remains], None] | None = None):
@@ -114,6 +117,8 @@ class TrainingRun:
         self.conditions = bit_conditions(config, comm)
         self._restore(inputs.batch_size, shards)
         self.profiler = self._make_profiler(tp_collectives)
+        # A device's work is not timed by the host's clock.
+        self.health = Health(self.mesh, self.profiler) if config.device == "cpu" else None
         flops, peak = flops_per_token(self.model.config, self.num_params), config.peak_tflops
         all_peak = peak and peak * 1e12 * comm.size
         self.meter = Meter(self.guard, config.max_iters, inputs.batch_size * config.block_size, flops, all_peak)
@@ -142,19 +147,17 @@ class TrainingRun:
 
     def _make_profiler(self, tp_collectives: TensorCollectives) -> StepProfiler:
         """Make the profiler, with the waits that each axis of the mesh counts."""
-        waits = {"tp": tp_collectives, "sp": self.sp, "ep": self.exchange, "dp": self.replica}
-        exact = self.pipeline.exact
-        waits |= {"pp": self.replica.own.tied, BUBBLE: self.pipeline.times if self.mesh.pp.size > 1 else None}
-        return StepProfiler(
-            self.pipeline,
-            self.mesh,
-            self.config,
-            self.first,
-            {
-                **{kind: [each] if each else [] for kind, each in waits.items()},
-                ALL_RANKS: [self.clip, self.guard, self.sum_time, *([exact] if exact else [])],
-            },
-        )
+        exact, exchange = self.pipeline.exact, self.exchange
+        waits: dict[str, list[ExposedTime]] = {
+            "tp": [tp_collectives],
+            "sp": self.sp.clocks,
+            "ep": [exchange] if exchange else [],
+            "dp": [self.replica],
+            "pp": [self.replica.own.tied],
+            BUBBLE: [self.pipeline.times] if self.mesh.pp.size > 1 else [],
+            ALL_RANKS: [self.clip, self.guard, self.sum_time, *([exact] if exact else [])],
+        }
+        return StepProfiler(self.pipeline, self.mesh, self.config, self.first, waits)
 
     def _collect_facts(self, inputs: Inputs) -> RunFacts:
         config = self.config
@@ -211,6 +214,8 @@ class TrainingRun:
 
         The run cannot be used afterwards.  Collective.
         """
+        if self.health:
+            self.health.finish()
         if self.saving:
             self.saving.close()
         torch.set_float32_matmul_precision(self.matrix_precision)
@@ -234,6 +239,14 @@ class TrainingRun:
     def inputs(self) -> Generator[list[Batch], None, None]:
         """Yield this rank's micro-batches of each step from the first one on.  The caller closes the generator."""
         return self.profiler.inputs(self.samples.micro_batches(self.first))
+
+    @contextmanager
+    def observing(self, iteration: int) -> Iterator[None]:
+        """Profile the step in this context if it is selected, and judge the ranks by their times.  Collective."""
+        is_usual = not self.profiler.selects(iteration) and not (self.saving and self.saving.is_writing)
+        judging = self.health.observing(iteration, is_usual) if self.health else nullcontext()
+        with judging, self.profiler.observing(iteration):
+            yield
 
     def add(self, *numbers: Any) -> torch.Tensor:
         """Return the sums of these numbers over the ranks of dp and pp.  Collective."""

@@ -222,6 +222,11 @@ class Saving:
             before()
             self.snapshots.save(step, self.shards.state(self.optimizer), self.whole(step))
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a checkpoint or a snapshot is being written."""
+        return self.checkpoints.is_pending or bool(self.snapshots and self.snapshots.is_pending)
+
     def close(self) -> None:
         """Wait for the pending checkpoint; then remove snapshots, and release the folder and the signals."""
         with self.taken:

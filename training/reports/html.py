@@ -38,7 +38,7 @@ class HTMLReport(Sink):
     def close(self) -> None:
         facts = self.facts
         conditions = conditions_section(vars(facts.config), facts.surroundings, facts.announcement)
-        sections = [*measured_sections(facts.profiler), conditions]
+        sections = [*health_sections(self.records), *measured_sections(facts.profiler), conditions]
         with self.writing(self.target) as path:
             write(path, report({facts.out_dir or "this run": self.records}, sections))
 
@@ -75,6 +75,20 @@ def records_section(runs: Mapping[str, Sequence[Record]]) -> Section:
         texts.append("Solid lines are of {}, dashed ones of {}.".format(*runs))
         tables.append(comparison(runs))
     return Section("Losses, speed, time and memory", texts, charts, tables)
+
+
+def health_sections(records: Sequence[Record]) -> list[Section]:
+    """List when ranks were slow, waited for input, or had slow links."""
+    changes = [record["health"] for record in records if "health" in record]
+    if not changes:
+        return []
+    rows = [(each["kind"], ", ".join(map(str, each["ranks"])), each["words"]) for each in changes]
+    return [
+        Section(
+            "Ranks that held the others up",
+            tables=[Table("health", "What began and what ended", [*map(Column, ("kind", "ranks", "what"))], rows)],
+        )
+    ]
 
 
 def by_step(records: Sequence[Record]) -> list[Record]:

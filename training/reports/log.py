@@ -12,6 +12,7 @@ from tqdm import tqdm
 import collectives
 from collectives.job import environment
 from parallelism.checkpoint import StateHash
+from training.health.finding import Change
 from training.reports.facts import RunFacts
 from training.reports.html import HTMLReport
 from training.reports.jsonl import JSONLines
@@ -53,6 +54,7 @@ class RunLog:
     def __init__(self, facts: RunFacts, sinks: list[Sink], progress: bool = False):
         self.facts, self.sinks, self.progress = facts, sinks, progress
         self.records: list[Record] = []
+        self.findings = 0  # about ranks, that last
         self.max_iters, self.log_interval = facts.config.max_iters, facts.config.log_interval
         # mpirun may give a rank a terminal of width and height 0, for which this returns 80 x 24.
         width, height = shutil.get_terminal_size()
@@ -88,6 +90,13 @@ class RunLog:
     def validation(self, iteration: int, loss: float) -> None:
         self.show(f"iter {iteration}/{self.max_iters} | val loss {loss:.4f}")
         self.record({"iter": iteration, "val_loss": loss})
+
+    def health(self, change: Change) -> None:
+        self.show(str(change))
+        finding, begins = change.finding, change.begins
+        self.findings += 1 if begins else -1
+        health = {"kind": finding.kind, "ranks": [*finding.ranks], "begins": begins, "words": str(change)}
+        self.record({"iter": change.step, "findings": self.findings, "health": health})
 
     def hashed(self, step: int, state: StateHash) -> None:
         for sink in self.sinks:

@@ -10,7 +10,7 @@ import torch
 
 from collectives.job import system
 
-Record = dict[str, Any]  # the fields of `Metrics`, or iter and val_loss, or iter and hash
+Record = dict[str, Any]  # the fields of `Metrics`, or iter and one of val_loss, hash, or health with findings
 
 
 class Metrics(NamedTuple):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from parallelism.buffers.tensor_collectives import ExposedTime
 from parallelism.mesh import Mesh
 from parallelism.pipeline.layer_times import now
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
@@ -44,7 +45,7 @@ class ProfiledStep(NamedTuple):
 class StepProfiler(Listener):
     """Profiles some steps of a run on this rank, by the host's clock; rank 0 gathers all ranks' in `steps`.
 
-    `waits` are the objects that add up waits for other ranks in `exposed_s`, by the kind for which alone these count.
+    `waits` add up the waits for other ranks, by the kind for which alone these count.
     In profiled steps, the device is synchronized where a kind begins and ends.
     """
 
@@ -54,7 +55,7 @@ class StepProfiler(Listener):
         mesh: Mesh,
         config: RunSettings,
         first: int,
-        waits: Mapping[str, Sequence[Any]],
+        waits: Mapping[str, Sequence[ExposedTime]],
     ):
         self.pipeline, self.mesh, self.config, self.waits, self.is_on = pipeline, mesh, config, waits, False
         last = config.max_iters
@@ -78,6 +79,10 @@ class StepProfiler(Listener):
                 if batch is None:
                     return
                 yield batch
+
+    def selects(self, iteration: int) -> bool:
+        """Return whether a step is traced or profiled."""
+        return iteration == self.traced_step or iteration in self.profiled_steps
 
     @contextmanager
     def observing(self, iteration: int) -> Iterator[None]:
@@ -143,6 +148,11 @@ class StepProfiler(Listener):
     def waited_s(self) -> float:
         """Seconds that this rank has waited for other ranks since the run began, of whatever kind."""
         return sum(self.exposed().values())
+
+    @property
+    def waited_cpu_s(self) -> float:
+        """Seconds of this thread's CPU time in these waits."""
+        return sum(each.exposed_cpu_s for waits in self.waits.values() for each in waits)
 
     def exposed(self) -> dict[str, float]:
         """Return the seconds that this rank has waited for other ranks since the run began, by kind."""

@@ -37,6 +37,7 @@ SERIES = {
     "compute_ms": Series("training_compute_seconds", "gauge", "Time of the step other than comm.", 1e-3),
     "comm_ms": Series("training_comm_seconds", "gauge", "Time in which rank 0 waited for other ranks.", 1e-3),
     "memory_mib": Series("training_peak_memory_bytes", "gauge", "Most memory that rank 0 has had.", 2**20),
+    "findings": Series("training_health_findings", "gauge", "Ranks or links that are slow or wait for input now."),
     "bubble": Series("training_pipeline_bubble_ratio", "gauge", "Share of the step in which pp ranks wait, 0 to 1."),
 }
 

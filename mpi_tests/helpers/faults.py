@@ -1,0 +1,113 @@
+"""Training runs with a fault that is planted in one of their ranks, and what they say of the ranks' health.
+
+    mpirun -n 2 python -m mpi_tests.helpers.faults slow 1 40 0.5 --max_iters 100
+
+Of the four words before the run's flags, the second is the rank, and the third the first step with the fault.  The last
+is the fraction of the others' speed at which the rank computes ("slow"), its wait for input as a multiple of the time
+between two ("input"), or the file of a control group that it enters ("cpu").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from mpi_tests.helpers.cpu_limit import CPULimit
+from mpi_tests.helpers.launch import environment, find_mpirun, watched
+
+if TYPE_CHECKING:
+    from parallelism.step.events import Listener
+
+TINY = (
+    "--data LICENSE --warmup_iters 2 --eval_interval 10000 --block_size 64 --n_layer 4 --n_head 4 --n_embd 128 "
+    "--sample_tokens 1 --micro_batch_size 4"
+)
+
+
+class Fault(NamedTuple):
+    """A fault: of kind "slow", "input", "cpu", whose amount is the fraction of its core that the rank gets, or "none"."""
+
+    kind: str
+    rank: int = 0
+    step: int = 0
+    amount: float = 1.0
+
+
+def changes(fault: Fault, num_ranks: int, flags: str, folder: Path, limit_s: float = 300) -> list[dict]:
+    """Train with a fault; return the begins and ends of findings, each with its step as "iter"."""
+    core = min(1.0, (os.cpu_count() or 1) / num_ranks)
+    group = CPULimit(f"collectives-{folder.name}", fault.amount * core) if fault.kind == "cpu" else None
+    words = [fault.kind, fault.rank, fault.step, group.tasks if group else fault.amount]
+    program = [find_mpirun(), "-n", num_ranks, sys.executable, "-m", "mpi_tests.helpers.faults", *words]
+    try:
+        watched([*program, *TINY.split(), *flags.split(), "--out_dir", folder], environment(), limit_s)
+    finally:
+        if group:
+            group.remove()
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{"iter": record["iter"], **record["health"]} for record in records if "health" in record]
+
+
+def plant(kind: str, first: int, amount: str) -> None:
+    """Have this process's training run have the fault from step `first` on."""
+    from training import loop
+    from training.parallel.run import TrainingRun
+
+    own_step, own_inputs = loop.step, TrainingRun.inputs
+
+    def step(run, iteration, batches):
+        if iteration == first and kind == "cpu":
+            Path(amount).write_text(str(os.getpid()))
+        if iteration == first and kind == "slow":
+            run.pipeline.listeners.insert(run.pipeline.listeners.index(run.pipeline.times) + 1, slow(float(amount)))
+        return own_step(run, iteration, batches)
+
+    def late(batches, run):
+        begin_s = time.perf_counter()
+        for number, batch in enumerate(batches, run.first):
+            time.sleep((time.perf_counter() - begin_s) * float(amount) * (number >= first))
+            begin_s = time.perf_counter()
+            yield batch
+
+    def inputs(run):
+        if kind == "input":
+            return run.profiler.inputs(late(run.samples.micro_batches(run.first), run))
+        return own_inputs(run)
+
+    loop.step, TrainingRun.inputs = step, inputs
+
+
+def slow(speed: float) -> Listener:
+    """Return a listener with which actions take as long as on a slower processor."""
+    from parallelism.step.events import Listener
+
+    class Slow(Listener):
+        def before(self, *_):
+            self.begin_s = time.perf_counter()
+
+        def after(self, _):
+            now_s = time.perf_counter()
+            end_s = now_s + (now_s - self.begin_s) * (1 / speed - 1)
+            while time.perf_counter() < end_s:
+                pass
+
+    return Slow()
+
+
+def main() -> None:
+    import collectives
+    from training import loop
+
+    kind, rank, first, amount = sys.argv[1:5]
+    del sys.argv[1:5]
+    if collectives.world().rank == int(rank):
+        plant(kind, int(first), amount)
+    loop.main()
+
+
+if __name__ == "__main__":
+    main()

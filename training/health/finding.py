@@ -1,0 +1,34 @@
+"""What is wrong with some ranks of a run, and when that begins and ends."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Finding(NamedTuple):
+    """What is wrong with some ranks.
+
+    `kind` is "slow" or "load" for ranks that compute slowly or do not get their cores, "input", "link", or "all".
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    words: str
+    ended: str  # words for its end
+
+    @property
+    def key(self) -> tuple[bool, str, tuple[int, ...]]:
+        """What stays the same while it lasts: why a rank is slow may change."""
+        is_slow = self.kind in ("slow", "load")
+        return is_slow, "" if is_slow else self.kind, self.ranks
+
+
+class Change(NamedTuple):
+    """The begin or the end of a finding, as seen after a step."""
+
+    step: int
+    finding: Finding
+    begins: bool
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.finding.words if self.begins else self.finding.ended}"
