@@ -14,10 +14,12 @@ import os
 import sys
 import time
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpi_tests.helpers.cpu_limit import CPULimit
 from mpi_tests.helpers.launch import environment, find_mpirun, watched
+from mpi_tests.rig import Rig
 
 if TYPE_CHECKING:
     from parallelism.step.events import Listener
@@ -29,7 +31,7 @@ TINY = (
 
 
 class Fault(NamedTuple):
-    """A fault: of kind "slow", "input", "cpu", whose amount is the fraction of its core that the rank gets, or "none"."""
+    """A fault of kind "slow", "input", "none", or "cpu", of which the rank gets a fraction of its core."""
 
     kind: str
     rank: int = 0
@@ -48,8 +50,37 @@ def changes(fault: Fault, num_ranks: int, flags: str, folder: Path, limit_s: flo
     finally:
         if group:
             group.remove()
-    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{"iter": record["iter"], **record["health"]} for record in records if "health" in record]
+    return [{"iter": record["iter"], **record["health"]} for record in records(folder) if "health" in record]
+
+
+def changes_on_rig(
+    rig: Rig, host: int, rate: str, step: int, flags: str, folder: Path, limit_s: float = 300
+) -> list[dict]:
+    """Train on the hosts of a rig, of which one gets another rate after a step; return what `changes` does."""
+    ended = Event()
+
+    def act() -> None:
+        while not ended.wait(0.05):
+            if any(record["iter"] >= step for record in records(folder)):
+                rig.set_rate(host, rate)
+                return
+
+    thread = Thread(target=act)
+    thread.start()
+    try:
+        rig.launch(
+            sys.executable, "-m", "training", *TINY.split(), *flags.split(), "--out_dir", folder, timeout=limit_s
+        )
+    finally:
+        ended.set()
+        thread.join()
+    return [{"iter": record["iter"], **record["health"]} for record in records(folder) if "health" in record]
+
+
+def records(folder: Path) -> list[dict]:
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def plant(kind: str, first: int, amount: str) -> None:

@@ -16,23 +16,25 @@ import numpy as np
 from training.health.finding import Change, Finding
 
 WINDOW = 20  # steps on which a verdict depends
+FEW, HALF, MOST = WINDOW // 4, WINDOW // 2, 3 * WINDOW // 4  # of these steps
 EVERY = 5  # steps between verdicts
 FIRST = 3  # steps of a run that do not count, as plans are bound in them
 LINKS_AGAIN = 60  # steps between measurements of links while one is slow
 
-# What begins a finding, and what ends it.
-SLOWER = 1.35, 1.2  # time of computing, as a multiple of the others'
+# What begins a finding, if most steps reach it, and what ends it, if most do not.
+SLOWER = 1.25, 1.2  # time of computing, as a multiple of the others'
 ALL_SLOWER = 1.5, 1.25  # the same of all ranks, as a multiple of their past
-LOADED = 0.75, 0.85  # fraction of a core that each rank of a host gets, of what it can get; below
+LOADED = 1.33, 1.18  # cores that a host's ranks can have, as a multiple of what they get
 LATE = 0.1, 0.05  # wait for input, as a fraction of a step
+TYPICALLY_SLOWER = 1.35  # time of computing, as a multiple of the others', in the middle of the steps
 GROWN = 2.0  # waits that all ranks have, as a multiple of their past
 MATTERS = 0.05  # what a slow rank costs, as a fraction of a step
 
 
 class StepSeconds(NamedTuple):
-    """A rank's step, in seconds: its own computing, the thread's CPU time in that, waits for other ranks, and all of it.
+    """A rank's step, in seconds: its own computing, the thread's CPU time in that, waits for other ranks and for input.
 
-    The wait for `input` comes before the step, and belongs to it.
+    `whole` is all of the step, with the wait for its input.
     """
 
     computing: float
@@ -77,18 +79,18 @@ class Judge:
         return self.settle(step, [*others, *links])
 
     def judge(self, step: int) -> list[Change]:
-        medians = Medians(np.stack(self.times), self.stages)
-        first, self.best = self.best is None, self.best or Best(medians)
-        findings = [*self.loaded_hosts(medians)]
-        findings += self.slow_ranks(medians, {rank for each in findings for rank in each.ranks})
-        findings += self.late_inputs(medians)
+        now = Latest(np.stack(self.times), self.stages)
+        first, self.best = self.best is None, self.best or Best(now)
+        findings = [*self.loaded_hosts(now)]
+        findings += self.slow_ranks(now, {rank for each in findings for rank in each.ranks})
+        findings += self.late_inputs(now)
         if not findings:
-            findings += self.all_slower(medians)
-        grown_s = medians.waiting_s - self.best.waiting_s
-        is_slow = not findings and grown_s > max((GROWN - 1) * self.best.waiting_s, LATE[0] * medians.whole_s)
+            findings += self.all_slower(now)
+        grown_s = now.waiting_s - self.best.waiting_s
+        is_slow = not findings and grown_s > max((GROWN - 1) * self.best.waiting_s, LATE[0] * now.whole_s)
         is_due = step - self.links_step >= (LINKS_AGAIN if self.links else WINDOW)
         self.wants_links = len(self.ranks_of) > 1 and (first or (is_due and bool(is_slow or self.links)))
-        self.best.take(medians)
+        self.best.take(now)
         return self.settle(step, [*findings, *self.links])
 
     def settle(self, step: int, findings: Sequence[Finding]) -> list[Change]:
@@ -97,102 +99,108 @@ class Judge:
         ended = [Change(step, each, False) for key, each in before.items() if key not in self.current]
         return ended + [Change(step, each, True) for key, each in self.current.items() if key not in before]
 
-    def bound(self, bounds: tuple[float, float], *key: Any) -> float:
-        """Return the bound for a finding to begin, or, if it is current, to last."""
-        return bounds[key in self.current]
+    def reaches(self, values: np.ndarray, bounds: tuple[float, float], *key: Any) -> bool:
+        """Return whether ascending values of the steps make a finding begin, or, if it is current, last."""
+        is_current = key in self.current
+        return bool(values[MOST if is_current else FEW] >= bounds[is_current])
 
-    def loaded_hosts(self, m: Medians) -> Iterator[Finding]:
+    def loaded_hosts(self, now: Latest) -> Iterator[Finding]:
         """Yield hosts none of whose ranks, of several, gets its core."""
         for host, its in self.ranks_of.items():
-            ranks, cores = tuple(its), m.core[its]
-            if len(ranks) > 1 and cores.max() < self.cores[host] * self.bound(LOADED, True, "", ranks):
-                what = f"the {len(ranks)} ranks of {host}"
-                words = f"{what} get {np.median(cores):.0%} of a core each: other processes use them"
+            ranks, lack = tuple(its), np.sort(self.cores[host] / now.core[:, its].max(1))
+            if len(ranks) > 1 and self.reaches(lack, LOADED, True, "", ranks):
+                what, core = f"the {len(ranks)} ranks of {host}", np.median(now.core[:, its])
+                words = f"{what} get {core:.0%} of a core each: other processes use them"
                 yield Finding("load", ranks, words, f"{what} get their cores again")
 
-    def slow_ranks(self, m: Medians, loaded: set[int]) -> Iterator[Finding]:
+    def slow_ranks(self, now: Latest, loaded: set[int]) -> Iterator[Finding]:
         """Yield ranks that compute slower than others; on loaded hosts only those that use more CPU time, too."""
-        by_clock, by_cpu = self.ratios(m, "computing"), self.ratios(m, "cpu")
-        costs = (1 - 1 / np.maximum(by_clock, 1)) * m.computing / m.whole_s
-        for rank, ratio in enumerate(by_clock):
-            kind = "slow" if by_cpu[rank] - 1 > (ratio - 1) / 2 else "load"
-            if ratio < self.bound(SLOWER, True, "", (rank,)) or costs[rank] < MATTERS:
+        by_clock, by_cpu = (self.beside(now, what) for what in ("computing", "cpu"))
+        for rank, ratios in enumerate(by_clock.T):
+            ratio, computing_s = ratios[HALF], np.median(now.computing[:, rank])
+            is_current = (True, "", (rank,)) in self.current
+            cost = (1 - 1 / max(ratio, 1)) * computing_s / now.whole_s
+            if not self.reaches(ratios, SLOWER, True, "", (rank,)) or cost < MATTERS:
                 continue
-            if kind == "slow" or rank not in loaded:
-                who, beside = f"rank {rank} ({self.hosts[rank]})", f"the median of {WINDOW} steps"
-                if rank in self.alone:
-                    beside = "before"
-                words = f"{who} computes {ratio:.1f} times as long as {beside}; it gets {m.core[rank]:.0%} of a core"
+            kind = "slow" if by_cpu[HALF, rank] - 1 > (ratio - 1) / 2 else "load"
+            if (is_current or ratio >= TYPICALLY_SLOWER) and (kind == "slow" or rank not in loaded):
+                who, core = f"rank {rank} ({self.hosts[rank]})", np.median(now.core[:, rank])
+                others = "before" if rank in self.alone else f"the median of {WINDOW} steps"
+                words = f"{who} computes {ratio:.1f} times as long as {others}; it gets {core:.0%} of a core"
                 yield Finding(kind, (rank,), words, f"{who} computes as fast as the others again")
 
-    def ratios(self, m: Medians, what: str) -> np.ndarray:
-        """Return each rank's time as a multiple of that of its stage's others, or, without these, of its own past."""
-        past = getattr(m, what) / getattr(self.best, what)
-        past /= lower_median(past)
-        beside: np.ndarray = m.beside[what].copy()
-        beside[self.alone] = past[self.alone]
-        return beside
+    def beside(self, now: Latest, what: str) -> np.ndarray:
+        """Return each rank's time in each step as a multiple of the others' of its stage, ascending.
+
+        Without others, it is a multiple of its own past.
+        """
+        past = getattr(now, what) / getattr(self.best, what)
+        past /= lower_median(past)[:, None]
+        ratios = now.beside[what].copy()
+        ratios[:, self.alone] = past[:, self.alone]
+        return np.sort(ratios, 0)
 
     @property
     def alone(self) -> list[int]:
         """The ranks whose stage has no other."""
         return [int(ranks[0]) for ranks in self.stages if len(ranks) == 1]
 
-    def late_inputs(self, m: Medians) -> Iterator[Finding]:
-        late = [r for r, s in enumerate(m.input) if s >= m.whole_s * self.bound(LATE, False, "input", (r,))]
-        for rank in late:
-            who = f"rank {rank} ({self.hosts[rank]})"
-            words = f"{who} waits {m.input[rank] * 1e3:.0f} ms for its input in a step of {m.whole_s * 1e3:.0f} ms"
-            yield Finding("input", (rank,), words, f"{who} gets its input in time again")
+    def late_inputs(self, now: Latest) -> Iterator[Finding]:
+        for rank, waits in enumerate(np.sort(now.input, 0).T):
+            if self.reaches(waits / now.whole_s, LATE, False, "input", (rank,)):
+                who, wait_s = f"rank {rank} ({self.hosts[rank]})", waits[HALF]
+                words = f"{who} waits {wait_s * 1e3:.0f} ms for its input in a step of {now.whole_s * 1e3:.0f} ms"
+                yield Finding("input", (rank,), words, f"{who} gets its input in time again")
 
-    def all_slower(self, m: Medians) -> Iterator[Finding]:
+    def all_slower(self, now: Latest) -> Iterator[Finding]:
         """Yield a finding if most ranks compute slower than in their past."""
         assert self.best
         ranks = tuple(range(len(self.hosts)))
-        ratio = lower_median(m.computing / self.best.computing)
-        if ratio >= self.bound(ALL_SLOWER, False, "all", ranks):
-            words = f"all ranks compute {ratio:.1f} times as long as before step {self.steps[0]}"
-            core = f"they get {np.median(m.core):.0%} of a core, {np.median(self.best.core):.0%} before"
+        ratios = np.sort(lower_median(now.computing / self.best.computing))
+        if self.reaches(ratios, ALL_SLOWER, False, "all", ranks):
+            words = f"all ranks compute {ratios[HALF]:.1f} times as long as before step {self.steps[0]}"
+            core = f"they get {np.median(now.core):.0%} of a core, {np.median(self.best.core):.0%} before"
             yield Finding("all", ranks, f"{words}; {core}", "all ranks compute as fast as before again")
 
 
-class Medians:
-    """Medians of the latest steps: arrays of each rank's, and numbers of all ranks'.
+class Latest:
+    """The latest steps: arrays of (steps, ranks), and medians of all ranks.
 
-    `beside` has ratios to the lower median of the same stage in the same step, and `core` the fraction of a core that
-    the rank gets when it computes.
+    `core` is the fraction of a core that a rank gets when it computes, `beside` has ratios to the lower median of the
+    rank's stage in the same step, and `waiting_s` is of the rank that waits least.
     """
 
     def __init__(self, times: np.ndarray, stages: Sequence[np.ndarray]):
-        every = StepSeconds(*np.moveaxis(times, 2, 0))  # (steps, ranks) each
-        self.computing, self.cpu, _, self.input, whole = np.median(times, 0).T
-        self.whole_s = float(np.median(whole))
-        self.waiting_s = float(np.median(np.min(every.waiting, 1)))  # of the rank that waits least
-        self.core = np.median(np.divide(every.cpu, every.computing), 0)
-        self.beside = {"computing": beside(every.computing, stages), "cpu": beside(every.cpu, stages)}
+        self.computing, self.cpu, waiting, self.input, whole = np.moveaxis(times, 2, 0)
+        self.core = self.cpu / self.computing
+        self.beside = {what: beside(getattr(self, what), stages) for what in ("computing", "cpu")}
+        self.whole_s, self.waiting_s = float(np.median(whole)), float(np.median(np.min(waiting, 1)))
 
 
 class Best:
-    """The least times of each rank so far, and the largest fraction of a core."""
+    """The least medians of each rank's times so far, and the largest of its fraction of a core."""
 
-    def __init__(self, m: Medians):
-        self.computing, self.cpu, self.core, self.waiting_s = m.computing, m.cpu, m.core, m.waiting_s
+    def __init__(self, now: Latest):
+        self.computing, self.cpu, self.core = (np.median(x, 0) for x in (now.computing, now.cpu, now.core))
+        self.waiting_s = now.waiting_s
 
-    def take(self, m: Medians) -> None:
-        self.computing, self.cpu = np.minimum(self.computing, m.computing), np.minimum(self.cpu, m.cpu)
-        self.core, self.waiting_s = np.maximum(self.core, m.core), min(self.waiting_s, m.waiting_s)
+    def take(self, now: Latest) -> None:
+        later = Best(now)
+        self.computing, self.cpu = np.minimum(self.computing, later.computing), np.minimum(self.cpu, later.cpu)
+        self.core, self.waiting_s = np.maximum(self.core, later.core), min(self.waiting_s, later.waiting_s)
 
 
-def beside(times: Any, stages: Sequence[np.ndarray]) -> np.ndarray:
-    """Return each rank's median multiple of the lower median of its stage, step by step.
+def beside(times: np.ndarray, stages: Sequence[np.ndarray]) -> np.ndarray:
+    """Return each rank's time as a multiple of the lower median of its stage, step by step.
 
-    >>> beside(np.array([[1.0, 3.0, 1.0], [2.0, 4.0, 8.0], [1.0, 2.0, 2.0]]), [np.array([0, 1]), np.array([2])])
-    array([1., 2., 1.])
+    >>> beside(np.array([[1.0, 3.0, 1.0], [2.0, 4.0, 8.0]]), [np.array([0, 1]), np.array([2])])
+    array([[1., 3., 1.],
+           [1., 2., 1.]])
     """
     ratios = np.empty_like(times)
     for ranks in stages:
         ratios[:, ranks] = times[:, ranks] / lower_median(times[:, ranks])[:, None]
-    return np.asarray(np.median(ratios, 0))
+    return ratios
 
 
 def lower_median(x: np.ndarray) -> Any:

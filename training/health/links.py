@@ -1,4 +1,4 @@
-"""Times of messages between neighbours on different hosts, measured between two steps of a run."""
+"""Times of messages between neighbouring hosts, measured between two steps of a run."""
 
 from __future__ import annotations
 
@@ -18,22 +18,26 @@ SLOW = 2.0  # time of a message, as a multiple of that of the fastest quarter of
 Pair = tuple[int, int]
 
 
-def pairs_between_hosts(layout: MeshShape, hosts: Sequence[str]) -> list[Pair]:
-    """Return the pairs of ranks that are neighbours along an axis, and on different hosts.
+def neighbouring_hosts(layout: MeshShape, hosts: Sequence[str]) -> list[Pair]:
+    """Return a pair of ranks for each two hosts that have neighbours along an axis.
 
-    >>> pairs_between_hosts(mesh_shape(4, dp=2, tp=2), ["a", "a", "b", "b"])
-    [(0, 2), (1, 3)]
+    >>> from parallelism.mesh import mesh_shape
+    >>> neighbouring_hosts(mesh_shape(4, dp=2, tp=2), ["a", "a", "b", "b"])
+    [(0, 2)]
     """
     rings = [ranks for axis in layout.disjoint for ranks in layout.groups(axis)]
-    edges = {(a, b) for ranks in rings for a, b in zip(ranks, [*ranks[1:], ranks[0]], strict=True)}
-    return sorted({(min(edge), max(edge)) for edge in edges if hosts[edge[0]] != hosts[edge[1]]})
+    edges = sorted(
+        (min(edge), max(edge)) for ranks in rings for edge in zip(ranks, [*ranks[1:], ranks[0]], strict=True)
+    )
+    pairs = {frozenset(hosts[rank] for rank in edge): edge for edge in reversed(edges)}
+    return sorted(edge for names, edge in pairs.items() if len(names) > 1)
 
 
 def rounds(pairs: Sequence[Pair], hosts: Sequence[str]) -> list[list[Pair]]:
     """Arrange pairs in rounds in which each host has one pair at most.
 
-    >>> rounds([(0, 1), (0, 2), (1, 2)], ["a", "b", "c"])
-    [[(0, 1)], [(0, 2)], [(1, 2)]]
+    >>> rounds([(0, 1), (0, 2), (1, 2), (2, 3)], ["a", "b", "c", "d"])
+    [[(0, 1), (2, 3)], [(0, 2)], [(1, 2)]]
     """
     arranged: list[list[Pair]] = []
     for pair in pairs:
@@ -46,18 +50,18 @@ def rounds(pairs: Sequence[Pair], hosts: Sequence[str]) -> list[list[Pair]]:
 
 
 class Links:
-    """Neighbours on different hosts, and the least time in which a message has gone between the two of a pair."""
+    """Links between neighbouring hosts, and the least time in which a message has gone over each."""
 
     def __init__(self, layout: MeshShape, hosts: Sequence[str]):
         self.hosts = hosts
-        self.rounds = rounds(pairs_between_hosts(layout, hosts), hosts)
+        self.rounds = rounds(neighbouring_hosts(layout, hosts), hosts)
         self.pairs = [pair for each in self.rounds for pair in each]
         self.least_s = np.full(len(self.pairs), np.inf)
 
     def measure(self, comm: collectives.Communicator) -> np.ndarray:
-        """Return the seconds of a message of 256 KiB between the ranks of each pair.  Collective.
+        """Return the seconds of a message of 256 KiB over each link.  Collective.
 
-        Cost: `REPEATS` messages to and fro for each of a host's neighbours.
+        Cost: 3 such messages to and fro for each of a host's neighbours.
         """
         seconds, message = np.zeros(len(self.pairs)), np.zeros(NUM_BYTES, np.uint8)
         for pairs in self.rounds:
@@ -87,8 +91,7 @@ class Links:
                 yield finding(ranks, f"from and to {host}", pairs)
                 slow = slow.difference(pairs)
         for pair in sorted(slow):
-            first, second = (f"rank {rank} ({self.hosts[rank]})" for rank in pair)
-            yield finding(pair, f"between {first} and {second}", [pair])
+            yield finding(pair, "between {} and {}".format(*(self.hosts[rank] for rank in pair)), [pair])
 
     def pairs_of(self) -> dict[str, list[Pair]]:
         """Return the pairs of each host."""

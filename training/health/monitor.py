@@ -63,7 +63,7 @@ class Health:
         self.exchange.begin()
 
     def finish(self) -> None:
-        """Take the times of the step before, if there is one, and measure the links where these ask for it.  Collective."""
+        """Take the times of the step before, if there is one; measure the links if these ask for it.  Collective."""
         if not self.step:
             return
         self.exchange.wait()
