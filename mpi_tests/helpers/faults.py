@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, NamedTuple
@@ -95,6 +96,7 @@ def plant(kind: str, first: int, amount: str) -> None:
             Path(amount).write_text(str(os.getpid()))
         if iteration == first and kind == "slow":
             run.pipeline.listeners.insert(run.pipeline.listeners.index(run.pipeline.times) + 1, slow(float(amount)))
+            run.optimizer.step = slowly(run.optimizer.step, float(amount))
         return own_step(run, iteration, batches)
 
     def late(batches, run):
@@ -121,12 +123,27 @@ def slow(speed: float) -> Listener:
             self.begin_s = time.perf_counter()
 
         def after(self, _):
-            now_s = time.perf_counter()
-            end_s = now_s + (now_s - self.begin_s) * (1 / speed - 1)
-            while time.perf_counter() < end_s:
-                pass
+            stretch(self.begin_s, speed)
 
     return Slow()
+
+
+def slowly(function: Callable, speed: float) -> Callable:
+    def longer(*arguments):
+        begin_s = time.perf_counter()
+        result = function(*arguments)
+        stretch(begin_s, speed)
+        return result
+
+    return longer
+
+
+def stretch(begin_s: float, speed: float) -> None:
+    """Compute on, as a slower processor would since a time."""
+    now_s = time.perf_counter()
+    end_s = now_s + (now_s - begin_s) * (1 / speed - 1)
+    while time.perf_counter() < end_s:
+        pass
 
 
 def main() -> None:

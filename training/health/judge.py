@@ -49,7 +49,8 @@ class Judge:
 
     def __init__(self, hosts: Sequence[str], stages: Sequence[int], cores: Sequence[int]):
         self.hosts, self.ranks_of = hosts, groups(hosts)
-        self.stages = [np.array(ranks) for ranks in groups(stages).values()]
+        self.stages = [*groups(stages).values()]
+        self.alone = [rank for ranks in self.stages for rank in ranks if len(ranks) == 1]  # without others of its stage
         self.cores = {host: min(1.0, cores[ranks[0]] / len(ranks)) for host, ranks in self.ranks_of.items()}
         self.times: deque[np.ndarray] = deque(maxlen=WINDOW)
         self.steps: deque[int] = deque(maxlen=WINDOW)
@@ -79,7 +80,7 @@ class Judge:
         return self.settle(step, [*others, *links])
 
     def judge(self, step: int) -> list[Change]:
-        now = Latest(np.stack(self.times), self.stages)
+        now = Latest(np.stack(self.times))
         first, self.best = self.best is None, self.best or Best(now)
         findings = [*self.loaded_hosts(now)]
         findings += self.slow_ranks(now, {rank for each in findings for rank in each.ranks})
@@ -99,89 +100,87 @@ class Judge:
         ended = [Change(step, each, False) for key, each in before.items() if key not in self.current]
         return ended + [Change(step, each, True) for key, each in self.current.items() if key not in before]
 
-    def reaches(self, values: np.ndarray, bounds: tuple[float, float], *key: Any) -> bool:
-        """Return whether ascending values of the steps make a finding begin, or, if it is current, last."""
-        is_current = key in self.current
-        return bool(values[MOST if is_current else FEW] >= bounds[is_current])
+    def reaching(self, values: np.ndarray, bounds: tuple[float, float], keys: Sequence[Any]) -> list[int]:
+        """Return the columns of steps' ascending values with which a finding begins, or, if it is current, lasts."""
+        is_current = np.array([key in self.current for key in keys])
+        return np.flatnonzero(np.where(is_current, values[MOST] >= bounds[1], values[FEW] >= bounds[0])).tolist()
 
     def loaded_hosts(self, now: Latest) -> Iterator[Finding]:
         """Yield hosts none of whose ranks, of several, gets its core."""
-        for host, its in self.ranks_of.items():
-            ranks, lack = tuple(its), np.sort(self.cores[host] / now.core[:, its].max(1))
-            if len(ranks) > 1 and self.reaches(lack, LOADED, True, "", ranks):
-                what, core = f"the {len(ranks)} ranks of {host}", np.median(now.core[:, its])
-                words = f"{what} get {core:.0%} of a core each: other processes use them"
-                yield Finding("load", ranks, words, f"{what} get their cores again")
+        several = {host: ranks for host, ranks in self.ranks_of.items() if len(ranks) > 1}
+        if not several:
+            return
+        lack = np.stack([self.cores[host] / now.core[:, ranks].max(1) for host, ranks in several.items()], 1)
+        keys = [(True, "", tuple(ranks)) for ranks in several.values()]
+        for index in self.reaching(np.sort(lack, 0), LOADED, keys):
+            (host, ranks), core = [*several.items()][index], middle(now.core)
+            what = f"the {len(ranks)} ranks of {host}"
+            words = f"{what} get {np.mean(core[ranks]):.0%} of a core each: other processes use them"
+            yield Finding("load", tuple(ranks), words, f"{what} get their cores again")
 
     def slow_ranks(self, now: Latest, loaded: set[int]) -> Iterator[Finding]:
         """Yield ranks that compute slower than others; on loaded hosts only those that use more CPU time, too."""
-        by_clock, by_cpu = (self.beside(now, what) for what in ("computing", "cpu"))
-        for rank, ratios in enumerate(by_clock.T):
-            ratio, computing_s = ratios[HALF], np.median(now.computing[:, rank])
-            is_current = (True, "", (rank,)) in self.current
-            cost = (1 - 1 / max(ratio, 1)) * computing_s / now.whole_s
-            if not self.reaches(ratios, SLOWER, True, "", (rank,)) or cost < MATTERS:
-                continue
-            kind = "slow" if by_cpu[HALF, rank] - 1 > (ratio - 1) / 2 else "load"
-            if (is_current or ratio >= TYPICALLY_SLOWER) and (kind == "slow" or rank not in loaded):
-                who, core = f"rank {rank} ({self.hosts[rank]})", np.median(now.core[:, rank])
+        ratios = np.sort(self.beside(now, "computing"), 0)
+        keys = [(True, "", (rank,)) for rank in range(len(self.hosts))]
+        for rank in self.reaching(ratios, SLOWER, keys):
+            ratio, by_cpu = ratios[HALF, rank], middle(self.beside(now, "cpu"))[rank]
+            kind = "slow" if by_cpu - 1 > (ratio - 1) / 2 else "load"
+            is_typical = keys[rank] in self.current or ratio >= TYPICALLY_SLOWER
+            costs = (1 - 1 / ratio) * middle(now.computing)[rank] >= MATTERS * now.whole_s
+            if is_typical and costs and (kind == "slow" or rank not in loaded):
+                who, core = f"rank {rank} ({self.hosts[rank]})", middle(now.core)[rank]
                 others = "before" if rank in self.alone else f"the median of {WINDOW} steps"
                 words = f"{who} computes {ratio:.1f} times as long as {others}; it gets {core:.0%} of a core"
                 yield Finding(kind, (rank,), words, f"{who} computes as fast as the others again")
 
     def beside(self, now: Latest, what: str) -> np.ndarray:
-        """Return each rank's time in each step as a multiple of the others' of its stage, ascending.
+        """Return each rank's time in each step as a multiple of the lower median of its stage's in the same step.
 
-        Without others, it is a multiple of its own past.
+        Without others, it is a multiple of its own past, beside that of the ranks of other stages.
         """
-        past = getattr(now, what) / getattr(self.best, what)
-        past /= lower_median(past)[:, None]
-        ratios = now.beside[what].copy()
-        ratios[:, self.alone] = past[:, self.alone]
-        return np.sort(ratios, 0)
-
-    @property
-    def alone(self) -> list[int]:
-        """The ranks whose stage has no other."""
-        return [int(ranks[0]) for ranks in self.stages if len(ranks) == 1]
+        times = getattr(now, what)
+        ratios = np.empty_like(times)
+        for ranks in self.stages:
+            ratios[:, ranks] = beside(times[:, ranks])
+        if self.alone:
+            ratios[:, self.alone] = beside(times / getattr(self.best, what))[:, self.alone]
+        return ratios
 
     def late_inputs(self, now: Latest) -> Iterator[Finding]:
-        for rank, waits in enumerate(np.sort(now.input, 0).T):
-            if self.reaches(waits / now.whole_s, LATE, False, "input", (rank,)):
-                who, wait_s = f"rank {rank} ({self.hosts[rank]})", waits[HALF]
-                words = f"{who} waits {wait_s * 1e3:.0f} ms for its input in a step of {now.whole_s * 1e3:.0f} ms"
-                yield Finding("input", (rank,), words, f"{who} gets its input in time again")
+        keys = [(False, "input", (rank,)) for rank in range(len(self.hosts))]
+        for rank in self.reaching(np.sort(now.input, 0) / now.whole_s, LATE, keys):
+            who, wait_ms = f"rank {rank} ({self.hosts[rank]})", middle(now.input)[rank] * 1e3
+            words = f"{who} waits {wait_ms:.0f} ms for its input in a step of {now.whole_s * 1e3:.0f} ms"
+            yield Finding("input", (rank,), words, f"{who} gets its input in time again")
 
     def all_slower(self, now: Latest) -> Iterator[Finding]:
         """Yield a finding if most ranks compute slower than in their past."""
         assert self.best
         ranks = tuple(range(len(self.hosts)))
-        ratios = np.sort(lower_median(now.computing / self.best.computing))
-        if self.reaches(ratios, ALL_SLOWER, False, "all", ranks):
-            words = f"all ranks compute {ratios[HALF]:.1f} times as long as before step {self.steps[0]}"
-            core = f"they get {np.median(now.core):.0%} of a core, {np.median(self.best.core):.0%} before"
+        ratios = np.sort(lower_median(now.computing / self.best.computing), 0)
+        if self.reaching(ratios, ALL_SLOWER, [(False, "all", ranks)]):
+            words = f"all ranks compute {ratios[HALF, 0]:.1f} times as long as before step {self.steps[0]}"
+            core = f"they get {middle(now.core).mean():.0%} of a core, {self.best.core.mean():.0%} before"
             yield Finding("all", ranks, f"{words}; {core}", "all ranks compute as fast as before again")
 
 
 class Latest:
-    """The latest steps: arrays of (steps, ranks), and medians of all ranks.
+    """The latest steps: arrays of (steps, ranks), and the middle of all ranks'.
 
-    `core` is the fraction of a core that a rank gets when it computes, `beside` has ratios to the lower median of the
-    rank's stage in the same step, and `waiting_s` is of the rank that waits least.
+    `core` is the fraction of a core that a rank gets when it computes, and `waiting_s` is of the rank that waits least.
     """
 
-    def __init__(self, times: np.ndarray, stages: Sequence[np.ndarray]):
+    def __init__(self, times: np.ndarray):
         self.computing, self.cpu, waiting, self.input, whole = np.moveaxis(times, 2, 0)
         self.core = self.cpu / self.computing
-        self.beside = {what: beside(getattr(self, what), stages) for what in ("computing", "cpu")}
-        self.whole_s, self.waiting_s = float(np.median(whole)), float(np.median(np.min(waiting, 1)))
+        self.whole_s, self.waiting_s = float(middle(whole).max()), float(middle(waiting.min(1)))
 
 
 class Best:
-    """The least medians of each rank's times so far, and the largest of its fraction of a core."""
+    """The least of each rank's times so far, in the middle of the steps, and the most of its core."""
 
     def __init__(self, now: Latest):
-        self.computing, self.cpu, self.core = (np.median(x, 0) for x in (now.computing, now.cpu, now.core))
+        self.computing, self.cpu, self.core = middle(now.computing), middle(now.cpu), middle(now.core)
         self.waiting_s = now.waiting_s
 
     def take(self, now: Latest) -> None:
@@ -190,22 +189,25 @@ class Best:
         self.core, self.waiting_s = np.maximum(self.core, later.core), min(self.waiting_s, later.waiting_s)
 
 
-def beside(times: np.ndarray, stages: Sequence[np.ndarray]) -> np.ndarray:
-    """Return each rank's time as a multiple of the lower median of its stage, step by step.
+def beside(times: np.ndarray) -> np.ndarray:
+    """Return each rank's time as a multiple of the lower median of the ranks, step by step.
 
-    >>> beside(np.array([[1.0, 3.0, 1.0], [2.0, 4.0, 8.0]]), [np.array([0, 1]), np.array([2])])
-    array([[1., 3., 1.],
-           [1., 2., 1.]])
+    >>> beside(np.array([[1.0, 3.0], [8.0, 4.0]]))
+    array([[1., 3.],
+           [2., 1.]])
     """
-    ratios = np.empty_like(times)
-    for ranks in stages:
-        ratios[:, ranks] = times[:, ranks] / lower_median(times[:, ranks])[:, None]
-    return ratios
+    return np.asarray(times / lower_median(times))
 
 
-def lower_median(x: np.ndarray) -> Any:
-    """Return the median of the last axis, of an even number the lower of the two in the middle."""
-    return np.sort(x, -1)[..., (x.shape[-1] - 1) // 2]
+def lower_median(times: np.ndarray) -> np.ndarray:
+    """Return the median of the ranks, step by step, of an even number the lower of the two in the middle."""
+    middle_rank = (times.shape[1] - 1) // 2
+    return np.sort(times, 1)[:, middle_rank : middle_rank + 1]
+
+
+def middle(times: np.ndarray) -> np.ndarray:
+    """Return the times in the middle of the steps."""
+    return np.asarray(np.sort(times, 0)[len(times) // 2])
 
 
 def groups(keys: Sequence[Any]) -> dict[Any, list[int]]:

@@ -20,6 +20,7 @@ from training.health.links import Links
 from training.reports.profile import StepProfiler
 
 TICK_S = 1e-9  # of the clock of CPU time
+NOT_COUNTED = StepSeconds(*[math.nan] * len(StepSeconds._fields))
 
 
 class Health:
@@ -54,11 +55,14 @@ class Health:
         whole_s, cpu_s = time.perf_counter() - begin_s, time.thread_time() - begin_cpu_s
         waiting_s = profiler.waited_s - waited_s
         cpu_s -= profiler.waited_cpu_s - waited_cpu_s
+        cpu_s = max(cpu_s, TICK_S)
+        own = StepSeconds(whole_s - waiting_s, cpu_s, waiting_s, profiler.input_s, whole_s + profiler.input_s)
+        self.begin(step, own if counts else NOT_COUNTED)
+
+    def begin(self, step: int, own: StepSeconds) -> None:
+        """Begin to exchange the times of a step, and take those of the step before.  Collective."""
         self.finish()
-        own = StepSeconds(
-            whole_s - waiting_s, max(cpu_s, TICK_S), waiting_s, profiler.input_s, whole_s + profiler.input_s
-        )
-        self.own[:] = own if counts else math.nan
+        self.own[:] = own
         self.step = step
         self.exchange.begin()
 

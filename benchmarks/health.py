@@ -1,0 +1,83 @@
+"""Plant faults in ranks and links of training runs in random layouts, and see which of them the runs name.
+
+    COLLECTIVES_LINKS=0 python benchmarks/health.py --faults 40 --output health.json
+
+From a random step on, a rank gets a part of its core ("cpu"), computes slowly ("slow") or waits for its input
+("input"), or a host of the rig sends and receives at a third of its rate ("link"); in some runs nothing happens
+("none").  A fault is named right if the first finding is of its kind, of that rank or host alone, and within 20 steps.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+
+from helpers.result_files import output, table, write
+
+from collectives.job.progress_bar import progress_bar
+from collectives.job.settings import Parser, positive
+from mpi_tests.helpers.faults import Fault, changes, changes_on_rig
+from mpi_tests.rig import Rig
+
+KINDS = [("cpu", 0.7), ("cpu", 0.4), ("slow", 0.7), ("slow", 0.4), ("input", 0.3), ("link", 0.3), ("none", 1.0)]
+NAMED = {"cpu": "load"}  # the finding's kind, if it is not the fault's
+WITHIN, LATER = 20, 26  # steps in which a fault is to be named, and after which the run ends
+STEPS = range(30, 40)  # the first with the fault
+LAYOUTS = {
+    2: ["", "--pp 2 --num_micro_batches 4", "--tp 2", "--zero_stage 3"],
+    3: ["", "--zero_stage 1"],
+    4: ["", "--tp 2", "--pp 2 --num_micro_batches 4", "--pp 4 --num_micro_batches 8", "--sp 2"],
+    6: ["", "--tp 2"],
+    8: ["--tp 2", "--pp 2 --tp 2 --num_micro_batches 4"],
+}
+HOSTS = 4
+
+
+def run(fault: Fault, num_ranks: int, flags: str) -> list[dict]:
+    flags = f"--max_iters {fault.step + LATER} {flags}"
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        if fault.kind != "link":
+            return changes(fault, num_ranks, flags, Path(folder))
+        with Rig(HOSTS, slots=1, rate="1gbit") as rig:
+            return changes_on_rig(
+                rig, fault.rank + 1, f"{1000 * fault.amount:.0f}mbit", fault.step, flags, Path(folder)
+            )
+
+
+def is_right(fault: Fault, begun: list[dict]) -> bool:
+    if fault.kind == "none" or not begun:
+        return fault.kind == "none" and not begun
+    kind, first = NAMED.get(fault.kind, fault.kind), begun[0]
+    is_named = (first["kind"], first["ranks"]) == (kind, [fault.rank])
+    return is_named and fault.step <= first["iter"] <= fault.step + WITHIN
+
+
+def main() -> None:
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--faults", type=positive, default=20)
+    parser.add_argument("--kinds", nargs="+", choices=[kind for kind, _ in KINDS], help="of faults, all if omitted")
+    parser.add_argument("--ranks", type=int, choices=LAYOUTS, help="of each run, drawn if omitted")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=output, help="write the numbers as JSON")
+    args = parser.parse_args()
+    draw, rows, right = random.Random(args.seed), [], 0
+    kinds = [each for each in KINDS if not args.kinds or each[0] in args.kinds]
+    for number in progress_bar(range(args.faults), "fault"):
+        kind, amount = kinds[number % len(kinds)]
+        num_ranks = HOSTS if kind == "link" else args.ranks or draw.choice([*LAYOUTS])
+        flags = "" if kind == "link" else draw.choice(LAYOUTS[num_ranks])
+        fault = Fault(kind, draw.randrange(num_ranks), draw.choice(STEPS), amount)
+        begun = [each for each in run(fault, num_ranks, flags) if each["begins"]]
+        right += is_right(fault, begun)
+        where = [num_ranks, flags or "dp", f"{kind} {amount:g}", fault.rank, fault.step]
+        rows.append([*where, "yes" if is_right(fault, begun) else "no", "; ".join(each["words"] for each in begun)])
+        print(*rows[-1], sep=" | ", flush=True)
+    print(table(["ranks", "layout", "fault", "rank", "step", "named", "findings"], rows))
+    print(f"{right} of {args.faults} named right, within {WITHIN} steps")
+    if args.output:
+        write(args.output, {"faults": rows, "right": right, "of": args.faults}, seed=args.seed)
+
+
+if __name__ == "__main__":
+    main()
