@@ -25,14 +25,14 @@ def measure(config: Config, steps: int, comm: collectives.Communicator) -> dict[
     whole_s, health_s = [], []
     with TrainingRun(config, comm) as run, closing(run.inputs()) as inputs:
         assert run.health
-        own = run.health.begin
+        own = run.health.add
 
-        def begin(*arguments) -> None:
+        def add(*arguments) -> None:
             begin_s = time.perf_counter()
             own(*arguments)
             health_s.append(time.perf_counter() - begin_s)
 
-        run.health.begin = begin  # type: ignore[method-assign]
+        run.health.add = add  # type: ignore[method-assign]
         for number, batches in zip(range(1, 31 + steps), inputs, strict=False):
             begin_s = time.perf_counter()
             step(run, number, batches).metrics()

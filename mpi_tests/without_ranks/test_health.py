@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parallelism.mesh import mesh_shape
-from training.health.judge import EVERY, FIRST, WINDOW, Judge, StepSeconds
+from training.health.judge import FIRST, TOGETHER, WINDOW, Judge, StepSeconds
 from training.health.links import Links
 
 NUM_RANKS = 4
@@ -19,7 +19,7 @@ class Run:
     def __init__(self, hosts="aabb", stages=(0, 0, 0, 0), cores=2, noise=0.005):
         self.judge = Judge(list(hosts), stages, [cores] * len(hosts))
         self.draw, self.noise = np.random.default_rng(0), noise
-        self.step, self.num_ranks = 0, len(hosts)
+        self.step, self.num_ranks, self.together = 0, len(hosts), []
 
     def steps(self, number, usual=USUAL, **of_ranks):
         """Let steps pass, in which ranks have other times: rank 2's by `rank2`; return what is said."""
@@ -28,7 +28,10 @@ class Run:
             self.step += 1
             rows = [of_ranks.get(f"rank{rank}", usual) for rank in range(self.num_ranks)]
             noise = self.draw.uniform(1 - self.noise, 1 + self.noise, (self.num_ranks, 1))
-            said += self.judge.take(self.step, np.array(rows) * noise)
+            self.together.append(np.array(rows) * noise)
+            if len(self.together) == TOGETHER:
+                said += self.judge.take(self.step, np.stack(self.together))
+                self.together = []
         return said
 
 
@@ -60,7 +63,7 @@ def test_a_slow_rank_is_named_within_20_steps_with_the_core_that_it_gets(times, 
 
 
 def test_a_rank_that_is_slow_from_the_start_is_named_in_the_first_verdict():
-    [begin] = Run().steps(FIRST + WINDOW + EVERY, rank0=slower(2.0))
+    [begin] = Run().steps(FIRST + WINDOW + TOGETHER, rank0=slower(2.0))
     assert begin.finding.ranks == (0,)
 
 

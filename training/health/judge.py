@@ -17,7 +17,7 @@ from training.health.finding import Change, Finding
 
 WINDOW = 20  # steps on which a verdict depends
 FEW, HALF, MOST = WINDOW // 4, WINDOW // 2, 3 * WINDOW // 4  # of these steps
-EVERY = 5  # steps between verdicts
+TOGETHER = 5  # steps that are exchanged, and judged, at once
 FIRST = 3  # steps of a run that do not count, as plans are bound in them
 LINKS_AGAIN = 60  # steps between measurements of links while one is slow
 
@@ -61,17 +61,17 @@ class Judge:
         self.wants_links = False  # to have links measured before the next step
         self.current: dict[Any, Finding] = {}
 
-    def take(self, step: int, times: np.ndarray) -> list[Change]:
-        """Take the `StepSeconds` of every rank, in rows; return the findings that begin or end.
+    def take(self, last: int, times: np.ndarray) -> list[Change]:
+        """Take the `StepSeconds` of each rank in the steps up to `last`; return the findings that begin or end.
 
-        A step with a NaN does not count.
+        A step with a NaN does not count.  Shapes: `times` is (steps, ranks, fields).
         """
-        self.num_steps += 1
-        if self.num_steps <= FIRST or not np.isfinite(times).all():
-            return []
-        self.times.append(times)
-        self.steps.append(step)
-        return self.judge(step) if len(self.times) == WINDOW and self.num_steps % EVERY == 0 else []
+        for step, of_ranks in enumerate(times, last + 1 - len(times)):
+            self.num_steps += 1
+            if self.num_steps > FIRST and np.isfinite(of_ranks).all():
+                self.times.append(of_ranks)
+                self.steps.append(step)
+        return self.judge(last) if len(self.times) == WINDOW else []
 
     def take_links(self, step: int, links: Sequence[Finding]) -> list[Change]:
         """Take what a measurement of the links has found; return the findings that begin or end."""
@@ -119,13 +119,16 @@ class Judge:
             yield Finding("load", tuple(ranks), words, f"{what} get their cores again")
 
     def slow_ranks(self, now: Latest, loaded: set[int]) -> Iterator[Finding]:
-        """Yield ranks that compute slower than others; on loaded hosts only those that use more CPU time, too."""
-        ratios = np.sort(self.beside(now, "computing"), 0)
+        """Yield ranks that compute slower than others; on loaded hosts only those that use more CPU time, too.
+
+        Where ranks share cores, the clock shows less of what a slow one needs than its CPU time does.
+        """
+        by_clock, by_cpu = np.sort(self.beside(now, "computing"), 0), np.sort(self.beside(now, "cpu"), 0)
         keys = [(True, "", (rank,)) for rank in range(len(self.hosts))]
-        for rank in self.reaching(ratios, SLOWER, keys):
-            ratio, by_cpu = ratios[HALF, rank], middle(self.beside(now, "cpu"))[rank]
-            kind = "slow" if by_cpu - 1 > (ratio - 1) / 2 else "load"
-            is_typical = keys[rank] in self.current or ratio >= TYPICALLY_SLOWER
+        for rank in self.reaching(np.maximum(by_clock, by_cpu), SLOWER, keys):
+            ratio, cpu_ratio = by_clock[HALF, rank], by_cpu[HALF, rank]
+            kind = "slow" if cpu_ratio - 1 > (ratio - 1) / 2 else "load"
+            is_typical = keys[rank] in self.current or max(ratio, cpu_ratio) >= TYPICALLY_SLOWER
             costs = (1 - 1 / ratio) * middle(now.computing)[rank] >= MATTERS * now.whole_s
             if is_typical and costs and (kind == "slow" or rank not in loaded):
                 who, core = f"rank {rank} ({self.hosts[rank]})", middle(now.core)[rank]

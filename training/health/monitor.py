@@ -1,6 +1,6 @@
 """Health of a run: the times of every rank's steps, which all ranks exchange and judge, each for itself.
 
-The exchange of a step begins at its end and ends with the next one, so that no rank waits for it.
+The times of five steps are exchanged at once, while the next step goes on, so that no rank waits for them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import collectives
 from collectives.job import environment
 from parallelism.mesh import Mesh
 from training.health.finding import Change
-from training.health.judge import Judge, StepSeconds
+from training.health.judge import TOGETHER, Judge, StepSeconds
 from training.health.links import Links
 from training.reports.profile import StepProfiler
 
@@ -26,7 +26,7 @@ NOT_COUNTED = StepSeconds(*[math.nan] * len(StepSeconds._fields))
 class Health:
     """Times this rank's steps, and keeps what all ranks' times say about them.
 
-    Each step costs an all_gather of 5 numbers a rank, and each fifth one a verdict.  Construction is collective.
+    Each fifth step costs an all_gather of 25 numbers a rank, and a verdict.  Construction is collective.
     """
 
     def __init__(self, mesh: Mesh, profiler: StepProfiler):
@@ -36,17 +36,17 @@ class Health:
         hosts = names_of(self.comm, hosts)
         self.judge = Judge(hosts, stages, cores)
         self.links = Links(mesh.layout, hosts)
-        self.own = self.comm.empty(len(StepSeconds._fields), "float64")
-        self.every = self.comm.empty((self.comm.size, len(self.own)), "float64")
+        self.own = self.comm.empty((TOGETHER, len(StepSeconds._fields)), "float64")
+        self.every = self.comm.empty((self.comm.size, *self.own.shape), "float64")
         self.exchange = self.comm.plan("all_gather", self.own, out=self.every)
-        self.step = 0  # whose times are being exchanged; 0 for none
+        self.num_steps, self.last = 0, 0  # steps in `own`, and the last one that is being exchanged; 0 for none
         self.changes: list[Change] = []  # that nobody has taken
 
     @contextmanager
     def observing(self, step: int, counts: bool) -> Iterator[None]:
-        """Time the step in this context, and then take the times of the step before.  Collective.
+        """Time the step in this context, the one after the last.  Collective.
 
-        `counts` is whether the step is like others, which it must be on all ranks.
+        It counts if it is like others on all ranks.
         """
         profiler = self.profiler
         begin_s, begin_cpu_s = time.perf_counter(), time.thread_time()
@@ -57,24 +57,26 @@ class Health:
         cpu_s -= profiler.waited_cpu_s - waited_cpu_s
         cpu_s = max(cpu_s, TICK_S)
         own = StepSeconds(whole_s - waiting_s, cpu_s, waiting_s, profiler.input_s, whole_s + profiler.input_s)
-        self.begin(step, own if counts else NOT_COUNTED)
+        self.add(step, own if counts else NOT_COUNTED)
 
-    def begin(self, step: int, own: StepSeconds) -> None:
-        """Begin to exchange the times of a step, and take those of the step before.  Collective."""
+    def add(self, step: int, own: StepSeconds) -> None:
+        """Take what has been exchanged, add a step, and start the next exchange if enough are together.  Collective."""
         self.finish()
-        self.own[:] = own
-        self.step = step
-        self.exchange.begin()
+        self.own[self.num_steps] = own
+        self.num_steps += 1
+        if self.num_steps == TOGETHER:
+            self.last, self.num_steps = step, 0
+            self.exchange.begin()
 
     def finish(self) -> None:
-        """Take the times of the step before, if there is one; measure the links if these ask for it.  Collective."""
-        if not self.step:
+        """Take what has been exchanged, if anything; measure the links if their judge asks for it.  Collective."""
+        if not self.last:
             return
         self.exchange.wait()
-        self.changes += self.judge.take(self.step, self.every.copy())
+        self.changes += self.judge.take(self.last, self.every.swapaxes(0, 1).copy())
         if self.judge.wants_links:
-            self.changes += self.judge.take_links(self.step, [*self.links.slow(self.links.measure(self.comm))])
-        self.step = 0
+            self.changes += self.judge.take_links(self.last, [*self.links.slow(self.links.measure(self.comm))])
+        self.last = 0
 
     def news(self) -> list[Change]:
         """Return what has changed since the last call."""

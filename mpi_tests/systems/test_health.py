@@ -1,0 +1,66 @@
+"""Training runs name the rank, or the link, in which a fault is planted.
+
+They compare times, and so run alone.
+"""
+
+import json
+import sys
+
+import pytest
+
+from mpi_tests.helpers.cpu_limit import is_available
+from mpi_tests.helpers.faults import TINY, Fault, changes, changes_on_rig
+from mpi_tests.helpers.launch import launch
+from mpi_tests.rig import Rig, UnavailableError
+
+FIRST = 25  # the first step with the fault
+STEPS = f"--max_iters {FIRST + 26}"
+NAMED = {"cpu": "load"}  # the finding's kind, if it is not the fault's
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "amount", "num_ranks", "layout"),
+    [
+        ("slow", 1, 0.4, 2, ""),
+        ("slow", 0, 0.5, 2, "--tp 2"),
+        ("slow", 0, 0.4, 2, "--pp 2 --num_micro_batches 4"),
+        ("slow", 2, 0.4, 4, ""),
+        ("slow", 2, 0.4, 4, "--pp 2 --num_micro_batches 2"),
+        ("cpu", 1, 0.4, 2, "--zero_stage 3"),
+        ("cpu", 3, 0.4, 4, "--tp 2"),
+        ("input", 0, 0.5, 2, ""),
+        ("input", 1, 0.5, 3, "--zero_stage 1"),
+    ],
+)
+def test_a_rank_with_a_fault_is_named(tmp_path, kind, rank, amount, num_ranks, layout):
+    if kind == "cpu" and not is_available():
+        pytest.skip("limits of the CPU time need root and control groups")
+    found = changes(Fault(kind, rank, FIRST, amount), num_ranks, f"{STEPS} {layout}", tmp_path)
+    [first, *_] = [each for each in found if each["ranks"] == [rank]]
+    assert first["begins"]
+    assert first["kind"] == NAMED.get(kind, kind)
+    assert FIRST < first["iter"] <= FIRST + 20
+
+
+def test_a_host_with_slow_links_is_named(tmp_path):
+    try:
+        with Rig(hosts=4, slots=1, rate="1gbit") as rig:
+            found = changes_on_rig(rig, 3, "300mbit", FIRST + 10, f"--max_iters {FIRST + 36}", tmp_path)
+    except UnavailableError as error:
+        pytest.skip(str(error))
+    [first, *_] = [each for each in found if each["kind"] == "link"]
+    assert first["ranks"] == [2]
+    assert "messages from and to rig3 take " in first["words"]
+
+
+def test_findings_are_printed_recorded_and_in_prometheus_and_the_report(tmp_path):
+    fault = ["mpi_tests.helpers.faults", "slow", 1, FIRST, 0.4]
+    files = ["--out_dir", tmp_path / "out", "--prometheus", tmp_path / "run.prom", "--report", tmp_path / "run.html"]
+    result = launch(2, sys.executable, "-m", *fault, *TINY.split(), *STEPS.split(), *files)
+    records = map(json.loads, (tmp_path / "out" / "metrics.jsonl").read_text().splitlines())
+    [record, *_] = [record for record in records if record.get("health", {}).get("ranks") == [1]]
+    words = record["health"]["words"]
+    assert f"\n{words}\n" in result.stdout
+    assert words.startswith(f"step {record['iter']}: rank 1 (")
+    assert "training_health_findings{" in (tmp_path / "run.prom").read_text()
+    assert words in (tmp_path / "run.html").read_text()
