@@ -67,6 +67,15 @@ def test_a_rank_that_is_slow_from_the_start_is_named_in_the_first_verdict():
     assert begin.finding.ranks == (0,)
 
 
+def test_where_ranks_share_cores_a_slow_one_is_told_by_its_cpu_time():
+    run = Run(hosts="aaaa")
+    usual = slower(1.0, 0.5)
+    run.steps(40, usual=usual)
+    [begin] = run.steps(20, usual=usual, rank1=slower(1.25, 0.6))
+    assert (begin.finding.kind, begin.finding.ranks) == ("slow", (1,))
+    assert run.steps(60, usual=usual, rank1=usual._replace(cpu=1.5 * usual.cpu))[0].begins is False
+
+
 def test_why_a_rank_is_slow_may_change_without_a_word():
     run = Run()
     assert len(run.steps(40, rank1=slower(2.0))) == 1

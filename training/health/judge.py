@@ -22,11 +22,11 @@ FIRST = 3  # steps of a run that do not count, as plans are bound in them
 LINKS_AGAIN = 60  # steps between measurements of links while one is slow
 
 # What begins a finding, if most steps reach it, and what ends it, if most do not.
-SLOWER = 1.25, 1.2  # time of computing, as a multiple of the others'
+SLOWER = 1.2, 1.15  # time of computing, as a multiple of the others'
 ALL_SLOWER = 1.5, 1.25  # the same of all ranks, as a multiple of their past
 LOADED = 1.33, 1.18  # cores that a host's ranks can have, as a multiple of what they get
 LATE = 0.1, 0.05  # wait for input, as a fraction of a step
-TYPICALLY_SLOWER = 1.35  # time of computing, as a multiple of the others', in the middle of the steps
+TYPICALLY_SLOWER = 1.33  # time of computing, as a multiple of the others', in the middle of the steps
 GROWN = 2.0  # waits that all ranks have, as a multiple of their past
 MATTERS = 0.05  # what a slow rank costs, as a fraction of a step
 
