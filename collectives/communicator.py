@@ -23,6 +23,7 @@ from collectives.runtime.context import Context
 from collectives.runtime.dispatch import Dispatcher
 from collectives.runtime.plan import FREED, Plan
 from collectives.runtime.reports.call_log import LogEntry
+from collectives.runtime.reports.waits import RankWaits, by_rank
 from collectives.runtime.setup import set_up, set_up_part, survivors
 from collectives.runtime.started import Starter
 from collectives.schedule.cost import Network
@@ -599,6 +600,19 @@ class Communicator(Collectives):
         if gathered is None:
             return None
         return [pickle.loads(part.data) for part in np.split(gathered, np.cumsum(counts)[:-1])]
+
+    # --- reports ---
+
+    def health(self) -> list[RankWaits]:
+        """Return each rank's waits at barriers of its node since the last call: who waits, and for whom.  Collective.
+
+        The rank with the largest `awaited_s` holds the others up.  Counted are barriers in shared memory, of calls and
+        plans for which a rank waited longer than it polls; all are 0 where nothing is compiled.
+        """
+        counted = self.context.memory.of_host.waits
+        own = counted.copy()
+        counted[:] = 0
+        return by_rank(self.all_gather(own))
 
     # --- agreement ---
 

@@ -155,6 +155,7 @@ class SymmetricMemory:
         self.world_ranks = ranks_in(MPI.COMM_WORLD, self.node_comm)
         self.blocks: list[Block] = []
         self.kinds: dict[int, int] = {0: 0}
+        self.waits = np.zeros((comm.size, 2), np.int64)  # for each rank at barriers: how often, and nanoseconds
 
     def kind(self, key: int) -> int:
         """Classify a window for collectives: 0 for none, 1 for one that all these ranks have, or its own key."""

@@ -28,6 +28,7 @@ class Channel:
         self.begin = SLOT_BYTES  # of the staging buffers in their memory
         array(self.lease, SLOT_BYTES // 8, np.dtype(np.int64))[:] = 0  # what an earlier user has left there
         self.slots = np.array([self.lease.at(world_ranks[rank]) for rank in self.ranks], np.int64)
+        self.waits = memory.waits.ctypes.data + memory.waits.strides[0] * np.array(self.ranks, np.int64)
         self.state = np.zeros(kernels.STATE_LENGTH, np.int64)
 
     def reserve(self, turn_bytes: int, agree_max: Callable[[list[int]], list[int]]) -> None:

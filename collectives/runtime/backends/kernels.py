@@ -51,8 +51,11 @@ WAITING, ENDED, FAILED, MISMATCH, MOVED = range(5)  # results of `run`
     ODD,  # whether a run uses the staging buffers an odd number of times
     ON_MISMATCH,  # the instruction to continue with where ranks of a node run different programs; 0 to end there
     ERROR,  # MPI's error code of a failed message
-) = range(21)
-VECTORS = 21  # space for the arguments of a system call
+    WAITS,  # for each slot, the address of two numbers: how often this rank waited for that one last, and nanoseconds
+    LATEST,  # slot for which it has waited last at the current barrier; 0 for none
+    SINCE,  # time at which it began to wait
+) = range(24)
+VECTORS = 24  # space for the arguments of a system call
 FRAME_LENGTH = VECTORS + 4
 
 # A channel's state on this rank: the number of barriers that it has reached, the staging buffer with which the next run
@@ -620,12 +623,27 @@ def barrier(frame, channel, slots, registers):
                 spun += 1
             elif yields > 0:
                 yields -= 1
+                if not frame[LATEST]:
+                    frame[SINCE] = now_ns(frame[VECTORS:])
+                frame[LATEST] = peer
                 leave_core(frame, channel)
             else:
                 frame[SPUN] = spun
                 return False
     frame[ARRIVED] = 0
+    if frame[LATEST]:
+        count_wait(frame)
     return True
+
+
+@njit
+def count_wait(frame):
+    """Count this rank's wait at a barrier as one for the slot that it has polled last, which is the last to arrive."""
+    waits = carray(pointer_to(frame[WAITS], np.int64(0)), frame[NUM_SLOTS])
+    counted = carray(pointer_to(waits[frame[LATEST]], np.int64(0)), 2)
+    counted[0] += 1
+    counted[1] += now_ns(frame[VECTORS:]) - frame[SINCE]
+    frame[LATEST] = 0
 
 
 @njit

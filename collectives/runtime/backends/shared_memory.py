@@ -142,6 +142,7 @@ class Program(Step, Waitable):
         self.frame[kernels.YIELDS] = YIELDS
         self.frame[kernels.CHANNEL] = channel.state.ctypes.data
         self.frame[kernels.SLOTS : kernels.WORK + 1] = channel.slots.ctypes.data, num_slots, work.ctypes.data
+        self.frame[kernels.WAITS] = channel.waits.ctypes.data
         self.frame[kernels.CODE : kernels.CODE_LENGTH + 1] = code.ctypes.data, len(code)
         self.frame[kernels.REGISTERS : kernels.BASES + 1] = self.registers.ctypes.data, self.bases.ctypes.data
         self.frame[kernels.BINDING], self.frame[kernels.ODD] = binding, is_odd
