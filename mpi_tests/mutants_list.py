@@ -757,8 +757,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/step/local_parameters.py",
-        "(rounding_of(param) or self.num_passes(*own) > 1)",
-        "(self.num_passes(*own) > 1)",
+        "(rounding_of(param) or several)",
+        "several",
         ("test_reproducible.py", "one_micro_batch", 3),
     ),
     mutant(
@@ -915,15 +915,15 @@ PIPELINES = [
         ("test_pipeline.py", "plain_model and 2-ranks and 1f1b", 2),
     ),
     mutant(
-        "parallelism/step/local_parameters.py",
-        "return len(self.users(layers)) * self.num_micro_batches",
-        "return len(self.users(layers))",
+        "parallelism/data/averaging.py",
+        "self._passes[param] * self.own.num_micro_batches",
+        "self._passes[param]",
         ("test_pipeline.py", "ranks_beside and 1f1b and 4-ranks", 4),
     ),
     mutant(
         "parallelism/step/local_parameters.py",
-        "and (rounding_of(param) or self.num_passes(*own) > 1):",
-        "and (rounding_of(param) or self.num_passes(*own) > 1000):",
+        "and (rounding_of(param) or several):",
+        "and rounding_of(param):",
         ("test_same_bits.py", "pipelines_beside and 1f1b and 2-ranks", 2),
     ),
     mutant(

@@ -85,6 +85,8 @@ def train(config: Config, comm: collectives.Communicator, leave: Callable[[Remai
                 steps.add(step(run, iteration, batches))
                 for change in run.health.news() if run.health else ():
                     log.health(change)
+                if words := run.balance_load():
+                    log.show(f"step {iteration}: {words}")
                 if run.hashes and iteration % config.hash_interval == 0:
                     settle(run, log, steps, iteration)
                 if iteration == config.max_iters or iteration % config.eval_interval == 0:

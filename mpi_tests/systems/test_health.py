@@ -4,6 +4,7 @@ They compare times, and so run alone.
 """
 
 import json
+import re
 import sys
 
 import pytest
@@ -15,6 +16,7 @@ from mpi_tests.rig import Rig, UnavailableError
 
 FIRST = 25  # the first step with the fault
 STEPS = f"--max_iters {FIRST + 26}"
+SAME_BITS = "--reproducible --micro_batch_size 1 --num_micro_batches 4 --hash_interval 40 --max_iters 40"
 NAMED = {"cpu": "load"}  # the finding's kind, if it is not the fault's
 
 
@@ -40,6 +42,22 @@ def test_a_rank_with_a_fault_is_named(tmp_path, kind, rank, amount, num_ranks, l
     assert first["begins"]
     assert first["kind"] == NAMED.get(kind, kind)
     assert FIRST < first["iter"] <= FIRST + 20
+
+
+def test_a_slow_rank_gets_fewer_micro_batches_and_the_bits_stay(tmp_path):
+    hashes = []
+    for name, rank, more in (("slow", 1, ["--balance_load"]), ("none", 0, [])):
+        fault = ["mpi_tests.helpers.faults", name, rank, 5, 0.3]
+        out = ["--out_dir", tmp_path / name]
+        result = launch(2, sys.executable, "-m", *fault, *TINY.split(), *SAME_BITS.split(), *more, *out)
+        records = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        hashes += [record["hash"] for record in records if "hash" in record]
+        if more:
+            first, second = re.findall(r"micro-batches by dp rank from now on: (\d), (\d)", result.stdout)[-1]
+            assert int(first) + int(second) == 8
+            assert int(first) > int(second)
+    assert len(hashes) == 2
+    assert hashes[0] == hashes[1]
 
 
 def test_a_host_with_slow_links_is_named(tmp_path):

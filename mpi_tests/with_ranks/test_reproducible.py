@@ -22,6 +22,7 @@ from parallelism.numerics.exact import HEADROOM_BITS, ExactSums
 from parallelism.pipeline.schedule import registry
 from parallelism.tensor.tiles import sum_over_ranks, tree_sum
 from parallelism.zero.gradients import ReducedGradients
+from training.health.monitor import Health
 
 STEPS = int(os.environ.get("STEPS", "5"))
 NUM_DRAWN = int(os.environ.get("LAYOUTS", "8"))
@@ -89,6 +90,51 @@ def test_ranks_with_one_micro_batch_each(comm):
 @pytest.mark.sizes(5)
 def test_ranks_have_different_numbers_of_micro_batches(comm, zero_stage):
     check(comm, {"zero_stage": zero_stage})
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{}, {"zero_stage": 1}, {"pp": 2}, {"pp": 2, "schedule": "zb_h1", "zero_stage": 1}, {"tp": 2, **SPLIT}],
+)
+@pytest.mark.sizes(4)
+def test_micro_batches_move_between_replicas_in_the_middle_of_a_run(comm, layout, monkeypatch):
+    """All but one of each to the last replica, and then to the first."""
+    replicas, rest = divmod(comm.size, layout.get("pp", 1) * layout.get("tp", 1))
+    if rest or replicas == 1:
+        return
+    total, moved = GLOBAL_BATCH // 2, []
+
+    def better_numbers(health):
+        step = len(moved) + 1
+        moved.append(step)
+        if step % 2 == 0:
+            return None
+        fewest = [1] * (replicas - 1) + [total - replicas + 1]
+        health.numbers = fewest if step == 1 else fewest[::-1]
+        return health.numbers
+
+    monkeypatch.setattr(Health, "better_numbers", better_numbers)
+    outcome = on(comm, **{**SETTINGS, **layout, "balance_load": True})
+    assert len(moved) == STEPS
+    changes = {name: value for name, value in layout.items() if name in SPLIT}
+    check_outcome(outcome, on_one_rank(comm, **changes))
+
+
+@pytest.mark.sizes(2)
+def test_what_cannot_move_between_replicas_is_refused(comm):
+    for changes, words in (
+        ({"zero_stage": 2}, "balance_load makes unequal numbers of micro-batches, but zero_stage=2 needs equally many"),
+        ({"micro_batch_size": GLOBAL_BATCH // 2}, "balance_load has no effect with 2 micro-batches on dp=2 ranks: "),
+    ):
+        with pytest.raises(InputError, match=words):
+            on(comm, **{**SETTINGS, "balance_load": True, **changes})
+
+
+@pytest.mark.sizes(4)
+def test_several_stages_a_rank_cannot_move(comm):
+    words = "balance_load needs a schedule of one stage a rank, not schedule=interleaved: use 1f1b"
+    with pytest.raises(InputError, match=words):
+        on(comm, **{**SETTINGS, "balance_load": True, "pp": 2, "schedule": "interleaved"})
 
 
 @pytest.mark.parametrize(

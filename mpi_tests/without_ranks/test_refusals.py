@@ -224,6 +224,14 @@ SETTINGS = [
         ["--reproducible", "--micro_batch_size", 3, "--global_batch_size", 13],
         "global_batch_size=13 is not at least ",
     ),
+    (
+        ["--balance_load"],
+        "balance_load=True has no effect without reproducible: omit it, or set reproducible",
+    ),
+    (
+        ["--reproducible", "--balance_load", "--num_micro_batches", 4, "--pp", 2],
+        "balance_load has no effect with dp=1: omit it, or use more dp ranks or smaller micro-batches",
+    ),
     (["--balance", "measured"], "balance=measured has no effect with pp=1: omit it, or set pp to 2 or more"),
     (["--balance_loss", 0.1], "balance_loss=0.1 has no effect without num_experts: omit it, or set num_experts"),
     (["--expert_capacity", 1], "expert_capacity=1.0 has no effect without num_experts: omit it, or set num_experts"),

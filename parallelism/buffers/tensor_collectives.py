@@ -18,7 +18,7 @@ from parallelism.buffers.arena import allocate
 
 
 class ExposedTime:
-    """Accumulates the time spent waiting for the network, in `exposed_s`, and the thread's CPU time in it, in seconds."""
+    """Accumulates the seconds of waiting for the network in `exposed_s`, the thread's CPU time in `exposed_cpu_s`."""
 
     exposed_s = exposed_cpu_s = 0.0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from torch import Tensor
 
 import collectives
@@ -48,7 +50,10 @@ class Averaging(Replica):
         raise NotImplementedError
 
     def _begin(self) -> None:
-        self._queue, self._left = BucketQueue(self.buckets), dict(self._passes)
+        self._queue, self._num_passed = BucketQueue(self.buckets), Counter[Tensor]()
+
+    def _is_complete(self, param: Tensor) -> bool:
+        return self._num_passed[param] == self._passes[param] * self.own.num_micro_batches
 
     def before(self, action: Action, following: Action | None) -> None:
         if action.kind != FORWARD:
@@ -57,14 +62,14 @@ class Averaging(Replica):
     def gradient_ready(self, parameter: Tensor, micro_batch: int) -> None:
         self._queue.advance()
         owner = self.sums.owner(parameter)
-        self._left[owner] -= 1
-        if not self._left[owner]:
+        self._num_passed[owner] += 1
+        if self._is_complete(owner):
             self.sums.complete(owner)
             self._queue.ready(owner)
 
     def finish_reducing(self) -> None:
         for param in self.sums.uses:
-            if self._left[param]:
+            if not self._is_complete(param):
                 self.sums.complete(param)
         self._queue.flush()
         self._queue.wait()

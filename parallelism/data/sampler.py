@@ -50,9 +50,13 @@ class DistributedSampler:
         if not 0 <= seed < 2**63:
             raise ValueError(f"seed={seed} must be from 0 to 2**63 - 1")
         self.num_samples, self.batch_size = num_samples, batch_size
-        self.seed, self.epoch = seed, 0
-        ends = [*accumulate(lengths or [batch_size // size] * size, initial=0)]
-        self.part = slice(ends[rank], ends[rank + 1])
+        self.seed, self.epoch, self.rank = seed, 0, rank
+        self.cut(lengths or [batch_size // size] * size)
+
+    def cut(self, lengths: Sequence[int]):
+        """Cut later batches into parts of other lengths."""
+        ends = [*accumulate(lengths, initial=0)]
+        self.part = slice(ends[self.rank], ends[self.rank + 1])
 
     def set_epoch(self, epoch: int):
         if epoch < 0:

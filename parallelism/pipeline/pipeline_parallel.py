@@ -114,6 +114,14 @@ class PipelineParallel(Pipeline):
             self.exact.fits()
         return loss
 
+    def follow(self, schedule: Schedule, first_micro_batch: int) -> None:
+        """Run later steps by a schedule of the same stages with another number of micro-batches.
+
+        The replicas' micro-batches must be as many together as before.
+        """
+        self.schedule, self.first_micro_batch = schedule, first_micro_batch
+        self.replica.own.follow(schedule.orders[self.comm.rank], first_micro_batch)
+
     def zero_grad(self) -> None:
         """Clear the gradients in place."""
         self.replica.zero_grad()

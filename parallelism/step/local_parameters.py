@@ -101,13 +101,13 @@ class LocalParameters:
         is_cut: bool = False,
         first_micro_batch: int = 0,
     ):
-        self.model, self.comm, self.is_cut, self.first_micro_batch = model, comm, is_cut, first_micro_batch
+        self.model, self.comm, self.is_cut = model, comm, is_cut
         self.stages = stages or {0: range(len(modules))}
         self.tied = tied or TiedGradients([], model, comm)
         self.params = dict(model.named_parameters())
         self.names: dict[Tensor, str] = {param: name for name, param in self.params.items()}
         self.leaves: list[Tensor] = [param for param in self.params.values() if param.requires_grad]  # of the graph
-        self.num_micro_batches = len({action.micro_batch for action in order})
+        self.follow(order, first_micro_batch)
         self._names = dict(model.named_parameters(remove_duplicate=False))
         self._layers = {  # "" is the whole model
             name: {number for number, owned in modules.items() if any(not m or name.startswith(f"{m}.") for m in owned)}
@@ -116,6 +116,11 @@ class LocalParameters:
         self.layers: dict[Tensor, set[int]] = defaultdict(set)  # that use each parameter
         for name, param in self._names.items():
             self.layers[param] |= self._layers[name]
+
+    def follow(self, order: Order, first_micro_batch: int) -> None:
+        """Expect another number of micro-batches, from another first one on, in another order of the same stages."""
+        self.num_micro_batches = len({action.micro_batch for action in order})
+        self.first_micro_batch = first_micro_batch
         self._last = {action.stage: index for index, action in enumerate(order) if action.kind != FORWARD}
 
     def home(self, param: Tensor) -> int:
@@ -132,9 +137,9 @@ class LocalParameters:
         return max(self._last[stage] for stage in self.users(self.layers[self.params[name]]))
 
     def num_passes(self, *names: str) -> int:
-        """Count the backward passes of a step that contribute to these parameters."""
+        """Count the backward passes of a micro-batch that contribute to these parameters."""
         layers = set().union(*(self._layers[name] for name in names))
-        return len(self.users(layers)) * self.num_micro_batches
+        return len(self.users(layers))
 
     def trained(self) -> list[str]:
         """Return the names of the parameters that require gradients, in order."""
@@ -143,13 +148,14 @@ class LocalParameters:
     def separate(self) -> dict[nn.Parameter, dict[Tensor, int]]:
         """Accumulate gradients of tied parameters separately for each use, where the result would depend on the layout.
 
-        Return the additional uses by parameter, each with the number of a step's backward passes that reach it.
+        Return the additional uses by parameter, each with the number of a micro-batch's backward passes that reach it.
         """
         uses: dict[nn.Parameter, dict[Tensor, int]] = {}
         for group in self.tied.names:
             own = [name for name in group if name in self._names]
             param = self._names[own[0]] if own else None
-            if param is not None and param.requires_grad and (rounding_of(param) or self.num_passes(*own) > 1):
+            several = self.num_passes(*own) * self.num_micro_batches > 1
+            if param is not None and param.requires_grad and (rounding_of(param) or several):
                 uses[param] = {separate(self.model, name, param): self.num_passes(name) for name in own[1:]}
                 self.leaves += uses[param]
                 self.names |= dict.fromkeys(uses[param], self.names[param])

@@ -27,7 +27,7 @@ ALL_SLOWER = 1.5, 1.25  # the same of all ranks, as a multiple of their past
 LOADED = 1.33, 1.18  # cores that a host's ranks can have, as a multiple of what they get
 LATE = 0.1, 0.05  # wait for input, as a fraction of a step
 TYPICALLY_SLOWER = 1.33  # time of computing, as a multiple of the others', in the middle of the steps
-GROWN = 2.0  # waits that all ranks have, as a multiple of their past
+GROWN = 1.3  # waits that all ranks have, as a multiple of their past
 MATTERS = 0.05  # what a slow rank costs, as a fraction of a step
 
 
@@ -72,6 +72,10 @@ class Judge:
                 self.times.append(of_ranks)
                 self.steps.append(step)
         return self.judge(last) if len(self.times) == WINDOW else []
+
+    def typical_s(self) -> np.ndarray | None:
+        """Return each rank's seconds of computing in the middle of the latest steps; None if there are too few."""
+        return middle(np.stack(self.times)[:, :, 0]) if len(self.times) == WINDOW else None
 
     def take_links(self, step: int, links: Sequence[Finding]) -> list[Change]:
         """Take what a measurement of the links has found; return the findings that begin or end."""

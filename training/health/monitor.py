@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import collectives
 from collectives.job import environment
 from parallelism.mesh import Mesh
 from training.health.finding import Change
-from training.health.judge import TOGETHER, Judge, StepSeconds
+from training.health.judge import TOGETHER, WINDOW, Judge, StepSeconds
 from training.health.links import Links
+from training.health.load import rebalanced
 from training.reports.profile import StepProfiler
 
 TICK_S = 1e-9  # of the clock of CPU time
@@ -26,13 +27,15 @@ NOT_COUNTED = StepSeconds(*[math.nan] * len(StepSeconds._fields))
 class Health:
     """Times this rank's steps, and keeps what all ranks' times say about them.
 
-    Each fifth step costs an all_gather of 25 numbers a rank, and a verdict.  Construction is collective.
+    Each fifth step costs an all_gather of 25 numbers a rank, and a verdict.  Where dp ranks have different `numbers` of
+    micro-batches, times are as if all had the mean.  Construction is collective.
     """
 
-    def __init__(self, mesh: Mesh, profiler: StepProfiler):
-        self.comm, self.profiler = mesh.comm, profiler
-        described = self.comm.all_gather_object((platform.node(), environment.cores(), mesh.coords["pp"]))
-        hosts, cores, stages = map(list, zip(*described, strict=True))
+    def __init__(self, mesh: Mesh, profiler: StepProfiler, numbers: Sequence[int]):
+        self.comm, self.profiler, self.replica, self.numbers = mesh.comm, profiler, mesh.coords["dp"], [*numbers]
+        own = platform.node(), environment.cores(), mesh.coords["pp"], self.replica
+        described = self.comm.all_gather_object(own)
+        hosts, cores, stages, self.replicas = map(list, zip(*described, strict=True))
         hosts = names_of(self.comm, hosts)
         self.judge = Judge(hosts, stages, cores)
         self.links = Links(mesh.layout, hosts)
@@ -41,6 +44,8 @@ class Health:
         self.exchange = self.comm.plan("all_gather", self.own, out=self.every)
         self.num_steps, self.last = 0, 0  # steps in `own`, and the last one that is being exchanged; 0 for none
         self.changes: list[Change] = []  # that nobody has taken
+        self.moved = 0  # the step after which micro-batches were moved
+        self.judged = 0  # the last step that has been judged
 
     @contextmanager
     def observing(self, step: int, counts: bool) -> Iterator[None]:
@@ -56,7 +61,9 @@ class Health:
         waiting_s = profiler.waited_s - waited_s
         cpu_s -= profiler.waited_cpu_s - waited_cpu_s
         cpu_s = max(cpu_s, TICK_S)
-        own = StepSeconds(whole_s - waiting_s, cpu_s, waiting_s, profiler.input_s, whole_s + profiler.input_s)
+        scale = sum(self.numbers) / len(self.numbers) / self.numbers[self.replica]
+        computing_s, input_s = whole_s - waiting_s, profiler.input_s
+        own = StepSeconds(scale * computing_s, scale * cpu_s, waiting_s, input_s, whole_s + input_s)
         self.add(step, own if counts else NOT_COUNTED)
 
     def add(self, step: int, own: StepSeconds) -> None:
@@ -76,7 +83,26 @@ class Health:
         self.changes += self.judge.take(self.last, self.every.swapaxes(0, 1).copy())
         if self.judge.wants_links:
             self.changes += self.judge.take_links(self.last, [*self.links.slow(self.links.measure(self.comm))])
-        self.last = 0
+        self.judged, self.last = self.last, 0
+
+    def better_numbers(self) -> list[int] | None:
+        """Return each dp rank's number of micro-batches with which steps take less time, or None.
+
+        All ranks return the same.
+        """
+        seconds = self.judge.typical_s() if self.judged >= self.moved + WINDOW else None
+        if seconds is None:
+            return None
+        slowest_s = [
+            max(s for s, d in zip(seconds.tolist(), self.replicas, strict=True) if d == replica)
+            for replica in range(len(self.numbers))
+        ]
+        better = rebalanced(self.numbers, slowest_s)
+        self.moved = self.judged
+        if better == self.numbers:
+            return None
+        self.numbers = better
+        return better
 
     def news(self) -> list[Change]:
         """Return what has changed since the last call."""

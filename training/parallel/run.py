@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -44,6 +44,7 @@ from training.reports.facts import RunFacts, bit_conditions
 from training.reports.out_dir import take_out_dir
 from training.reports.pending import Meter
 from training.reports.profile import ALL_RANKS, BUBBLE, StepProfiler
+from training.settings.checks import make_schedule
 from training.settings.config import Config, Inputs
 from training.settings.derived import make_model
 from training.settings.paths import check_files, prepare_folders
@@ -80,12 +81,13 @@ class TrainingRun:
         dp, positions = self.mesh.dp, self.sp.positions(config.block_size)
         position = BatchPosition(config.seed)
         position.positions = to_device(positions, config.device)
-        lengths = [number * config.micro_batch_size for number in inputs.num_micro_batches]
+        self.numbers = inputs.num_micro_batches  # of micro-batches, by dp rank
+        lengths = [number * config.micro_batch_size for number in self.numbers]
         self.sampler = DistributedSampler(
             len(self.windows), inputs.batch_size, dp.rank, dp.size, seed=config.seed, lengths=lengths
         )
         count = config.micro_batch_size, inputs.num_micro_batches[dp.rank]
-        self.num_micro_batches = sum(inputs.num_micro_batches)  # of a global batch
+        self.num_micro_batches = sum(self.numbers)  # of a global batch
         self.samples = Samples(
             self.windows,
             self.sampler,
@@ -118,7 +120,7 @@ class TrainingRun:
         self._restore(inputs.batch_size, shards)
         self.profiler = self._make_profiler(tp_collectives)
         # A device's work is not timed by the host's clock.
-        self.health = Health(self.mesh, self.profiler) if config.device == "cpu" else None
+        self.health = Health(self.mesh, self.profiler, self.numbers) if config.device == "cpu" else None
         flops, peak = flops_per_token(self.model.config, self.num_params), config.peak_tflops
         all_peak = peak and peak * 1e12 * comm.size
         self.meter = Meter(self.guard, config.max_iters, inputs.batch_size * config.block_size, flops, all_peak)
@@ -238,7 +240,31 @@ class TrainingRun:
 
     def inputs(self) -> Generator[list[Batch], None, None]:
         """Yield this rank's micro-batches of each step from the first one on.  The caller closes the generator."""
-        return self.profiler.inputs(self.samples.micro_batches(self.first))
+        return self.profiler.inputs(self._micro_batches())
+
+    def _micro_batches(self) -> Generator[list[Batch], None, None]:
+        step = self.first
+        while True:
+            numbers = self.numbers
+            with closing(self.samples.micro_batches(step)) as coming:
+                for batches in coming:
+                    yield batches
+                    step += 1
+                    if self.numbers != numbers:
+                        break
+
+    def balance_load(self) -> str:
+        """Move micro-batches between dp ranks if their measured speeds ask for it; return what to say of that.
+
+        Collective.
+        """
+        if not (self.config.balance_load and self.health and (numbers := self.health.better_numbers())):
+            return ""
+        self.numbers, own = numbers, self.mesh.dp.rank
+        self.sampler.cut([number * self.config.micro_batch_size for number in numbers])
+        self.samples.num_micro_batches = numbers[own]
+        self.pipeline.follow(make_schedule(self.config, numbers[own]), sum(numbers[:own]))
+        return f"micro-batches by dp rank from now on: {', '.join(map(str, numbers))}"
 
     @contextmanager
     def observing(self, iteration: int) -> Iterator[None]:

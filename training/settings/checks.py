@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from collectives.algorithms.groups import Topology
@@ -39,11 +39,14 @@ USES = (
     *((name, Use.of("lr_schedule", "cosine", "linear", STABLE)) for name in ("min_lr", "lr_decay_iters")),
     ("max_skips", Use.of("non_finite", "skip")),
     ("max_alive", Use.of("schedule", SEARCH)),
-    *((name, Use("reproducible", bool, "set reproducible")) for name in ("sequence_parts", "tiles")),
+    *((name, Use("reproducible", bool, "set reproducible")) for name in ("sequence_parts", "tiles", "balance_load")),
     *((name, PIPELINE) for name in ("trace", "balance")),
     *((name, CHECKPOINTS) for name in ("checkpoint_interval", "checkpoints_kept", "snapshot_interval")),
     ("snapshot_dir", Use("snapshot_interval", bool, "set snapshot_interval")),
-    *((name, TRAINING) for name in ("report", "prometheus", "tensorboard", "wandb", "trace", "hash_interval")),
+    *(
+        (name, TRAINING)
+        for name in ("report", "prometheus", "tensorboard", "wandb", "trace", "hash_interval", "balance_load")
+    ),
     ("rope_original_length", Use("rope_factor", lambda factor: factor > 1, "set rope_factor above 1")),
     ("val_fraction", Use("val_data", lambda paths: not paths, "omit val_data")),
 )
@@ -197,9 +200,34 @@ def micro_batches_by_rank(settings: RunSettings, dp_size: int, num_samples: int)
     if settings.zero_stage >= 2:
         raise ValueError(f"{words}, but zero_stage={settings.zero_stage} needs equally many: use at most 1")
     for number in {*numbers}:
-        if any(len(stages) > 1 for stages in map(make_schedule(settings, number).stages, range(settings.pp))):
+        if max_stages(make_schedule(settings, number)) > 1:
             raise ValueError(f"{words}, but schedule={settings.schedule} has several stages a rank: use 1f1b")
     return numbers
+
+
+def check_balance_load(settings: RunSettings, numbers: Sequence[int]) -> None:
+    """Refuse to move micro-batches between the dp ranks, which have these numbers, where they cannot be moved."""
+    if not settings.balance_load:
+        return
+    total, stage = sum(numbers), settings.zero_stage
+    if len(numbers) == 1 or total == len(numbers):
+        what = "with dp=1" if len(numbers) == 1 else f"with {total} micro-batches on dp={total} ranks"
+        raise ValueError(f"balance_load has no effect {what}: omit it, or use more dp ranks or smaller micro-batches")
+    if stage >= 2:
+        raise ValueError(
+            f"balance_load makes unequal numbers of micro-batches, but zero_stage={stage} needs equally many"
+        )
+    if settings.device != "cpu":
+        raise ValueError(f"balance_load measures speeds by the host's clock: omit it with device={settings.device}")
+    if settings.schedule not in registry.names() or max_stages(make_schedule(settings, numbers[0])) > 1:
+        raise ValueError(
+            f"balance_load needs a schedule of one stage a rank, not schedule={settings.schedule}: use 1f1b"
+        )
+
+
+def max_stages(schedule: Schedule) -> int:
+    """Return the largest number of stages on a rank."""
+    return max(len(schedule.stages(rank)) for rank in range(schedule.num_ranks))
 
 
 def check_batch(settings: RunSettings, dp_size: int) -> None:

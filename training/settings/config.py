@@ -81,6 +81,7 @@ class Config(RunSettings):
         train_ids, val_ids = split(tokens, self.val_fraction, self.block_size)
         windows = TokenWindows(train_ids, self.block_size, self.seed)
         numbers = checks.micro_batches_by_rank(self, lengths["dp"], len(windows))
+        checks.check_balance_load(self, numbers)
         batch_size = self.micro_batch_size * sum(numbers)
         DistributedSampler(len(windows), batch_size, rank=0, size=1)  # raises for an epoch without steps
         schedule = checks.make_schedule(self, numbers[mesh.coords(rank)["dp"]])

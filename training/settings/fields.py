@@ -166,6 +166,9 @@ class RunSettings:
     reproducible: bool = flag(
         False, "the same bits on any number of ranks of dp, pp and sp, with any schedule, zero_stage and resume"
     )
+    balance_load: bool = flag(
+        False, "give dp ranks numbers of micro-batches by their measured speed, with the same bits; needs reproducible"
+    )
     sequence_parts: int | None = flag(
         None,
         "parts of a sequence, computed one by one for the same bits on any number of sp ranks that divides them",
