@@ -85,16 +85,18 @@ class Judge:
 
     def judge(self, step: int) -> list[Change]:
         now = Latest(np.stack(self.times))
-        first, self.best = self.best is None, self.best or Best(now)
+        self.best = self.best or Best(now)
         findings = [*self.loaded_hosts(now)]
         findings += self.slow_ranks(now, {rank for each in findings for rank in each.ranks})
         findings += self.late_inputs(now)
         if not findings:
             findings += self.all_slower(now)
         grown_s = now.waiting_s - self.best.waiting_s
-        is_slow = not findings and grown_s > max((GROWN - 1) * self.best.waiting_s, LATE[0] * now.whole_s)
+        have_grown = grown_s > max((GROWN - 1) * self.best.waiting_s, LATE[0] * now.whole_s)
         is_due = step - self.links_step >= (LINKS_AGAIN if self.links else WINDOW)
-        self.wants_links = len(self.ranks_of) > 1 and (first or (is_due and bool(is_slow or self.links)))
+        may_be_slow = not self.links_step or (is_due and bool(have_grown or self.links))
+        # Messages of a rank that does not get its core are slow as well.
+        self.wants_links = len(self.ranks_of) > 1 and not findings and may_be_slow
         self.best.take(now)
         return self.settle(step, [*findings, *self.links])
 
