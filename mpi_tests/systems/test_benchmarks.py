@@ -24,6 +24,7 @@ IN_SMALL = {
     "data_parallel.py": "--n_layer 4 --n_head 2 --n_embd 64 --vocab_size 32 --seq 8 --bucket_mb 0.5 --repeats 1",
     "zero.py": "--n_layer 2 --n_head 2 --n_embd 32 --vocab_size 64 --seq 16 --repeats 1",
     "reproducible.py": "--block_size 16 --micro_batch_size 1 --num_micro_batches 4 --turns 1",
+    "health_cost.py": "--block_size 16 --micro_batch_size 1 --steps 10",
     "snapshots.py": "--block_size 16 --micro_batch_size 1 --turns 1",
     "planner.py": "--n_layer 4 --n_head 2 --n_embd 128 --block_size 8 --samples 4 --steps 3",
     "gpt2.py": "--n_layer 1 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2 --steps 2 --turns 2 --matrix 64",
@@ -132,6 +133,14 @@ def test_snapshots(tmp_path):
     for name, figures in results.items():
         assert name in output
         assert figures["ratio"] == pytest.approx(figures["with_ms"] / figures["without_ms"])
+
+
+@in_proof
+def test_health_cost(tmp_path):
+    results, _ = run(2, "health_cost.py", tmp_path / "health.json")
+    for figures in results:
+        assert 0 < figures["fraction"] < 1
+        assert figures["health_median_ms"] <= figures["health_95_ms"] < figures["step_ms"]
 
 
 @in_proof

@@ -11,7 +11,7 @@ import pytest
 
 from mpi_tests.helpers.cpu_limit import is_available
 from mpi_tests.helpers.faults import TINY, Fault, changes, changes_on_rig
-from mpi_tests.helpers.launch import launch
+from mpi_tests.helpers.launch import environment, launch, watched
 from mpi_tests.rig import Rig, UnavailableError
 
 FIRST = 25  # the first step with the fault
@@ -82,3 +82,11 @@ def test_findings_are_printed_recorded_and_in_prometheus_and_the_report(tmp_path
     assert words.startswith(f"step {record['iter']}: rank 1 (")
     assert "training_health_findings{" in (tmp_path / "run.prom").read_text()
     assert words in (tmp_path / "run.html").read_text()
+
+
+def test_the_benchmark(tmp_path):
+    words = ["--faults", "1", "--kinds", "slow", "--ranks", "2", "--output", tmp_path / "out.json"]
+    watched([sys.executable, "benchmarks/health.py", *words], environment(), 100)
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert results["of"] == len(results["faults"]) == 1
+    assert results["faults"][0][2] == "slow 0.7"
