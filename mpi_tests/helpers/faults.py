@@ -41,7 +41,10 @@ class Fault(NamedTuple):
 
 
 def changes(fault: Fault, num_ranks: int, flags: str, folder: Path, limit_s: float = 300) -> list[dict]:
-    """Train with a fault; return the begins and ends of findings, each with its step as "iter"."""
+    """Train with a fault; return the begins and ends of findings, each with its step as "iter".
+
+    Each has "after_s", the seconds of the steps with the fault before it.
+    """
     core = min(1.0, (os.cpu_count() or 1) / num_ranks)
     group = CPULimit(f"collectives-{folder.name}", fault.amount * core) if fault.kind == "cpu" else None
     words = [fault.kind, fault.rank, fault.step, group.tasks if group else fault.amount]
@@ -51,7 +54,7 @@ def changes(fault: Fault, num_ranks: int, flags: str, folder: Path, limit_s: flo
     finally:
         if group:
             group.remove()
-    return [{"iter": record["iter"], **record["health"]} for record in records(folder) if "health" in record]
+    return findings(folder, fault.step)
 
 
 def changes_on_rig(
@@ -75,7 +78,17 @@ def changes_on_rig(
     finally:
         ended.set()
         thread.join()
-    return [{"iter": record["iter"], **record["health"]} for record in records(folder) if "health" in record]
+    return findings(folder, step)
+
+
+def findings(folder: Path, first: int) -> list[dict]:
+    step_s = {r["iter"]: (r["compute_ms"] + r["comm_ms"]) / 1e3 for r in records(folder) if "loss" in r}
+    changed = [record for record in records(folder) if "health" in record]
+    return [
+        {"iter": last, "after_s": sum(s for step, s in step_s.items() if first <= step <= last), **record["health"]}
+        for record in changed
+        if (last := record["iter"])
+    ]
 
 
 def records(folder: Path) -> list[dict]:

@@ -16,8 +16,8 @@ USUAL = StepSeconds(computing=0.05, cpu=0.049, waiting=0.004, input=0.001, whole
 class Run:
     """A run whose ranks take the given times, with noise."""
 
-    def __init__(self, hosts="aabb", stages=(0, 0, 0, 0), cores=2, noise=0.005):
-        self.judge = Judge(list(hosts), stages, [cores] * len(hosts))
+    def __init__(self, hosts="aabb", stages=(0, 0, 0, 0), cores=2, noise=0.005, lasting_s=0):
+        self.judge = Judge(list(hosts), stages, [cores] * len(hosts), lasting_s)
         self.draw, self.noise = np.random.default_rng(0), noise
         self.step, self.num_ranks, self.together = 0, len(hosts), []
 
@@ -74,6 +74,15 @@ def test_where_ranks_share_cores_a_slow_one_is_told_by_its_cpu_time():
     [begin] = run.steps(20, usual=usual, rank1=slower(1.25, 0.6))
     assert (begin.finding.kind, begin.finding.ranks) == ("slow", (1,))
     assert run.steps(60, usual=usual, rank1=usual._replace(cpu=1.5 * usual.cpu))[0].begins is False
+
+
+def test_a_rank_that_is_slow_for_a_second_is_not_named():
+    run = Run(lasting_s=2)
+    run.steps(40)
+    assert run.steps(25, rank1=slower(2.0)) == []
+    assert run.steps(40) == []
+    assert run.steps(30, rank1=slower(2.0)) == []
+    assert [each.finding.ranks for each in run.steps(30, rank1=slower(2.0))] == [(1,)]
 
 
 def test_why_a_rank_is_slow_may_change_without_a_word():

@@ -26,6 +26,7 @@ SLOWER = 1.2, 1.15  # time of computing, as a multiple of the others'
 ALL_SLOWER = 1.5, 1.25  # the same of all ranks, as a multiple of their past
 LOADED = 1.33, 1.18  # cores that a host's ranks can have, as a multiple of what they get
 LATE = 0.1, 0.05  # wait for input, as a fraction of a step
+LASTING_S = 2.0  # for which a rank computes slower: cores of a virtual machine do so for a second now and then
 TYPICALLY_SLOWER = 1.33  # time of computing, as a multiple of the others', in the middle of the steps
 GROWN = 1.3  # waits that all ranks have, as a multiple of their past
 MATTERS = 0.05  # what a slow rank costs, as a fraction of a step
@@ -44,10 +45,18 @@ class StepSeconds(NamedTuple):
     whole: float
 
 
-class Judge:
-    """Compares the ranks of a run, whose hosts, pipeline stages and hosts' numbers of cores are given."""
+WHOLE = StepSeconds._fields.index("whole")
 
-    def __init__(self, hosts: Sequence[str], stages: Sequence[int], cores: Sequence[int]):
+
+class Judge:
+    """Compares the ranks of a run, whose hosts, pipeline stages and hosts' numbers of cores are given.
+
+    A rank that computes slower is named once it has done so for `lasting_s`, by the times of the steps.
+    """
+
+    def __init__(self, hosts: Sequence[str], stages: Sequence[int], cores: Sequence[int], lasting_s: float = LASTING_S):
+        self.lasting_s, self.now_s = lasting_s, 0.0
+        self.slower_since_s: dict[int, float] = {}  # by rank
         self.hosts, self.ranks_of = hosts, groups(hosts)
         self.stages = [*groups(stages).values()]
         self.alone = [rank for ranks in self.stages for rank in ranks if len(ranks) == 1]  # without others of its stage
@@ -68,6 +77,7 @@ class Judge:
         """
         for step, of_ranks in enumerate(times, last + 1 - len(times)):
             self.num_steps += 1
+            self.now_s += float(np.nanmax(of_ranks[:, WHOLE], initial=0))
             if self.num_steps > FIRST and np.isfinite(of_ranks).all():
                 self.times.append(of_ranks)
                 self.steps.append(step)
@@ -131,12 +141,15 @@ class Judge:
         """
         by_clock, by_cpu = np.sort(self.beside(now, "computing"), 0), np.sort(self.beside(now, "cpu"), 0)
         keys = [(True, "", (rank,)) for rank in range(len(self.hosts))]
-        for rank in self.reaching(np.maximum(by_clock, by_cpu), SLOWER, keys):
+        slower = self.reaching(np.maximum(by_clock, by_cpu), SLOWER, keys)
+        self.slower_since_s = {rank: self.slower_since_s.get(rank, self.now_s) for rank in slower}
+        for rank in slower:
             ratio, cpu_ratio = by_clock[HALF, rank], by_cpu[HALF, rank]
             kind = "slow" if cpu_ratio - 1 > (ratio - 1) / 2 else "load"
-            is_typical = keys[rank] in self.current or max(ratio, cpu_ratio) >= TYPICALLY_SLOWER
+            is_lasting = self.now_s - self.slower_since_s[rank] >= self.lasting_s
+            is_new = is_lasting and max(ratio, cpu_ratio) >= TYPICALLY_SLOWER
             costs = (1 - 1 / ratio) * middle(now.computing)[rank] >= MATTERS * now.whole_s
-            if is_typical and costs and (kind == "slow" or rank not in loaded):
+            if (keys[rank] in self.current or is_new) and costs and (kind == "slow" or rank not in loaded):
                 who, core = f"rank {rank} ({self.hosts[rank]})", middle(now.core)[rank]
                 others = "before" if rank in self.alone else f"the median of {WINDOW} steps"
                 words = f"{who} computes {ratio:.1f} times as long as {others}; it gets {core:.0%} of a core"
