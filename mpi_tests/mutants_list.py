@@ -679,8 +679,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/data/sampler.py",
-        "self.part = slice(ends[rank], ends[rank + 1])",
-        "self.part = slice(rank, None, size)",
+        "self.part = slice(ends[self.rank], ends[self.rank + 1])",
+        "self.part = slice(self.rank, None, len(lengths))",
         ("test_sampler.py", "equally_and_in_order"),
     ),
     mutant(

@@ -54,7 +54,7 @@ class DistributedSampler:
         self.cut(lengths or [batch_size // size] * size)
 
     def cut(self, lengths: Sequence[int]):
-        """Cut later batches into parts of other lengths."""
+        """Cut later batches into parts of other `lengths`, which add up to batch_size."""
         ends = [*accumulate(lengths, initial=0)]
         self.part = slice(ends[self.rank], ends[self.rank + 1])
 

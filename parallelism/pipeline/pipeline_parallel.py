@@ -115,9 +115,9 @@ class PipelineParallel(Pipeline):
         return loss
 
     def follow(self, schedule: Schedule, first_micro_batch: int) -> None:
-        """Run later steps by a schedule of the same stages with another number of micro-batches.
+        """Run later steps by a `schedule` of the same stages with another number of micro-batches.
 
-        The replicas' micro-batches must be as many together as before.
+        This rank's begin with `first_micro_batch` of the global batch, which has as many as before.
         """
         self.schedule, self.first_micro_batch = schedule, first_micro_batch
         self.replica.own.follow(schedule.orders[self.comm.rank], first_micro_batch)
