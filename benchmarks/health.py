@@ -23,7 +23,11 @@ from mpi_tests.rig import Rig
 
 KINDS = [("cpu", 0.7), ("cpu", 0.4), ("slow", 0.7), ("slow", 0.4), ("input", 0.3), ("link", 0.3), ("none", 1.0)]
 NAMED = {"cpu": "load"}  # the finding's kind, if it is not the fault's
-WITHIN, WITHIN_S, LATER = 20, 10.0, 70  # steps, or seconds, in which a fault is to be named; steps to the run's end
+WITHIN, WITHIN_S, STEPS_AFTER = (
+    20,
+    10.0,
+    70,
+)  # steps, or seconds, in which a fault is to be named; steps to the run's end
 STEPS = range(30, 40)  # the first with the fault
 LAYOUTS = {
     2: ["", "--pp 2 --num_micro_batches 4", "--tp 2", "--zero_stage 3"],
@@ -36,7 +40,7 @@ HOSTS = 4
 
 
 def run(fault: Fault, num_ranks: int, flags: str) -> list[dict]:
-    flags = f"--max_iters {fault.step + LATER} {flags}"
+    flags = f"--max_iters {fault.step + STEPS_AFTER} {flags}"
     with tempfile.TemporaryDirectory() as folder:  # hosts of the rig have memory of their own
         if fault.kind != "link":
             return changes(fault, num_ranks, flags, Path(folder))

@@ -62,7 +62,7 @@ class Rig:
         if slots < 1:
             raise RigError(f"--slots {slots}: pass 1 or more")
         self.hosts, self.slots = hosts, slots
-        self.rates, self.cpus = of_hosts("rate", rate, hosts), of_hosts("cpu", cpu, hosts)
+        self.rates, self.cpus = split_values("rate", rate, hosts), split_values("cpu", cpu, hosts)
         for fraction in self.cpus:
             check_fraction(fraction)
 
@@ -171,7 +171,7 @@ def ip(*arguments):
     run("ip", *map(str, arguments))
 
 
-def of_hosts(flag, values, hosts):
+def split_values(flag, values, hosts):
     """Return the value of each host, from one for all or from a list."""
     words = values.split(",")
     if len(words) not in (1, hosts):

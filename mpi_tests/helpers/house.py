@@ -33,7 +33,7 @@ class Limits(NamedTuple):
 
 
 LIMITS = {
-    "collectives": Limits(lines=21_500, files=124, entries=12),
+    "collectives": Limits(lines=21_500, files=125, entries=12),
     "parallelism": Limits(lines=12_600, files=104, entries=14),
 }
 
@@ -70,7 +70,10 @@ SCHEDULES = ("lazy", "step", "pipeline schedules")
 DIVIDED = ("sequence", "experts", "tensor")
 PARALLELISM = (*PARALLEL, *DIVIDED, "pipeline schedules", "pipeline", "checkpoint", "planner", "parallelism")
 BELOW_TRAINING = (*ALL, "torch", *PARALLELISM, "models")
-ROOMS = ("layouts", "ranges", "tokens", "optimizers", "fields", "weights", "optim", "reports", "parallel", "config")
+ROOMS = (
+    *("layouts", "ranges", "tokens", "optimizers", "fields", "weights", "optim", "findings", "reports", "health"),
+    *("parallel", "config"),
+)
 FLOORS = {
     "pure": Floor(("collectives.algorithms", *PURE), without=MPI_AND_ARRAYS),
     "choice": Floor(("collectives.runtime.choose",), imports=BELOW, without=MPI_AND_ARRAYS),
@@ -106,7 +109,9 @@ FLOORS = {
     ),
     "weights": Floor(("training.weights",), imports=(*BELOW_TRAINING, "fields")),
     "optim": Floor(("training.optim",), imports=(*BELOW_TRAINING, "optimizers", "fields")),
-    "reports": Floor(("training.reports",), imports=(*BELOW_TRAINING, "fields", "charts", "surroundings")),
+    "findings": Floor(("training.health.finding",), imports=()),
+    "reports": Floor(("training.reports",), imports=(*BELOW_TRAINING, "fields", "charts", "surroundings", "findings")),
+    "health": Floor(("training.health",), imports=(*BELOW_TRAINING, "reports", "findings")),
     "parallel": Floor(("training.parallel",), imports=(*BELOW_TRAINING, "layouts", "fields", "tokens")),
     "config": Floor(
         ("training.settings",),

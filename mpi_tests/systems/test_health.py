@@ -33,8 +33,8 @@ NAMED = {"cpu": "load"}  # the finding's kind, if it is not the fault's
 def test_a_rank_with_a_fault_is_named(tmp_path, kind, rank, amount, num_ranks, layout):
     if kind == "cpu" and not is_available():
         pytest.skip("limits of the CPU time need root and control groups")
-    found = changes(Fault(kind, rank, FIRST, amount), num_ranks, f"{STEPS} {layout}", tmp_path)
-    [first, *_] = [each for each in found if each["ranks"] == [rank]]
+    outcome = changes(Fault(kind, rank, FIRST, amount), num_ranks, f"{STEPS} {layout}", tmp_path)
+    [first, *_] = [each for each in outcome if each["ranks"] == [rank]]
     assert first["begins"]
     assert first["kind"] == NAMED.get(kind, kind)
     assert first["iter"] > FIRST
@@ -59,10 +59,10 @@ def test_a_slow_rank_gets_fewer_micro_batches_and_the_bits_stay(tmp_path):
 def test_a_host_with_slow_links_is_named(tmp_path):
     try:
         with Rig(hosts=4, slots=1, rate="1gbit") as rig:
-            found = changes_on_rig(rig, 3, "300mbit", FIRST + 10, f"--max_iters {FIRST + 36}", tmp_path)
+            outcome = changes_on_rig(rig, 3, "300mbit", FIRST + 10, f"--max_iters {FIRST + 36}", tmp_path)
     except UnavailableError as error:
         pytest.skip(str(error))
-    [first, *_] = [each for each in found if each["kind"] == "link"]
+    [first, *_] = [each for each in outcome if each["kind"] == "link"]
     assert first["ranks"] == [2]
     assert "messages from and to rig3 take " in first["words"]
 

@@ -22,17 +22,17 @@ class Run:
         self.step, self.num_ranks, self.together = 0, len(hosts), []
 
     def steps(self, number, usual=USUAL, **of_ranks):
-        """Let steps pass, in which ranks have other times: rank 2's by `rank2`; return what is said."""
-        said = []
+        """Let steps pass, in which ranks have other times: rank 2's by `rank2`; return what changes."""
+        changes = []
         for _ in range(number):
             self.step += 1
             rows = [of_ranks.get(f"rank{rank}", usual) for rank in range(self.num_ranks)]
             noise = self.draw.uniform(1 - self.noise, 1 + self.noise, (self.num_ranks, 1))
             self.together.append(np.array(rows) * noise)
             if len(self.together) == TOGETHER:
-                said += self.judge.take(self.step, np.stack(self.together))
+                changes += self.judge.take(self.step, np.stack(self.together))
                 self.together = []
-        return said
+        return changes
 
 
 def slower(ratio, core=0.98):
@@ -154,19 +154,19 @@ def test_a_step_that_does_not_count_for_one_rank_counts_for_none():
 LINKS = [(0, 1), (1, 2), (2, 3), (0, 3)]
 
 
-def test_links_are_asked_for_at_first_and_where_all_wait_longer():
+def test_links_are_num_measured_for_at_first_and_where_all_wait_longer():
     run = Run(hosts="abcd")
-    asked = 0
+    num_measured = 0
     for number in range(200):
         run.steps(1, usual=USUAL._replace(waiting=0.004 if number < 100 else 0.04))
         if run.judge.wants_links:
-            asked += 1
+            num_measured += 1
             run.judge.take_links(run.step, [])
             assert run.step < 30 or run.step > 100
-    assert asked > 2
+    assert num_measured > 2
 
 
-def test_links_are_not_asked_for_where_a_rank_is_slow_or_there_is_one_host():
+def test_links_are_not_num_measured_for_where_a_rank_is_slow_or_there_is_one_host():
     run, of_one = Run(hosts="abcd"), Run(hosts="aaaa")
     of_one.steps(60)
     of_one.steps(60, usual=USUAL._replace(waiting=0.04))
@@ -198,24 +198,26 @@ def test_neighbouring_hosts_are_measured_once_and_one_at_a_time(hosts, axes, pai
         assert len(ends) == len(set(ends))
 
 
-def said(links, slow, ratio=3.0):
+def slow_links(links, slow, ratio=3.0):
     seconds = np.array([0.002 * (ratio if pair in slow else 1) for pair in links.pairs])
     return [(each.ranks, each.words) for each in links.slow(seconds)]
 
 
 def test_a_slow_link_is_named_beside_others_or_beside_its_past():
     links = links_of("abcd", dp=4)
-    assert said(links, []) == []
+    assert slow_links(links, []) == []
     words = "messages between b and c take 3.0 times as long as those between other hosts"
-    assert said(links, [(1, 2)]) == [((1, 2), words)]
+    assert slow_links(links, [(1, 2)]) == [((1, 2), words)]
     alone = links_of("ab", dp=2)
-    assert said(alone, [], 1.0) == []
-    assert said(alone, [(0, 1)]) == [((0, 1), "messages between a and b take 3.0 times as long as before")]
-    assert said(alone, []) == []
+    assert slow_links(alone, [], 1.0) == []
+    assert slow_links(alone, [(0, 1)]) == [((0, 1), "messages between a and b take 3.0 times as long as before")]
+    assert slow_links(alone, []) == []
 
 
 @pytest.mark.parametrize("hosts", ["abcd", "abc"])
 def test_a_host_with_slow_links_alone_is_named(hosts):
     links = links_of(hosts, dp=len(hosts))
     slow = [pair for pair in links.pairs if 1 in pair]
-    assert said(links, slow) == [((1,), "messages from and to b take 3.0 times as long as those between other hosts")]
+    assert slow_links(links, slow) == [
+        ((1,), "messages from and to b take 3.0 times as long as those between other hosts")
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Finding(NamedTuple):
+class HealthFinding(NamedTuple):
     """What is wrong with some ranks.
 
     `kind` is "slow" or "load" for ranks that compute slowly or do not get their cores, "input", "link", or "all".
@@ -23,11 +23,11 @@ class Finding(NamedTuple):
         return is_slow, "" if is_slow else self.kind, self.ranks
 
 
-class Change(NamedTuple):
+class HealthChange(NamedTuple):
     """The begin or the end of a finding, as seen after a step."""
 
     step: int
-    finding: Finding
+    finding: HealthFinding
     begins: bool
 
     def __str__(self) -> str:

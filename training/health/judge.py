@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from training.health.finding import Change, Finding
+from training.health.finding import HealthChange, HealthFinding
 
 WINDOW = 20  # steps on which a verdict depends
 FEW, HALF, MOST = WINDOW // 4, WINDOW // 2, 3 * WINDOW // 4  # of these steps
@@ -65,12 +65,12 @@ class Judge:
         self.steps: deque[int] = deque(maxlen=WINDOW)
         self.num_steps = 0
         self.best: Best | None = None
-        self.links: Sequence[Finding] = []  # as of the latest measurement
+        self.links: Sequence[HealthFinding] = []  # as of the latest measurement
         self.links_step = 0
         self.wants_links = False  # to have links measured before the next step
-        self.current: dict[Any, Finding] = {}
+        self.current: dict[Any, HealthFinding] = {}
 
-    def take(self, last: int, times: np.ndarray) -> list[Change]:
+    def take(self, last: int, times: np.ndarray) -> list[HealthChange]:
         """Take the `StepSeconds` of each rank in the steps up to `last`; return the findings that begin or end.
 
         A step with a NaN does not count.  Shapes: `times` is (steps, ranks, fields).
@@ -87,13 +87,13 @@ class Judge:
         """Return each rank's seconds of computing in the middle of the latest steps; None if there are too few."""
         return middle(np.stack(self.times)[:, :, 0]) if len(self.times) == WINDOW else None
 
-    def take_links(self, step: int, links: Sequence[Finding]) -> list[Change]:
+    def take_links(self, step: int, links: Sequence[HealthFinding]) -> list[HealthChange]:
         """Take what a measurement of the links has found; return the findings that begin or end."""
         self.wants_links, self.links_step, self.links = False, step, links
         others = [each for each in self.current.values() if each.kind != "link"]
         return self.settle(step, [*others, *links])
 
-    def judge(self, step: int) -> list[Change]:
+    def judge(self, step: int) -> list[HealthChange]:
         now = Latest(np.stack(self.times))
         self.best = self.best or Best(now)
         findings = [*self.loaded_hosts(now)]
@@ -110,18 +110,18 @@ class Judge:
         self.best.take(now)
         return self.settle(step, [*findings, *self.links])
 
-    def settle(self, step: int, findings: Sequence[Finding]) -> list[Change]:
+    def settle(self, step: int, findings: Sequence[HealthFinding]) -> list[HealthChange]:
         """Make these the current findings; return the changes."""
         before, self.current = self.current, {each.key: self.current.get(each.key, each) for each in findings}
-        ended = [Change(step, each, False) for key, each in before.items() if key not in self.current]
-        return ended + [Change(step, each, True) for key, each in self.current.items() if key not in before]
+        ended = [HealthChange(step, each, False) for key, each in before.items() if key not in self.current]
+        return ended + [HealthChange(step, each, True) for key, each in self.current.items() if key not in before]
 
     def reaching(self, values: np.ndarray, bounds: tuple[float, float], keys: Sequence[Any]) -> list[int]:
         """Return the columns of steps' ascending values with which a finding begins, or, if it is current, lasts."""
         is_current = np.array([key in self.current for key in keys])
         return np.flatnonzero(np.where(is_current, values[MOST] >= bounds[1], values[FEW] >= bounds[0])).tolist()
 
-    def loaded_hosts(self, now: Latest) -> Iterator[Finding]:
+    def loaded_hosts(self, now: Latest) -> Iterator[HealthFinding]:
         """Yield hosts none of whose ranks, of several, gets its core."""
         several = {host: ranks for host, ranks in self.ranks_of.items() if len(ranks) > 1}
         if not several:
@@ -132,9 +132,9 @@ class Judge:
             (host, ranks), core = [*several.items()][index], middle(now.core)
             what = f"the {len(ranks)} ranks of {host}"
             words = f"{what} get {np.mean(core[ranks]):.0%} of a core each: other processes use them"
-            yield Finding("load", tuple(ranks), words, f"{what} get their cores again")
+            yield HealthFinding("load", tuple(ranks), words, f"{what} get their cores again")
 
-    def slow_ranks(self, now: Latest, loaded: set[int]) -> Iterator[Finding]:
+    def slow_ranks(self, now: Latest, loaded: set[int]) -> Iterator[HealthFinding]:
         """Yield ranks that compute slower than others; on loaded hosts only those that use more CPU time, too.
 
         Where ranks share cores, the clock shows less of what a slow one needs than its CPU time does.
@@ -153,7 +153,7 @@ class Judge:
                 who, core = f"rank {rank} ({self.hosts[rank]})", middle(now.core)[rank]
                 others = "before" if rank in self.alone else f"the median of {WINDOW} steps"
                 words = f"{who} computes {ratio:.1f} times as long as {others}; it gets {core:.0%} of a core"
-                yield Finding(kind, (rank,), words, f"{who} computes as fast as the others again")
+                yield HealthFinding(kind, (rank,), words, f"{who} computes as fast as the others again")
 
     def beside(self, now: Latest, what: str) -> np.ndarray:
         """Return each rank's time in each step as a multiple of the lower median of its stage's in the same step.
@@ -168,14 +168,14 @@ class Judge:
             ratios[:, self.alone] = beside(times / getattr(self.best, what))[:, self.alone]
         return ratios
 
-    def late_inputs(self, now: Latest) -> Iterator[Finding]:
+    def late_inputs(self, now: Latest) -> Iterator[HealthFinding]:
         keys = [(False, "input", (rank,)) for rank in range(len(self.hosts))]
         for rank in self.reaching(np.sort(now.input, 0) / now.whole_s, LATE, keys):
             who, wait_ms = f"rank {rank} ({self.hosts[rank]})", middle(now.input)[rank] * 1e3
             words = f"{who} waits {wait_ms:.0f} ms for its input in a step of {now.whole_s * 1e3:.0f} ms"
-            yield Finding("input", (rank,), words, f"{who} gets its input in time again")
+            yield HealthFinding("input", (rank,), words, f"{who} gets its input in time again")
 
-    def all_slower(self, now: Latest) -> Iterator[Finding]:
+    def all_slower(self, now: Latest) -> Iterator[HealthFinding]:
         """Yield a finding if most ranks compute slower than in their past."""
         assert self.best
         ranks = tuple(range(len(self.hosts)))
@@ -183,7 +183,7 @@ class Judge:
         if self.reaching(ratios, ALL_SLOWER, [(False, "all", ranks)]):
             words = f"all ranks compute {ratios[HALF, 0]:.1f} times as long as before step {self.steps[0]}"
             core = f"they get {middle(now.core).mean():.0%} of a core, {self.best.core.mean():.0%} before"
-            yield Finding("all", ranks, f"{words}; {core}", "all ranks compute as fast as before again")
+            yield HealthFinding("all", ranks, f"{words}; {core}", "all ranks compute as fast as before again")
 
 
 class Latest:
@@ -206,9 +206,9 @@ class Best:
         self.waiting_s = now.waiting_s
 
     def take(self, now: Latest) -> None:
-        later = Best(now)
-        self.computing, self.cpu = np.minimum(self.computing, later.computing), np.minimum(self.cpu, later.cpu)
-        self.core, self.waiting_s = np.maximum(self.core, later.core), min(self.waiting_s, later.waiting_s)
+        new = Best(now)
+        self.computing, self.cpu = np.minimum(self.computing, new.computing), np.minimum(self.cpu, new.cpu)
+        self.core, self.waiting_s = np.maximum(self.core, new.core), min(self.waiting_s, new.waiting_s)
 
 
 def beside(times: np.ndarray) -> np.ndarray:

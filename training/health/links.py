@@ -9,7 +9,7 @@ import numpy as np
 
 import collectives
 from parallelism.mesh import MeshShape
-from training.health.finding import Finding
+from training.health.finding import HealthFinding
 
 NUM_BYTES = 256 * 1024
 REPEATS = 3
@@ -61,7 +61,7 @@ class Links:
     def measure(self, comm: collectives.Communicator) -> np.ndarray:
         """Return the seconds of a message of 256 KiB over each link.  Collective.
 
-        Cost: 3 such messages to and fro for each of a host's neighbours.
+        Cost: 3 such messages each way for each of a host's neighbours.
         """
         seconds, message = np.zeros(len(self.pairs)), np.zeros(NUM_BYTES, np.uint8)
         for pairs in self.rounds:
@@ -71,19 +71,19 @@ class Links:
                     seconds[self.pairs.index(pair)] = exchange_s(comm, pair, message)
         return np.asarray(comm.all_reduce(seconds, op="max"))
 
-    def slow(self, seconds: np.ndarray) -> Iterator[Finding]:
+    def slow(self, seconds: np.ndarray) -> Iterator[HealthFinding]:
         """Yield a finding for each slow link, or for a host all of whose links are slow while others are not."""
         usual_s, self.least_s = np.sort(seconds)[(len(seconds) - 1) // 4], np.minimum(self.least_s, seconds)
         by_others = dict(zip(self.pairs, seconds / usual_s, strict=True))
         by_past = dict(zip(self.pairs, seconds / self.least_s, strict=True))
         slow = {pair for pair in self.pairs if max(by_others[pair], by_past[pair]) >= SLOW}
 
-        def finding(ranks: tuple[int, ...], what: str, pairs: Sequence[Pair]) -> Finding:
+        def finding(ranks: tuple[int, ...], what: str, pairs: Sequence[Pair]) -> HealthFinding:
             times, than = min(by_others[pair] for pair in pairs), "those between other hosts"
             if times < SLOW:
                 times, than = min(by_past[pair] for pair in pairs), "before"
             words = f"messages {what} take {times:.1f} times as long as {than}"
-            return Finding("link", ranks, words, f"messages {what} are fast again")
+            return HealthFinding("link", ranks, words, f"messages {what} are fast again")
 
         for host, pairs in self.pairs_of().items():
             if len(pairs) > 1 and slow.issuperset(pairs) and len(slow) < len(self.pairs):

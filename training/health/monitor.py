@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import collectives
 from collectives.job import environment
 from parallelism.mesh import Mesh
-from training.health.finding import Change
+from training.health.finding import HealthChange
 from training.health.judge import TOGETHER, WINDOW, Judge, StepSeconds
 from training.health.links import Links
 from training.health.load import rebalanced
@@ -43,7 +43,7 @@ class Health:
         self.every = self.comm.empty((self.comm.size, *self.own.shape), "float64")
         self.exchange = self.comm.plan("all_gather", self.own, out=self.every)
         self.num_steps, self.last = 0, 0  # steps in `own`, and the last one that is being exchanged; 0 for none
-        self.changes: list[Change] = []  # that nobody has taken
+        self.changes: list[HealthChange] = []  # that nobody has taken
         self.moved = 0  # the step after which micro-batches were moved
         self.judged = 0  # the last step that has been judged
 
@@ -104,7 +104,7 @@ class Health:
         self.numbers = better
         return better
 
-    def news(self) -> list[Change]:
+    def news(self) -> list[HealthChange]:
         """Return what has changed since the last call."""
         self.changes, changes = [], self.changes
         return changes

@@ -12,7 +12,7 @@ from tqdm import tqdm
 import collectives
 from collectives.job import environment
 from parallelism.checkpoint import StateHash
-from training.health.finding import Change
+from training.health.finding import HealthChange
 from training.reports.facts import RunFacts
 from training.reports.html import HTMLReport
 from training.reports.jsonl import JSONLines
@@ -91,7 +91,7 @@ class RunLog:
         self.show(f"iter {iteration}/{self.max_iters} | val loss {loss:.4f}")
         self.record({"iter": iteration, "val_loss": loss})
 
-    def health(self, change: Change) -> None:
+    def health(self, change: HealthChange) -> None:
         self.show(str(change))
         finding, begins = change.finding, change.begins
         self.findings += 1 if begins else -1
