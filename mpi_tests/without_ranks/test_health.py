@@ -154,7 +154,7 @@ def test_a_step_that_does_not_count_for_one_rank_counts_for_none():
 LINKS = [(0, 1), (1, 2), (2, 3), (0, 3)]
 
 
-def test_links_are_num_measured_for_at_first_and_where_all_wait_longer():
+def test_links_are_measured_at_first_and_where_all_wait_longer():
     run = Run(hosts="abcd")
     num_measured = 0
     for number in range(200):
@@ -166,7 +166,7 @@ def test_links_are_num_measured_for_at_first_and_where_all_wait_longer():
     assert num_measured > 2
 
 
-def test_links_are_not_num_measured_for_where_a_rank_is_slow_or_there_is_one_host():
+def test_links_are_not_measured_where_a_rank_is_slow_or_there_is_one_host():
     run, of_one = Run(hosts="abcd"), Run(hosts="aaaa")
     of_one.steps(60)
     of_one.steps(60, usual=USUAL._replace(waiting=0.04))
