@@ -606,8 +606,8 @@ class Communicator(Collectives):
     def health(self) -> list[RankWaits]:
         """Return each rank's waits at barriers of its node since the last call: who waits, and for whom.  Collective.
 
-        The rank with the largest `awaited_s` holds the others up.  Counted are barriers in shared memory, of calls and
-        plans for which a rank waited longer than it polls; all are 0 where nothing is compiled.
+        The rank with the largest `awaited_s` holds the others up.  Counted are barriers in shared memory of calls and
+        plans of this communicator for which a rank waited longer than it polls; all are 0 where nothing is compiled.
         """
         counted = self.context.memory.of_host.waits
         own = counted.copy()

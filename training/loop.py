@@ -83,8 +83,7 @@ def train(config: Config, comm: collectives.Communicator, leave: Callable[[Remai
             for iteration, batches in zip(range(run.first, config.max_iters + 1), inputs, strict=False):
                 beat(comm, iteration)
                 steps.add(step(run, iteration, batches))
-                for change in run.health.news() if run.health else ():
-                    log.health(change)
+                report_health(run, log)
                 if words := run.balance_load():
                     log.show(f"step {iteration}: {words}")
                 if run.hashes and iteration % config.hash_interval == 0:
@@ -99,12 +98,21 @@ def train(config: Config, comm: collectives.Communicator, leave: Callable[[Remai
                 ):
                     log.show(f"{received}: the run ends with a checkpoint of step {iteration}")
                     break
+            if run.health:
+                run.health.finish()
+                report_health(run, log)
             if run.saving:  # before drawing
                 run.saving.close()
         model = run.whole()
         save(run, model)
     beat(comm, ENDED)
     return Trained(model, log.records)
+
+
+def report_health(run: TrainingRun, log: RunLog) -> None:
+    """Report which ranks have begun to hold the others up, or have ended to."""
+    for change in run.health.news() if run.health else ():
+        log.health(change)
 
 
 def settle(run: TrainingRun, log: RunLog, steps: LateReport, iteration: int) -> None:

@@ -121,7 +121,7 @@ def plant(kind: str, first: int, amount: str) -> None:
 
     def inputs(run):
         if kind == "input":
-            return run.profiler.inputs(late(run.samples.micro_batches(run.first), run))
+            return run.profiler.inputs(late(run._micro_batches(), run))
         return own_inputs(run)
 
     loop.step, TrainingRun.inputs = step, inputs

@@ -10,7 +10,7 @@ from training.health.judge import FIRST, TOGETHER, WINDOW, Judge, StepSeconds
 from training.health.links import Links
 
 NUM_RANKS = 4
-USUAL = StepSeconds(computing=0.05, cpu=0.049, waiting=0.004, input=0.001, whole=0.055)
+USUAL = StepSeconds(computing=0.05, cpu=0.049, waiting=0.004, input=0.001, whole=0.055, passes=0.045)
 
 
 class Run:
@@ -117,7 +117,7 @@ def test_a_host_whose_ranks_do_not_get_their_cores_is_named_as_loaded():
     [begin] = run.steps(25, rank2=slower(1.9, 0.5), rank3=slower(1.9, 0.5))
     assert begin.finding.kind == "load"
     assert begin.finding.ranks == (2, 3)
-    words = "the 2 ranks of b get 50% of a core each: other processes use them"
+    words = "the 2 ranks of b get 50% of a core each: other processes use them, or a limit holds"
     assert str(begin) == f"step {begin.step}: {words}"
 
 
@@ -139,14 +139,14 @@ def test_a_late_input_is_named():
 
 def test_what_costs_the_others_nothing_is_not_named():
     """Twice as long for a twentieth of the step."""
-    brief = StepSeconds(computing=0.001, cpu=0.001, waiting=0.05, input=0, whole=0.055)
+    brief = StepSeconds(computing=0.001, cpu=0.001, waiting=0.05, input=0, whole=0.055, passes=0)
     assert Run().steps(60, usual=brief, rank1=brief._replace(computing=0.002, cpu=0.002)) == []
 
 
 def test_a_step_that_does_not_count_for_one_rank_counts_for_none():
     run = Run()
     run.steps(40)
-    unusual = StepSeconds(*[math.nan] * 5)
+    unusual = StepSeconds(*[math.nan] * len(StepSeconds._fields))
     for _ in range(30):
         assert run.steps(1, rank0=unusual, rank1=slower(3.0)) == []
 

@@ -101,6 +101,15 @@ def test_the_layout_of_fewer_ranks(flags, left, expected):
     assert fewer(flags, left) == expected
 
 
+def test_micro_batches_move_between_fewer_ranks_where_they_can():
+    words = ["--micro_batch_size", "2", "--global_batch_size", "24", "--reproducible", "--balance_load"]
+    config = parse(Config, "", words)
+    for left, moves in ((2, True), (1, False)):
+        smaller, trains = on_fewer_ranks(config, Topology.from_ids([0] * left))
+        assert (smaller.balance_load, trains) == (moves, left)
+        smaller.checked(Topology.from_ids([0] * left))
+
+
 def test_no_layout_of_fewer_ranks():
     config = parse(Config, "", ["--micro_batch_size", "4", "--global_batch_size", "12"])
     config.global_batch_size = 3

@@ -35,7 +35,7 @@ MATTERS = 0.05  # what a slow rank costs, as a fraction of a step
 class StepSeconds(NamedTuple):
     """A rank's step, in seconds: its own computing, the thread's CPU time in that, waits for other ranks and for input.
 
-    `whole` is all of the step, with the wait for its input.
+    `passes` is the part of computing in the passes of micro-batches, and `whole` all of the step, with its input.
     """
 
     computing: float
@@ -43,6 +43,7 @@ class StepSeconds(NamedTuple):
     waiting: float
     input: float
     whole: float
+    passes: float
 
 
 WHOLE = StepSeconds._fields.index("whole")
@@ -83,9 +84,9 @@ class Judge:
                 self.steps.append(step)
         return self.judge(last) if len(self.times) == WINDOW else []
 
-    def typical_s(self) -> np.ndarray | None:
-        """Return each rank's seconds of computing in the middle of the latest steps; None if there are too few."""
-        return middle(np.stack(self.times)[:, :, 0]) if len(self.times) == WINDOW else None
+    def typical(self) -> list[StepSeconds]:
+        """Return each rank's times in the middle of the latest steps; nothing if there are too few steps."""
+        return [StepSeconds(*row) for row in middle(np.stack(self.times)).tolist()] if len(self.times) == WINDOW else []
 
     def take_links(self, step: int, links: Sequence[HealthFinding]) -> list[HealthChange]:
         """Take what a measurement of the links has found; return the findings that begin or end."""
@@ -131,7 +132,7 @@ class Judge:
         for index in self.reaching(np.sort(lack, 0), LOADED, keys):
             (host, ranks), core = [*several.items()][index], middle(now.core)
             what = f"the {len(ranks)} ranks of {host}"
-            words = f"{what} get {np.mean(core[ranks]):.0%} of a core each: other processes use them"
+            words = f"{what} get {np.mean(core[ranks]):.0%} of a core each: other processes use them, or a limit holds"
             yield HealthFinding("load", tuple(ranks), words, f"{what} get their cores again")
 
     def slow_ranks(self, now: Latest, loaded: set[int]) -> Iterator[HealthFinding]:
@@ -193,7 +194,7 @@ class Latest:
     """
 
     def __init__(self, times: np.ndarray):
-        self.computing, self.cpu, waiting, self.input, whole = np.moveaxis(times, 2, 0)
+        self.computing, self.cpu, waiting, self.input, whole, _ = np.moveaxis(times, 2, 0)
         self.core = self.cpu / self.computing
         self.whole_s, self.waiting_s = float(middle(whole).max()), float(middle(waiting.min(1)))
 

@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 GAIN = 0.08  # of a step's time, for which micro-batches move
 
 
-def numbers_by_time(seconds: Sequence[float], total: int) -> list[int]:
+class ReplicaSeconds(NamedTuple):
+    """A replica's time of each micro-batch, and of the rest of a step."""
+
+    each: float
+    rest: float = 0.0
+
+    def end_s(self, number: int) -> float:
+        """Return when a step with so many micro-batches ends."""
+        return number * self.each + self.rest
+
+
+def numbers_by_time(replicas: Sequence[ReplicaSeconds], total: int) -> list[int]:
     """Return each replica's number of micro-batches, at least 1, with which the slowest ends soonest.
 
-    `seconds` is each replica's time of a micro-batch.
-
-    >>> numbers_by_time([1, 1, 2, 4], 11)
+    >>> numbers_by_time([ReplicaSeconds(each) for each in (1, 1, 2, 4)], 11)
     [4, 4, 2, 1]
     """
-    numbers = [1] * len(seconds)
-    for _ in range(total - len(seconds)):
-        ends = [(number + 1) * each for number, each in zip(numbers, seconds, strict=True)]
-        numbers[ends.index(min(ends))] += 1
+    numbers = [1] * len(replicas)
+    for _ in range(total - len(replicas)):
+        ends_s = [replica.end_s(number + 1) for number, replica in zip(numbers, replicas, strict=True)]
+        numbers[ends_s.index(min(ends_s))] += 1
     return numbers
 
 
-def rebalanced(numbers: Sequence[int], seconds: Sequence[float]) -> list[int]:
+def rebalanced(numbers: Sequence[int], replicas: Sequence[ReplicaSeconds]) -> list[int]:
     """Return better numbers of micro-batches, or the same if a step would hardly be faster.
 
-    >>> rebalanced([3, 3, 3, 2], [1, 1, 2, 4]), rebalanced([4, 4, 2, 1], [1, 1.05, 2, 4])
-    ([4, 4, 2, 1], [4, 4, 2, 1])
+    >>> rebalanced([3, 3, 3], [ReplicaSeconds(1), ReplicaSeconds(1), ReplicaSeconds(2, 1)])
+    [4, 4, 1]
+    >>> rebalanced([4, 4, 2], [ReplicaSeconds(1), ReplicaSeconds(1.05), ReplicaSeconds(2)])
+    [4, 4, 2]
     """
-    better = numbers_by_time(seconds, sum(numbers))
-    now_s, then_s = (max(n * s for n, s in zip(each, seconds, strict=True)) for each in (numbers, better))
+    better = numbers_by_time(replicas, sum(numbers))
+    now_s, then_s = (max(map(ReplicaSeconds.end_s, replicas, each)) for each in (numbers, better))
     return better if then_s < (1 - GAIN) * now_s else [*numbers]

@@ -6,38 +6,52 @@ The times of five steps are exchanged at once, while the next step goes on, so t
 from __future__ import annotations
 
 import math
+import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import collectives
 from collectives.job import environment
 from parallelism.mesh import Mesh
+from parallelism.step.events import Listener
 from training.health.finding import HealthChange
 from training.health.judge import TOGETHER, WINDOW, Judge, StepSeconds
 from training.health.links import Links
-from training.health.load import rebalanced
+from training.health.load import ReplicaSeconds, rebalanced
 from training.reports.profile import StepProfiler
 
 TICK_S = 1e-9  # of the clock of CPU time
 NOT_COUNTED = StepSeconds(*[math.nan] * len(StepSeconds._fields))
 
 
-class Health:
+class Clocks(NamedTuple):
+    """Seconds of the clock and of this thread's CPU time, without waits for other ranks."""
+
+    clock: float
+    cpu: float
+
+    def since(self, earlier: Clocks) -> Clocks:
+        return Clocks(self.clock - earlier.clock, self.cpu - earlier.cpu)
+
+
+class Health(Listener):
     """Times this rank's steps, and keeps what all ranks' times say about them.
 
-    Each fifth step costs an all_gather of 25 numbers a rank, and a verdict.  Where dp ranks have different `numbers` of
-    micro-batches, times are as if all had the mean.  Construction is collective.
+    Each fifth step costs an all_gather of 30 numbers a rank, and a verdict.  Where dp ranks have different `numbers` of
+    micro-batches, their times are as if all had the mean.  It listens to the pipeline ahead of all others, whose waits
+    it subtracts.  Construction is collective.
     """
 
     def __init__(self, mesh: Mesh, profiler: StepProfiler, numbers: Sequence[int]):
         self.comm, self.profiler, self.replica, self.numbers = mesh.comm, profiler, mesh.coords["dp"], [*numbers]
-        own = platform.node(), environment.cores(), mesh.coords["pp"], self.replica
+        own = platform.node(), own_cores(), mesh.coords["pp"], self.replica
         described = self.comm.all_gather_object(own)
-        hosts, cores, stages, self.replicas = map(list, zip(*described, strict=True))
-        hosts = names_of(self.comm, hosts)
-        self.judge = Judge(hosts, stages, cores)
+        names, cores, stages, self.replicas = map(list, zip(*described, strict=True))
+        hosts = names_of(self.comm, names)
+        self.judge = Judge(hosts, stages, cores_of(hosts, cores))
         self.links = Links(mesh.layout, hosts)
         self.own = self.comm.empty((TOGETHER, len(StepSeconds._fields)), "float64")
         self.every = self.comm.empty((self.comm.size, *self.own.shape), "float64")
@@ -46,6 +60,18 @@ class Health:
         self.changes: list[HealthChange] = []  # that nobody has taken
         self.moved = 0  # the step after which micro-batches were moved
         self.judged = 0  # the last step that has been judged
+        self.in_passes = self.began = Clocks(0, 0)
+
+    def now(self) -> Clocks:
+        profiler = self.profiler
+        return Clocks(time.perf_counter() - profiler.waited_s, time.thread_time() - profiler.waited_cpu_s)
+
+    def before_passes(self) -> None:
+        self.began = self.now()
+
+    def after_passes(self) -> None:
+        passes = self.now().since(self.began)
+        self.in_passes = Clocks(self.in_passes.clock + passes.clock, self.in_passes.cpu + passes.cpu)
 
     @contextmanager
     def observing(self, step: int, counts: bool) -> Iterator[None]:
@@ -53,17 +79,19 @@ class Health:
 
         It counts if it is like others on all ranks.
         """
-        profiler = self.profiler
-        begin_s, begin_cpu_s = time.perf_counter(), time.thread_time()
-        waited_s, waited_cpu_s = profiler.waited_s, profiler.waited_cpu_s
+        begin_s, waited_s, begin, self.in_passes = time.perf_counter(), self.profiler.waited_s, self.now(), Clocks(0, 0)
         yield
-        whole_s, cpu_s = time.perf_counter() - begin_s, time.thread_time() - begin_cpu_s
-        waiting_s = profiler.waited_s - waited_s
-        cpu_s -= profiler.waited_cpu_s - waited_cpu_s
-        cpu_s = max(cpu_s, TICK_S)
-        scale = sum(self.numbers) / len(self.numbers) / self.numbers[self.replica]
-        computing_s, input_s = whole_s - waiting_s, profiler.input_s
-        own = StepSeconds(scale * computing_s, scale * cpu_s, waiting_s, input_s, whole_s + input_s)
+        computing, waiting_s = self.now().since(begin), self.profiler.waited_s - waited_s
+        more = sum(self.numbers) / len(self.numbers) / self.numbers[self.replica] - 1
+        passes_s, input_s = (1 + more) * self.in_passes.clock, self.profiler.input_s
+        own = StepSeconds(
+            computing=computing.clock + more * self.in_passes.clock,
+            cpu=max(computing.cpu + more * self.in_passes.cpu, TICK_S),
+            waiting=waiting_s,
+            input=input_s,
+            whole=time.perf_counter() - begin_s + input_s,
+            passes=passes_s,
+        )
         self.add(step, own if counts else NOT_COUNTED)
 
     def add(self, step: int, own: StepSeconds) -> None:
@@ -90,24 +118,47 @@ class Health:
 
         All ranks return the same.
         """
-        seconds = self.judge.typical_s() if self.judged >= self.moved + WINDOW else None
-        if seconds is None:
+        times = self.judge.typical() if self.judged >= self.moved + WINDOW else []
+        if not times:
             return None
-        slowest_s = [
-            max(s for s, d in zip(seconds.tolist(), self.replicas, strict=True) if d == replica)
-            for replica in range(len(self.numbers))
-        ]
-        better = rebalanced(self.numbers, slowest_s)
+        mean, replicas = sum(self.numbers) / len(self.numbers), []
+        for replica in range(len(self.numbers)):
+            own = [each for each, its in zip(times, self.replicas, strict=True) if its == replica]
+            slowest = max(own, key=lambda each: each.computing)
+            replicas.append(ReplicaSeconds(slowest.passes / mean, slowest.computing - slowest.passes))
+        better = rebalanced(self.numbers, replicas)
         self.moved = self.judged
         if better == self.numbers:
             return None
         self.numbers = better
         return better
 
+    def close(self) -> None:
+        """Wait for the exchange that is under way.  Collective."""
+        if self.last:
+            self.exchange.wait()
+
     def news(self) -> list[HealthChange]:
         """Return what has changed since the last call."""
         self.changes, changes = [], self.changes
         return changes
+
+
+def own_cores() -> list[int]:
+    """Return the cores that this process may use, where the system tells."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(environment.cores())]
+
+
+def cores_of(hosts: Sequence[str], cores: Sequence[Sequence[int]]) -> list[int]:
+    """Return the number of cores that the ranks of each rank's host may use together.
+
+    >>> cores_of(["a", "a", "b"], [[0], [1], [0, 1, 2, 3]])
+    [2, 2, 4]
+    """
+    together = {
+        host: {core for name, own in zip(hosts, cores, strict=True) if name == host for core in own} for host in hosts
+    }
+    return [len(together[host]) for host in hosts]
 
 
 def names_of(comm: collectives.Communicator, names: list[str]) -> list[str]:

@@ -121,6 +121,7 @@ class TrainingRun:
         self.profiler = self._make_profiler(tp_collectives)
         # A device's work is not timed by the host's clock.
         self.health = Health(self.mesh, self.profiler, self.numbers) if config.device == "cpu" else None
+        self.pipeline.listeners[:0] = [self.health] if self.health else []
         flops, peak = flops_per_token(self.model.config, self.num_params), config.peak_tflops
         all_peak = peak and peak * 1e12 * comm.size
         self.meter = Meter(self.guard, config.max_iters, inputs.batch_size * config.block_size, flops, all_peak)
@@ -216,10 +217,10 @@ class TrainingRun:
 
         The run cannot be used afterwards.  Collective.
         """
-        if self.health:
-            self.health.finish()
         if self.saving:
             self.saving.close()
+        if self.health:
+            self.health.close()
         torch.set_float32_matmul_precision(self.matrix_precision)
         groups = [self.sp, *([self.exchange] if self.exchange else []), self.mesh, *self.pipeline.groups]
         self.pipeline.remove_hooks()

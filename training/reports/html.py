@@ -95,6 +95,8 @@ def by_step(records: Sequence[Record]) -> list[Record]:
     """Merge the training and validation records of each step; a resumed run's replace earlier ones."""
     steps: dict[int, Record] = {}
     for record in records:
+        if "health" in record:
+            continue
         steps.setdefault(record["iter"], {}).update(record)
     return [step for _, step in sorted(steps.items())]
 

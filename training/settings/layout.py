@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import product
 from typing import Any
@@ -22,7 +22,14 @@ from parallelism.planner.ranks import best_layout
 from parallelism.planner.uses import check_uses
 from training.data.tokens import Tokens, TokenWindows, split
 from training.parallel.device import own_device
-from training.settings.checks import USES, check_batch, make_schedule, micro_batches_by_rank, num_micro_batches
+from training.settings.checks import (
+    USES,
+    check_balance_load,
+    check_batch,
+    make_schedule,
+    micro_batches_by_rank,
+    num_micro_batches,
+)
 from training.settings.config import Config
 from training.settings.derived import tokens_of
 
@@ -106,13 +113,23 @@ def on_fewer_ranks(config: Config, topology: Topology) -> tuple[Config, int]:
                 try:
                     check_uses(smaller, USES)
                     mesh, _ = smaller.check_layout(first)
-                    for number in {*micro_batches_by_rank(smaller, mesh.lengths["dp"], sys.maxsize)}:
+                    numbers = micro_batches_by_rank(smaller, mesh.lengths["dp"], sys.maxsize)
+                    for number in {*numbers}:
                         make_schedule(smaller, number)
                 except ValueError as error:
                     refusal = error
                 else:
-                    return smaller, size
+                    return smaller if can_balance_load(smaller, numbers) else replace(smaller, balance_load=False), size
     raise ValueError(f"no layout of {len(nodes)} ranks or fewer can go on: {refusal}")
+
+
+def can_balance_load(config: Config, numbers: Sequence[int]) -> bool:
+    """Return whether micro-batches may move between dp ranks that have these numbers of them."""
+    try:
+        check_balance_load(config, numbers)
+    except ValueError:
+        return False
+    return True
 
 
 def with_axes(config: Config, lengths: Mapping[str, Any]) -> Iterator[Config]:
