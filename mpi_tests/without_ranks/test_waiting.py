@@ -67,27 +67,35 @@ def test_what_moves_on_is_waited_for_anew(monkeypatch):
     assert clock.done == ["sleep 1 ms"]
 
 
+def channel_of(own, other, counted):
+    """Return the channel of two ranks, this one first, with these slots and counts of waits."""
+    slots, waits = (np.array([each.ctypes.data for each in two], np.int64) for two in ((own, other), counted))
+    return SimpleNamespace(slots=slots, waits=waits, state=np.zeros(kernels.STATE_LENGTH, np.int64))
+
+
 @pytest.mark.parametrize("oversubscribed", [False, True])
 def test_a_program_spins_once_in_a_meeting_then_yields(oversubscribed):
-    own, other = np.zeros(16, np.int64), np.zeros(16, np.int64)
-    slots = np.array([own.ctypes.data, other.ctypes.data], np.int64)
-    channel = SimpleNamespace(slots=slots, state=np.zeros(kernels.STATE_LENGTH, np.int64))
+    own, other, counted = np.zeros(16, np.int64), np.zeros(16, np.int64), np.zeros((2, 2), np.int64)
+    channel = channel_of(own, other, counted)
     program = Program(np.array([kernels.BARRIER, 2], np.int64), channel, np.dtype("float32"), oversubscribed, binding=7)
     for _ in range(3):
         channel.state[kernels.NAPS] = 0  # whatever the duration of its last yield
         assert not program.spin()
         assert program.frame[kernels.SPUN] == (0 if oversubscribed else SPINS)
+    assert not counted.any()
     other[8:10] = 1, 7  # the cache line of odd barriers: this barrier, in the same program
     assert program.spin()
+    number, nanoseconds = counted[1]  # of waits for the other rank
+    assert number == 1
+    assert nanoseconds > 0
     channel.state[kernels.NAPS] = 0
     assert not program.test()
     assert program.frame[kernels.SPUN] == BRIEF_SPINS
 
 
 def test_a_program_whose_core_is_taken_spins_briefly():
-    own, other = np.zeros(16, np.int64), np.zeros(16, np.int64)
-    slots = np.array([own.ctypes.data, other.ctypes.data], np.int64)
-    channel = SimpleNamespace(slots=slots, state=np.zeros(kernels.STATE_LENGTH, np.int64))
+    own, other, counted = np.zeros(16, np.int64), np.zeros(16, np.int64), np.zeros((2, 2), np.int64)
+    channel = channel_of(own, other, counted)
     program = Program(np.array([kernels.BARRIER, 2], np.int64), channel, np.dtype("float32"), False, binding=7)
     channel.state[kernels.NAPS] = YIELDS + 1
     assert not program.spin()
