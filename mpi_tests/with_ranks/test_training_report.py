@@ -116,7 +116,7 @@ def waits(monkeypatch):
     for name in ("all_reduce", "all_gather", "barrier", "broadcast", "broadcast_object", "all_gather_object"):
         waiting(Communicator, name)
     for module in (tensor_collectives, transfer, events, layer_times, profile):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0], thread_time=lambda: now[0]))
     return now
 
 
