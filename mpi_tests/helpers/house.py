@@ -71,7 +71,7 @@ DIVIDED = ("sequence", "experts", "tensor")
 PARALLELISM = (*PARALLEL, *DIVIDED, "pipeline schedules", "pipeline", "checkpoint", "planner", "parallelism")
 BELOW_TRAINING = (*ALL, "torch", *PARALLELISM, "models")
 ROOMS = (
-    *("layouts", "ranges", "tokens", "optimizers", "fields", "weights", "optim", "findings", "reports", "health"),
+    *("layouts", "ranges", "tokens", "optimizers", "fields", "weights", "optim", "reports", "health"),
     *("parallel", "config"),
 )
 FLOORS = {
@@ -109,9 +109,8 @@ FLOORS = {
     ),
     "weights": Floor(("training.weights",), imports=(*BELOW_TRAINING, "fields")),
     "optim": Floor(("training.optim",), imports=(*BELOW_TRAINING, "optimizers", "fields")),
-    "findings": Floor(("training.health.finding",), imports=()),
-    "reports": Floor(("training.reports",), imports=(*BELOW_TRAINING, "fields", "charts", "surroundings", "findings")),
-    "health": Floor(("training.health",), imports=(*BELOW_TRAINING, "reports", "findings")),
+    "reports": Floor(("training.reports",), imports=(*BELOW_TRAINING, "fields", "charts", "surroundings")),
+    "health": Floor(("training.health",), imports=(*BELOW_TRAINING, "reports")),
     "parallel": Floor(("training.parallel",), imports=(*BELOW_TRAINING, "layouts", "fields", "tokens")),
     "config": Floor(
         ("training.settings",),

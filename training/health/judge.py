@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from training.health.finding import HealthChange, HealthFinding
+from training.reports.finding import HealthChange, HealthFinding
 
 WINDOW = 20  # steps on which a verdict depends
 FEW, HALF, MOST = WINDOW // 4, WINDOW // 2, 3 * WINDOW // 4  # of these steps

@@ -9,7 +9,7 @@ import numpy as np
 
 import collectives
 from parallelism.mesh import MeshShape
-from training.health.finding import HealthFinding
+from training.reports.finding import HealthFinding
 
 NUM_BYTES = 256 * 1024
 REPEATS = 3

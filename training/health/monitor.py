@@ -17,10 +17,10 @@ import collectives
 from collectives.job import environment
 from parallelism.mesh import Mesh
 from parallelism.step.events import Listener
-from training.health.finding import HealthChange
 from training.health.judge import TOGETHER, WINDOW, Judge, StepSeconds
 from training.health.links import Links
 from training.health.load import ReplicaSeconds, rebalanced
+from training.reports.finding import HealthChange
 from training.reports.profile import StepProfiler
 
 TICK_S = 1e-9  # of the clock of CPU time

@@ -12,8 +12,8 @@ from tqdm import tqdm
 import collectives
 from collectives.job import environment
 from parallelism.checkpoint import StateHash
-from training.health.finding import HealthChange
 from training.reports.facts import RunFacts
+from training.reports.finding import HealthChange
 from training.reports.html import HTMLReport
 from training.reports.jsonl import JSONLines
 from training.reports.metrics import Metrics, Record, iteration_line
