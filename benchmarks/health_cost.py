@@ -11,10 +11,11 @@ from contextlib import closing
 
 import numpy as np
 import torch
-from helpers.result_files import output, table, write
+from helpers.result_files import table, write
+from helpers.training_flags import training_parser
 
 import collectives
-from collectives.job.settings import Parser, positive
+from collectives.job.settings import positive
 from training.loop import step
 from training.parallel.run import TrainingRun
 from training.settings.config import Config
@@ -48,12 +49,8 @@ def measure(config: Config, steps: int, comm: collectives.Communicator) -> dict[
 
 
 def parse() -> argparse.Namespace:
-    parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="gpt2-tiny", help="model shape by name")
-    parser.add_argument("--block_size", type=positive, default=128, help="tokens of a sequence")
-    parser.add_argument("--micro_batch_size", type=positive, default=4)
+    parser = training_parser(__doc__)
     parser.add_argument("--steps", type=positive, default=200)
-    parser.add_argument("--output", type=output, help="write the numbers as JSON")
     return parser.parse_args()
 
 

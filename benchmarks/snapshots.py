@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from helpers.result_files import output, table, write
+from helpers.result_files import table, write
+from helpers.training_flags import training_parser
 
 import collectives
 from collectives.job.progress_bar import progress_bar
-from collectives.job.settings import Parser, positive
+from collectives.job.settings import positive
 from training.loop import step
 from training.parallel.run import TrainingRun
 from training.settings.config import Config
@@ -69,12 +70,8 @@ def compare(config: Config, turns: int, comm: collectives.Communicator) -> dict[
 
 
 def parse() -> argparse.Namespace:
-    parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="gpt2-tiny", help="model shape by name")
-    parser.add_argument("--block_size", type=positive, default=128, help="tokens of a sequence")
-    parser.add_argument("--micro_batch_size", type=positive, default=4)
+    parser = training_parser(__doc__)
     parser.add_argument("--turns", type=positive, default=7)
-    parser.add_argument("--output", type=output, help="write the numbers as JSON")
     return parser.parse_args()
 
 

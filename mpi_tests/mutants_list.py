@@ -1825,6 +1825,63 @@ DEVICE_CHECKS = [
     ),
 ]
 
+HEALTH = [
+    mutant(
+        "training/health/judge.py",
+        "self.now_s - self.slower_since_s[rank] >= self.lasting_s",
+        "True",
+        ("test_health.py", "for_a_second"),
+    ),
+    mutant(
+        "training/health/judge.py",
+        'kind = "slow" if cpu_ratio - 1 > (ratio - 1) / 2 else "load"',
+        'kind = "load"',
+        ("test_health.py", "slow_rank_is_named"),
+    ),
+    mutant(
+        "training/health/judge.py",
+        "middle_rank = (times.shape[1] - 1) // 2",
+        "middle_rank = times.shape[1] // 2",
+        ("test_health.py", "loaded"),
+    ),
+    mutant(
+        "training/health/judge.py",
+        "len(self.ranks_of) > 1 and not findings and may_be_slow",
+        "len(self.ranks_of) > 1 and may_be_slow",
+        ("test_health.py", "links_are_not_measured"),
+    ),
+    mutant(
+        "training/health/links.py",
+        "max(by_others[pair], by_past[pair]) >= SLOW",
+        "by_others[pair] >= SLOW",
+        ("test_health.py", "beside_its_past"),
+    ),
+    mutant(
+        "training/health/load.py",
+        "replica.end_s(number + 1) for",
+        "replica.end_s(number) for",
+        ("test_health.py", "micro_batches_go"),
+    ),
+    mutant(
+        "parallelism/pipeline/pipeline_parallel.py",
+        "self.schedule, self.first_micro_batch = schedule, first_micro_batch",
+        "self.schedule = schedule",
+        ("test_reproducible.py", "move_between and 3-ranks", 3),
+    ),
+    mutant(
+        "training/parallel/run.py",
+        "self.sampler.cut([number * self.config.micro_batch_size for number in numbers])",
+        "pass",
+        ("test_reproducible.py", "move_between and 3-ranks", 3),
+    ),
+    mutant(
+        "collectives/runtime/backends/kernels.py",
+        "frame[LATEST] = peer",
+        "frame[LATEST] = 1",
+        ("test_waits.py", "come_late", 4),
+    ),
+]
+
 MUTANTS = [
     *ALGORITHMS,
     *RUNTIME,
@@ -1841,4 +1898,5 @@ MUTANTS = [
     *MODELS,
     *TRAINING,
     *SUPERVISION,
+    *HEALTH,
 ]

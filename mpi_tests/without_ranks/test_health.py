@@ -8,6 +8,7 @@ import pytest
 from parallelism.mesh import mesh_shape
 from training.health.judge import FIRST, TOGETHER, WINDOW, Judge, StepSeconds
 from training.health.links import Links
+from training.health.load import ReplicaSeconds, numbers_by_time, rebalanced
 
 NUM_RANKS = 4
 USUAL = StepSeconds(computing=0.05, cpu=0.049, waiting=0.004, input=0.001, whole=0.055, passes=0.045)
@@ -221,3 +222,21 @@ def test_a_host_with_slow_links_alone_is_named(hosts):
     assert slow_links(links, slow) == [
         ((1,), "messages from and to b take 3.0 times as long as those between other hosts")
     ]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_micro_batches_go_to_the_replicas_so_that_the_slowest_ends_soonest(seed):
+    """Beside all ways to divide them."""
+    draw = np.random.default_rng(seed)
+    replicas = [ReplicaSeconds(*each) for each in draw.uniform(0.1, 1, (3, 2))]
+    ways = [(a, b, 9 - a - b) for a in range(1, 8) for b in range(1, 9 - a)]
+    ends_s = [max(map(ReplicaSeconds.end_s, replicas, way)) for way in ways]
+    numbers = numbers_by_time(replicas, 9)
+    assert sum(numbers) == 9
+    assert max(map(ReplicaSeconds.end_s, replicas, numbers)) == pytest.approx(min(ends_s))
+
+
+def test_micro_batches_stay_where_little_would_be_gained():
+    near, far = [ReplicaSeconds(1), ReplicaSeconds(1.05)], [ReplicaSeconds(1), ReplicaSeconds(3)]
+    assert rebalanced([5, 5], near) == [5, 5]
+    assert rebalanced([5, 5], far) == [8, 2]  # which ends after 8 s, 7 and 3 after 9

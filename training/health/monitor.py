@@ -47,18 +47,19 @@ class Health(Listener):
 
     def __init__(self, mesh: Mesh, profiler: StepProfiler, numbers: Sequence[int]):
         self.comm, self.profiler, self.replica, self.numbers = mesh.comm, profiler, mesh.coords["dp"], [*numbers]
-        own = platform.node(), own_cores(), mesh.coords["pp"], self.replica
+        own = platform.node(), usable_cores(), environment.cores(), mesh.coords["pp"], self.replica
         described = self.comm.all_gather_object(own)
-        names, cores, stages, self.replicas = map(list, zip(*described, strict=True))
+        names, usable, stated, stages, self.replicas = map(list, zip(*described, strict=True))
         hosts = names_of(self.comm, names)
-        self.judge = Judge(hosts, stages, cores_of(hosts, cores))
+        cores = [min(most, number) for most, number in zip(stated, cores_of(hosts, usable), strict=True)]
+        self.judge = Judge(hosts, stages, cores)
         self.links = Links(mesh.layout, hosts)
         self.own = self.comm.empty((TOGETHER, len(StepSeconds._fields)), "float64")
         self.every = self.comm.empty((self.comm.size, *self.own.shape), "float64")
         self.exchange = self.comm.plan("all_gather", self.own, out=self.every)
         self.num_steps, self.last = 0, 0  # steps in `own`, and the last one that is being exchanged; 0 for none
         self.changes: list[HealthChange] = []  # that nobody has taken
-        self.moved = 0  # the step after which micro-batches were moved
+        self.decided = 0  # the last step after which it was decided whether micro-batches move
         self.judged = 0  # the last step that has been judged
         self.in_passes = self.began = Clocks(0, 0)
 
@@ -118,7 +119,7 @@ class Health(Listener):
 
         All ranks return the same.
         """
-        times = self.judge.typical() if self.judged >= self.moved + WINDOW else []
+        times = self.judge.typical() if self.judged >= self.decided + WINDOW else []
         if not times:
             return None
         mean, replicas = sum(self.numbers) / len(self.numbers), []
@@ -127,7 +128,7 @@ class Health(Listener):
             slowest = max(own, key=lambda each: each.computing)
             replicas.append(ReplicaSeconds(slowest.passes / mean, slowest.computing - slowest.passes))
         better = rebalanced(self.numbers, replicas)
-        self.moved = self.judged
+        self.decided = self.judged
         if better == self.numbers:
             return None
         self.numbers = better
@@ -144,7 +145,7 @@ class Health(Listener):
         return changes
 
 
-def own_cores() -> list[int]:
+def usable_cores() -> list[int]:
     """Return the cores that this process may use, where the system tells."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [*range(environment.cores())]
 
