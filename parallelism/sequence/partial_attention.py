@@ -86,7 +86,7 @@ class Dropping:
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, rules: ScoreRules) -> tuple[Tensor, Tensor]:
-        q, k, v = map(wide, (q, k, v))
+        q, k, v = map(dense, (q, k, v))
         with torch.autocast("cpu", enabled=False):
             # (batch, heads, queries, keys), (batch, heads, queries)
             scores, log = q @ k.transpose(-1, -2), q.new_empty(q.shape[:-1])
@@ -95,7 +95,7 @@ class Dropping:
 
     @staticmethod
     def backward(gradient: Tensor, saved: SavedAttention, rules: ScoreRules) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v, out, log = *map(wide, saved[:3]), *saved[3:]
+        q, k, v, gradient, out, log = *map(dense, (*saved[:3], gradient)), *saved[3:]
         # (batch, heads, queries, keys) twice, (batch, heads, queries)
         p, ds, delta = q @ k.transpose(-1, -2), gradient @ v.transpose(-1, -2), (gradient * out).sum(-1)
         logs = (x.reshape(-1).numpy() for x in (log, delta))  # (batch x heads x queries)
@@ -124,6 +124,14 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def dense(x: Tensor) -> Tensor:
+    """Return a tensor in at least float32 and without gaps, with which products have the same bits for any heads.
+
+    Torch copies several heads of a strided tensor, and multiplies one where it is, by another kernel.
+    """
+    return wide(x).contiguous()
+
+
 MASKED = -1e30  # added to masked scores; finite, so that fully masked rows do not become NaN
 
 
@@ -136,7 +144,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rules: ScoreRules) -> tuple[Tensor, 
     k, v = like_heads(k, q.shape[1]), like_heads(v, q.shape[1])
     if fused := kernel(q, k, rules):
         return fused.forward(q, k, v, rules)
-    q, k, v = wide(q), wide(k), wide(v)
+    q, k, v = map(dense, (q, k, v))
     with torch.autocast(q.device.type, enabled=False):
         scores = scores_of(q, k, rules)
         log = scores.logsumexp(-1)
@@ -151,7 +159,7 @@ def attend_backward(gradient: Tensor, saved: SavedAttention, rules: ScoreRules) 
     if fused := kernel(q, k, rules):
         dq, dk, dv = fused.backward(gradient, (q, k, v, out, log), rules)
     else:
-        q, k, v = wide(q), wide(k), wide(v)
+        q, k, v, gradient = map(dense, (q, k, v, gradient))
         p = probabilities(scores_of(q, k, rules), log)
         dp = dropped(gradient @ v.transpose(-1, -2), drop)  # (batch, heads, queries, keys)
         ds = p * (dp - (gradient * out).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
