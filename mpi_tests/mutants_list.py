@@ -211,6 +211,12 @@ RUNTIME = [
         ("test_communicator.py", "error_of_mpi", 2),
     ),
     mutant(
+        "collectives/runtime/plan.py",
+        "keep_in_flight(request for bound in self.rounds for request in bound.in_flight())",
+        "pass",
+        ("test_freed.py", "comes_after", 2),
+    ),
+    mutant(
         "collectives/runtime/context.py",
         "return self.num_plans % (self.num_tags // TAGS) * TAGS",
         "return 0",

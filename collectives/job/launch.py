@@ -8,7 +8,7 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -24,6 +24,7 @@ MPICHS = "/dev/shm/mpich_shm_"
 PATIENCE_S = 20.0  # for rank 0 to write its files
 WATCH_S = 0.2  # between looks at a rank that starts MPI
 LEAVING_S = 1.0  # from a rank's end to that of its process, in a job that has lost ranks
+IN_FLIGHT: list[Any] = []  # requests for which nobody waits, with their memory
 
 
 def start_job() -> Any:
@@ -145,6 +146,14 @@ def leave_without_mpi() -> None:
     sys.stderr.flush()
     time.sleep(LEAVING_S)
     os._exit(getattr(sys, "last_value", None) is not None)
+
+
+def keep_in_flight(requests: Iterable[Any]) -> None:
+    """Keep the memory of MPI requests that nobody will wait for until the process ends: their messages may still come.
+
+    The ranks that outlive a failed call still send to each other, and MPI writes what arrives wherever it was told to.
+    """
+    IN_FLIGHT.extend(requests)
 
 
 def mpi_runs() -> bool:

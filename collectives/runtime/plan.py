@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from collectives.arrays.device import DEVICE_ERRORS, Device, Event
 from collectives.job.errors import CommunicationError, InputError, RankFailure
-from collectives.job.launch import communication_error, refuse_after_fork
+from collectives.job.launch import communication_error, keep_in_flight, refuse_after_fork
 from collectives.runtime.progress import Progress, Waitable
 from collectives.runtime.reports.call_log import LogEntry
 from collectives.schedule.moves import Round, show
@@ -48,7 +48,12 @@ class Step(Protocol):
     def run(self, device: Device) -> Iterator[Waitable]: ...
 
     def requests(self) -> Sequence[MPI.Prequest]:
+        """Return its persistent requests, which are freed with the plan."""
         return ()
+
+    def in_flight(self) -> Sequence[MPI.Request]:
+        """Return the requests that may be in flight during a run."""
+        return self.requests()
 
     def windows(self) -> Sequence[Any]:
         """Return the windows of symmetric memory in which it accesses arrays of this rank and others."""
@@ -150,6 +155,7 @@ class Plan:
         except MismatchError:
             raise
         except (CommunicationError, *DEVICE_ERRORS) as error:
+            self._leave()
             raise self._failed(error) from error
 
     def start(self) -> "Plan":
@@ -254,8 +260,11 @@ class Plan:
         self.rounds = []
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # this module may be gone
-        if self.rounds and self._steps is None and not is_finalizing() and not MPI.Is_finalized():
-            self.free()
+        if self.rounds and not is_finalizing() and not MPI.Is_finalized():
+            if self._steps is None:
+                self.free()
+            else:
+                self._leave()
 
     def _next(self) -> None:
         assert self._steps is not None
@@ -332,8 +341,13 @@ class Plan:
         except DEVICE_ERRORS as error:
             raise self._failed(error) from error
 
+    def _leave(self) -> None:
+        """End a run whose messages may still be in flight."""
+        keep_in_flight(request for bound in self.rounds for request in bound.in_flight())
+
     def _fail(self, error: Exception) -> None:
         """End the run with an error, raised by `wait` or `done`."""
+        self._leave()
         if not isinstance(error, MismatchError | InputError):
             error, cause = self._failed(error), error
             error.__cause__ = cause

@@ -2,13 +2,15 @@
 
 import gc
 import os
+import weakref
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from collectives import Communicator, InputError
+from collectives import CommunicationError, Communicator, InputError
+from collectives.job.launch import IN_FLIGHT
 from mpi_tests.helpers.reference import same
 
 DESCRIPTORS = Path("/proc/self/fd")
@@ -183,3 +185,43 @@ def test_a_started_call_on_an_array_of_a_freed_communicator(comm):
         work = comm.all_reduce(x, blocking=False)
         part.free()
         same(work.wait(), filled(len(x), sum(range(comm.size))))
+
+
+def fail(comm, started):
+    """Have a started run fail as by a rank's death."""
+    comm.context.progress.failure = "rank 1 has died"
+    with pytest.raises(CommunicationError, match="rank 1 has died"):
+        started.wait()
+    comm.context.progress.failure = ""
+
+
+@pytest.mark.sizes(2)
+def test_memory_of_a_failed_run_that_a_message_reaches(mpi_comm):
+    comm = Communicator(mpi_comm)
+    length = 100_000
+    out = np.zeros(2 * length)
+    plan = comm.plan("all_gather", np.full(length, comm.rank + 1.0), out=out, algorithm="ring")
+    memory = weakref.ref(out)
+    del out
+    if comm.rank == 0:
+        fail(comm, plan.start())
+        del plan
+    mpi_comm.Barrier()
+    if comm.rank == 1:
+        plan()
+    mpi_comm.Barrier()
+    gc.collect()
+    assert (memory()[length:] == 2).all()
+
+
+@pytest.mark.sizes(2)
+def test_a_message_that_comes_after_its_receive_has_failed(mpi_comm):
+    comm = Communicator(mpi_comm)
+    if comm.rank == 0:
+        fail(comm, comm.recv(np.zeros(10), 1, blocking=False))
+        gc.collect()
+    mpi_comm.Barrier()
+    if comm.rank == 1:
+        comm.send(np.ones(10), 0)
+    mpi_comm.Barrier()
+    assert comm.rank == 1 or IN_FLIGHT[-1].Wait()

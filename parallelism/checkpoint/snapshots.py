@@ -20,6 +20,7 @@ from torch import Tensor
 
 import collectives
 from collectives.algorithms.groups import Topology
+from collectives.job.launch import keep_in_flight
 from parallelism.checkpoint.checkpoints import Checkpoints, file_of, identity, sizes, writers
 from parallelism.checkpoint.extent import intersection
 from parallelism.checkpoint.folders import INDEX, UNFINISHED, complete_checkpoints, number_of
@@ -52,6 +53,7 @@ class Snapshots(Checkpoints):
         self.node = self.topology.node_of[comm.rank]
         self.buddies = buddies_of(self.topology)
         self.released = False
+        self._in_flight: list[MPI.Request] = []
         with comm.agreed("Snapshots"):
             if len(self.topology.nodes) > 1 and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
                 raise ValueError("snapshots on several hosts need an MPI started with THREAD_MULTIPLE: omit them")
@@ -117,12 +119,12 @@ class Snapshots(Checkpoints):
         nbytes = ABSENT if failed or not path.exists() else path.stat().st_size
         file = np.memmap(path, np.uint8, "r") if nbytes > 0 else np.empty(0, np.uint8)
         chunks = [file[begin : begin + CHUNK_BYTES] for begin in range(0, len(file), CHUNK_BYTES)]
-        return [self.messages.Isend(part, dest) for part in (np.array([nbytes]), *chunks)]
+        return self._started(self.messages.Isend(part, dest) for part in (np.array([nbytes]), *chunks))
 
     def _receive(self, path: Path, source: int) -> None:
         """Write the file that another rank sends; raise OSError, once it has come, if there is no memory for it."""
         nbytes, failure = np.empty(1, np.int64), None
-        self._finish([self.messages.Irecv(nbytes, source)])
+        self._finish(self._started([self.messages.Irecv(nbytes, source)]))
         if nbytes[0] == ABSENT:
             return
         try:
@@ -130,9 +132,15 @@ class Snapshots(Checkpoints):
         except OSError as error:
             file, failure = np.empty(nbytes[0], np.uint8), error
         for begin in range(0, len(file), CHUNK_BYTES):
-            self._finish([self.messages.Irecv(file[begin : begin + CHUNK_BYTES], source)])
+            self._finish(self._started([self.messages.Irecv(file[begin : begin + CHUNK_BYTES], source)]))
         if failure:
             raise failure
+
+    def _started(self, requests: Iterable[MPI.Request]) -> list[MPI.Request]:
+        """Note requests as in flight, in place of those that are complete; return them."""
+        started = [*requests]
+        self._in_flight = [*filter(None, self._in_flight), *started]
+        return started
 
     def _finish(self, requests: list[MPI.Request]) -> None:
         """Wait for messages, without a core; not for those of ranks that have died, once the run is left."""
@@ -219,6 +227,7 @@ class Snapshots(Checkpoints):
         """Close without removing snapshots; not collective, for a run that fails."""
         self.released = True
         super().release()
+        keep_in_flight(self._in_flight)
 
 
 def buddies_of(topology: Topology) -> list[int]:

@@ -202,8 +202,8 @@ class MessageProgram(Program):
         code, oversubscribed = np.array(assembler.code, np.int64), context.progress.oversubscribed
         super().__init__(code, headers.channel, dtype, oversubscribed, headers.probe, binding)
         self.frame[kernels.ON_MISMATCH], self.frame[kernels.YIELDS] = assembler.on_mismatch, YIELDS
-        self.keep += [headers, assembler.vector, *assembler.tables]
-        self.waits = assembler.waits
+        self.keep += [assembler.vector, *assembler.tables]
+        self.headers, self.waits = headers, assembler.waits
         self.messages = [send for message_round in dict.fromkeys(self.waits.values()) for send in message_round.sends]
 
     def lie_in(self, keys: tuple[int, ...]) -> None:
@@ -211,6 +211,9 @@ class MessageProgram(Program):
 
     def requests(self) -> Sequence[MPI.Prequest]:
         return self.messages
+
+    def in_flight(self) -> Sequence[MPI.Request]:
+        return [*self.messages, *self.headers.arrivals.values()]
 
     def awaits(self) -> str:
         message_round = self.waits.get(int(self.frame[kernels.COUNTER]))

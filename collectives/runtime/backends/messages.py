@@ -119,6 +119,9 @@ class BoundRound(NamedTuple):
     def requests(self) -> list[MPI.Prequest]:
         return self.plain + [request for lane in self.lanes for request in lane.requests]
 
+    def in_flight(self) -> list[MPI.Prequest]:
+        return self.requests()
+
     def awaits(self) -> str:
         pending = [move for request, move in self.request_moves if not request.Get_status()]  # true if not started
         return f"round {self.number}: {', '.join(dict.fromkeys(map(show, pending or self.moves)))}"

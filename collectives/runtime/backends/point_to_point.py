@@ -72,6 +72,10 @@ class PointToPoint(Step):
         self.mailbox, self.peer, self.tag = mailbox, peer, tag
         self.dtype, self.code, self.memory = view.dtype, CODES[view.dtype], as_bytes(view)
         self.wire = self.memory if device.mpi_reads else device.host(self.memory.nbytes)
+        self.started: list[MPI.Request] = []
+
+    def in_flight(self) -> Sequence[MPI.Request]:
+        return self.started
 
 
 class SendMessage(PointToPoint):
@@ -83,8 +87,9 @@ class SendMessage(PointToPoint):
         is_inside = nbytes <= EAGER_BYTES and isinstance(self.wire, np.ndarray)
         first = ENVELOPE.pack(self.code, nbytes, tag) + (self.wire.tobytes() if is_inside else b"")
         payload = [] if is_inside else self.mailbox.parts(self.wire, self.peer)
-        requests = [mpi.Isend([first, MPI.BYTE], self.peer, self.tag)]
-        yield Messages(requests + [mpi.Isend([part, MPI.BYTE], self.peer, tag) for part in payload])
+        self.started = [mpi.Isend([first, MPI.BYTE], self.peer, self.tag)]
+        self.started += [mpi.Isend([part, MPI.BYTE], self.peer, tag) for part in payload]
+        yield Messages(self.started)
 
 
 class RecvMessage(PointToPoint):
@@ -94,7 +99,8 @@ class RecvMessage(PointToPoint):
         device.synchronize()
         mpi, status = self.mailbox.mpi, MPI.Status()
         first = bytearray(ENVELOPE.size + EAGER_BYTES)
-        yield Messages([mpi.Irecv([first, MPI.BYTE], self.peer, self.tag)], [status])
+        self.started = [mpi.Irecv([first, MPI.BYTE], self.peer, self.tag)]
+        yield Messages(self.started, [status])
         self.peer = status.Get_source()
         code, nbytes, tag = ENVELOPE.unpack_from(first)
         fits = self.takes(code, nbytes)
@@ -102,7 +108,8 @@ class RecvMessage(PointToPoint):
         if not is_inside:
             payload = self.wire if fits else np.empty(nbytes, np.uint8)
             parts = self.mailbox.parts(payload, self.peer)
-            yield Messages([mpi.Irecv([part, MPI.BYTE], self.peer, tag) for part in parts])
+            self.started = [mpi.Irecv([part, MPI.BYTE], self.peer, tag) for part in parts]
+            yield Messages(self.started)
         if not fits:
             raise CommunicationError(self.mismatch(code, nbytes))
         source = self.wire
