@@ -67,9 +67,14 @@ def part_sums(part: TensorShard) -> tuple[*Whole, *Sums]:
     return part.name, part.kind, part.extent.shape, str(part.tensor.dtype), *element_sums(part)
 
 
+def bits_of(part: TensorShard) -> Tensor:
+    """Return the elements of a shard, with its padding, as integers of as many bits."""
+    return part.flat.view(BITS[part.tensor.element_size()])
+
+
 def element_sums(part: TensorShard) -> Sums:
     """Return the two sums of a shard's elements, without its padding, modulo 2^64, computed on its device."""
-    bits, runs = part.flat.view(BITS[part.tensor.element_size()]), part.extent.runs()
+    bits, runs = bits_of(part), part.extent.runs()
     sums = torch.zeros(2, dtype=torch.int64, device=bits.device)
     if bits.device.type == "cpu" and kernels():
         kernels().add_mixed(bits.numpy(), runs, sums.numpy())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -21,7 +22,10 @@ class Averaging(Replica):
 
     The parameters of a bucket have gradients that the same action completes, averaged over the same ranks.  Buckets
     start in their order, each once all its gradients are complete; each ready gradient progresses those started.
+    `observe`, if set, gets each parameter whose gradients are complete, before these are reduced.
     """
+
+    observe: Callable[[Tensor], None] | None = None
 
     def build(self) -> None:
         own = self.own
@@ -65,6 +69,8 @@ class Averaging(Replica):
         self._num_passed[owner] += 1
         if self._is_complete(owner):
             self.sums.complete(owner)
+            if self.observe:
+                self.observe(owner)
             self._queue.ready(owner)
 
     def finish_reducing(self) -> None:

@@ -8,7 +8,7 @@ thus the same for any layout whose ranks compute the same micro-batches, in any 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from parallelism.buffers.gradients import widen
 from parallelism.buffers.tensor_collectives import ExposedTime
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import bits_of, from_bits, highest, kernels, power_of_two
+from parallelism.numerics.dropout import kernels as pointwise_kernels
 
 MOST_BITS = 51  # of one gradient in quanta, without its sign
 SUM_BITS = 62  # of a sum of gradients
@@ -30,7 +31,10 @@ class Rounding:
 
     It is the sum of a parameter and of its aliases, or of a piece of them.  A gradient is multiplied by `scale` and
     rounded; `quantum` is the value of 1 in the sum, and `peak` the largest absolute value of all gradients: scalars.
+    `observe`, if set, gets the integers of each gradient.
     """
+
+    observe: Callable[[Tensor], None] | None = None
 
     def __init__(self, scale: Tensor, quantum: Tensor, peak: Tensor, total: Tensor | None = None):
         self.scale, self.quantum, self.peak, self.total = scale, quantum, peak, total
@@ -45,6 +49,8 @@ class Rounding:
             self.total = torch.zeros(gradient.shape, dtype=torch.int64, device=gradient.device)
         flat = gradient.reshape(-1).to(torch.promote_types(gradient.dtype, torch.float32))
         total = self.total.view(-1)
+        if self.observe:
+            self.observe((flat.double() * self.scale).round_().long())
         if gradient.device.type == "cpu" and kernels():
             x = flat.numpy()
             peak = from_bits(kernels().add_rounded(x, *bits_of(x), self.scale.numpy()[()], total.numpy()), x.dtype)
@@ -66,6 +72,17 @@ class Rounding:
         else:
             out.copy_(total.to(dtype) * quantum)
         return out.view(self.total.shape)
+
+
+def weighted_sum(integers: Tensor, first: int = 0) -> int:
+    """Return the sum of flat integers times the odd numbers 2 i + 1 of their positions i, from `first` on, modulo 2^64.
+
+    It is linear: the weighted sums of several tensors add up to that of their sum.  Any one bit changes it.
+    """
+    if integers.device.type == "cpu" and pointwise_kernels():
+        return int(pointwise_kernels().weighted(integers.numpy(), first)) % (1 << 64)
+    weights = 2 * torch.arange(first, first + len(integers), device=integers.device) + 1
+    return int((integers.long() * weights).sum()) % (1 << 64)
 
 
 class ExactSums(ExposedTime):

@@ -211,3 +211,12 @@ def add_mixed(bits, runs, sums):
             second += mix(x, 1)
     sums[0] += np.int64(first)
     sums[1] += np.int64(second)
+
+
+@compiled
+def weighted(integers, first):
+    """Return the sum of integers times the odd numbers of their positions, from `first` on, modulo 2^64."""
+    total = np.int64(0)
+    for i in range(len(integers)):
+        total += np.int64(integers[i]) * (2 * (first + i) + 1)
+    return total

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,10 +16,10 @@ from parallelism.data.units import ShardGroups
 from parallelism.mesh import Mesh, replica_axes
 from parallelism.numerics.exact import ExactSums
 from parallelism.pipeline.balance import balance
-from parallelism.pipeline.driver import Pipeline
+from parallelism.pipeline.driver import Pass, Pipeline
 from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.stage import Batch, Layer, cut
-from parallelism.step.actions import WEIGHTS
+from parallelism.step.actions import BACKWARD, FORWARD, WEIGHTS, Action
 from parallelism.step.events import StepTimes
 from parallelism.step.local_parameters import LocalParameters, TiedGradients, tied_names
 from parallelism.zero.sharded import REPLICAS
@@ -63,6 +64,7 @@ class PipelineParallel(Pipeline):
         token_parts = sequence_parts and sequence_parts // mesh.sp.size
         stages = cut(model, watched, self.parts, splits=splits, on_ready=self.gradient_ready, token_parts=token_parts)
         numbers = mesh.dp.all_gather(np.array([schedule.num_micro_batches]))
+        self.rehearse: Callable[[], None] | None = None  # called before the passes of a step, once the quanta are set
         first = int(numbers[: mesh.dp.rank].sum())
         own = LocalParameters(
             model,
@@ -105,14 +107,29 @@ class PipelineParallel(Pipeline):
     def step(self, batches: Sequence[Batch], weights: Sequence[float] | Sequence[Tensor] | None = None) -> Tensor:
         if not self.exact:
             return super().step(batches, weights)
-        self.exact.begin()
-        loss = super().step(batches, weights)
+        loss = self._exact_step(batches, weights)
         if not self.exact.fits():
             self.zero_grad()
-            self.exact.begin()
-            loss = super().step(batches, weights)
+            loss = self._exact_step(batches, weights)
             self.exact.fits()
         return loss
+
+    def _exact_step(self, batches: Sequence[Batch], weights: Sequence[float] | Sequence[Tensor] | None) -> Tensor:
+        assert self.exact
+        self.exact.begin()
+        if self.rehearse:
+            self.rehearse()
+        return super().step(batches, weights)
+
+    def replay(self, batch: Batch, weight: float | Tensor) -> None:
+        """Compute the gradients of one micro-batch, but reduce them over no ranks, and clear them.  Collective.
+
+        Those of a model whose gradients are added as integers are seen by who observes their roundings.
+        """
+        listeners, self.listeners = self.listeners, []
+        Pass(self, one_micro_batch(self.schedule), [batch], [weight]).run()
+        self.listeners = listeners
+        self.zero_grad()
 
     def follow(self, schedule: Schedule, first_micro_batch: int) -> None:
         """Run later steps by a `schedule` of the same stages with another number of micro-batches.
@@ -140,3 +157,13 @@ class PipelineParallel(Pipeline):
         """Free its communicators.  Collective."""
         for group in self.groups:
             group.free()
+
+
+def one_micro_batch(schedule: Schedule) -> Schedule:
+    """Return a schedule of one micro-batch through the same stages, forward and then backward."""
+    ranks = [schedule.stages(rank) for rank in range(schedule.num_ranks)]
+    orders = tuple(
+        (*(Action(stage, FORWARD, 0) for stage in stages), *(Action(stage, BACKWARD, 0) for stage in stages[::-1]))
+        for stages in ranks
+    )
+    return replace(schedule, orders=orders)

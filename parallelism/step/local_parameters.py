@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,8 +28,11 @@ def tied_names(model: nn.Module) -> Tied:
 class TiedGradients(ExposedTime):
     """Sums the gradients of parameters that are tied across ranks of `pp`.
 
-    `names` are the tied parameters' names in the whole model; `model` is this rank's part.  Collective.
+    `names` are the tied parameters' names in the whole model; `model` is this rank's part.  `observe`, if set, is
+    called before they are summed.  Collective.
     """
+
+    observe: Callable[[], None] | None = None
 
     def __init__(self, names: Tied, model: nn.Module, pp: collectives.Communicator):
         self.names = names
@@ -55,6 +58,8 @@ class TiedGradients(ExposedTime):
         ]
 
     def sum_up(self) -> None:
+        if self.observe:
+            self.observe()
         with self.waiting():
             for plan in self.plans:
                 plan()
