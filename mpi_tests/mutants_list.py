@@ -1833,6 +1833,42 @@ DEVICE_CHECKS = [
 
 HEALTH = [
     mutant(
+        "training/health/corruption.py",
+        "if (sum(pieces) - each.added.get(name, 0)) % MODULUS:",
+        "if False:",
+        ("test_corruption.py", "test_a_wrong_bit and sum and 2-ranks", 2),
+    ),
+    mutant(
+        "training/health/corruption.py",
+        "if (each.first.get(name, 0) - following.replayed.get(name, 0)) % MODULUS:",
+        "if False:",
+        ("test_corruption.py", "always_computes and 2-ranks", 2),
+    ),
+    mutant(
+        "training/health/corruption.py",
+        "self._replay(2)",
+        "self._replay(1)",
+        ("test_corruption.py", "always_computes and 2-ranks", 2),
+    ),
+    mutant(
+        "training/health/corruption.py",
+        "if (total - sum(other.summed.get((name, start), 0) for other in of_ranks)) % MODULUS:",
+        "if False:",
+        ("test_corruption.py", "test_a_wrong_bit and message and 2-ranks", 2),
+    ),
+    mutant(
+        "training/health/corruption.py",
+        "exact.exponents, before = exponents, wrong",
+        "before = wrong",
+        ("test_corruption.py", "computed_again and message and 2-ranks", 2),
+    ),
+    mutant(
+        "parallelism/pipeline/pipeline_parallel.py",
+        "        self.listeners = listeners\n        self.zero_grad()",
+        "        self.listeners = listeners",
+        ("test_corruption.py", "change_no_bit and 4-ranks", 4),
+    ),
+    mutant(
         "training/health/judge.py",
         "self.now_s - self.slower_since_s[rank] >= self.lasting_s",
         "True",

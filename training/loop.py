@@ -110,8 +110,9 @@ def train(config: Config, comm: collectives.Communicator, leave: Callable[[Remai
 
 
 def report_health(run: TrainingRun, log: RunLog) -> None:
-    """Report which ranks have begun to hold the others up, or have ended to."""
-    for change in run.health.news() if run.health else ():
+    """Report which ranks have begun to hold the others up, or have ended to, or had wrong numbers."""
+    changes = run.health.news() if run.health else []
+    for change in [*changes, *(run.corruption.news() if run.corruption else [])]:
         log.health(change)
 
 
@@ -131,7 +132,7 @@ def step(run: TrainingRun, iteration: int, batches: list[Batch]) -> PendingStep:
             batches = [batch.to(config.device) for batch in batches]
         weight = run.scale.value / (run.num_micro_batches if config.reproducible else len(batches))
         scale_losses(run.routers, weight)
-        run.pipeline.step(batches, [weight] * len(batches))
+        run.passes(iteration, batches, [weight] * len(batches))
         loss = run.pipeline.loss_sum / len(batches)
         # Before the update, so that a rank waits for no others between it and its report.
         mean_loss = run.add(run.pipeline.loss_sum)[0] / run.num_micro_batches
@@ -140,6 +141,8 @@ def step(run: TrainingRun, iteration: int, batches: list[Batch]) -> PendingStep:
         lr = learning_rate_of(config, iteration)
         with timing(OPTIMIZER):
             norm, verdict = update(run, lr, loss)
+        if run.corruption:
+            run.corruption.after(iteration)
         numbers = torch.cat([torch.stack([mean_loss, loss, norm]), verdict.numbers])
         metrics = {"iter": iteration, "lr": lr, "bubble": bubble, "memory_mib": memory_mib(config.device)}
         comm_s = run.profiler.waited_s - waited_s

@@ -4,13 +4,14 @@
 
 Of the four words before the run's flags, the second is the rank, and the third the first step with the fault.  The last
 is the fraction of the others' speed at which the rank computes ("slow"), its wait for input as a multiple of the time
-between two ("input"), or the file of a control group that it enters ("cpu").
+between two ("input"), or the file of a control group that it enters ("cpu").  A kind of `bit_flips` flips one bit.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -32,7 +33,7 @@ TINY = (
 
 
 class Fault(NamedTuple):
-    """A fault of kind "slow", "input", "none", or "cpu", of which the rank gets a fraction of its core."""
+    """A fault of kind "slow", "input", "none", "cpu", of which the rank gets a fraction of its core, or a bit flip."""
 
     kind: str
     rank: int = 0
@@ -55,6 +56,15 @@ def changes(fault: Fault, num_ranks: int, flags: str, folder: Path, limit_s: flo
         if group:
             group.remove()
     return findings(folder, fault.step)
+
+
+def refusal(fault: Fault, num_ranks: int, flags: str, limit_s: float = 300) -> str:
+    """Train with a bit that is flipped; return the line with which the run ends, if it does."""
+    words = [fault.kind, fault.rank, fault.step, fault.amount]
+    program = [find_mpirun(), "-n", num_ranks, sys.executable, "-m", "mpi_tests.helpers.faults", *words]
+    run = watched([*program, *TINY.split(), *flags.split(), "--out_dir="], environment(), limit_s)
+    line = re.search(r"^.*(step \d+: .*)$", run.stderr, re.MULTILINE)
+    return line[1] if line and run.returncode else ""
 
 
 def changes_on_rig(
@@ -99,9 +109,13 @@ def records(folder: Path) -> list[dict]:
 
 def plant(kind: str, first: int, amount: str) -> None:
     """Have this process's training run have the fault from step `first` on."""
+    from mpi_tests.helpers import bit_flips
     from training import loop
     from training.parallel.run import TrainingRun
 
+    if kind in bit_flips.TARGETS:
+        bit_flips.plant(kind, first)
+        return
     own_step, own_inputs = loop.step, TrainingRun.inputs
 
     def step(run, iteration, batches):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpi_tests.helpers import survival
+from mpi_tests.helpers.bit_flips import TARGETS
 from mpi_tests.helpers.launch import environment, find_mpirun, launch, watched
 from parallelism.checkpoint.folders import MEMORY, snapshot_folder
 
@@ -204,6 +205,20 @@ def undisturbed(flags):
     """Return the last loss of a run of one rank, of which none dies."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
         return survival.train(1, f"{RUN} {BATCH} {flags}", Path(path)).val_loss
+
+
+def test_a_rank_with_wrong_numbers_is_left_out(folder):
+    """The others end with the loss of a run without the fault."""
+    flags = f"{survival.TINY} --checkpoint_dir {folder}/saved {RUN} --reproducible {BATCH}"
+    checks = "--check_interval 4 --on_corruption leave_out"
+    command = [find_mpirun(), "--with-ft", "ulfm", "-n", 3, sys.executable, "-m"]
+    faulty = [*command, "mpi_tests.helpers.faults", "gradient", 1, 16, 1, *flags.split(), *checks.split()]
+    result = watched(faulty, environment(), survival.LIMIT_S)
+    assert result.returncode == 0, result.stdout + result.stderr
+    words = TARGETS["gradient"].words.format(rank=1)
+    assert re.search(rf"step 16: {words} ranks 0 and 2: the job leaves it out", result.stdout), result.stdout
+    assert "2 of 3 ranks continue" in result.stdout
+    assert float(re.findall(r"val loss (\S+)", result.stdout)[-1]) == undisturbed("--reproducible")
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,14 @@ SETTINGS = [
         "global_batch_size=13 is not at least ",
     ),
     (
+        ["--on_corruption", "redo"],
+        "on_corruption=redo has no effect without check_interval: omit it, or set check_interval",
+    ),
+    (
+        ["--check_interval", 10, "--on_corruption", "leave_out"],
+        "on_corruption=leave_out needs a job that continues without a rank, and its checkpoints: start it by ",
+    ),
+    (
         ["--balance_load"],
         "balance_load=True has no effect without reproducible: omit it, or set reproducible",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -34,6 +34,7 @@ from parallelism.placement import fill, wholes
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.step.local_parameters import tied_names
 from training.data.samples import Samples
+from training.health.corruption import CorruptionCheck
 from training.health.monitor import Health
 from training.optim.make import make_optimizer
 from training.parallel.device import own_device, set_matrix_precision
@@ -59,6 +60,7 @@ class TrainingRun:
 
     saving: Saving | None = None
     health: Health | None = None
+    corruption: CorruptionCheck | None = None
     first = 1  # first step
 
     def __init__(self, config: Config, comm: collectives.Communicator, leave: Callable[[Remains], None] | None = None):
@@ -115,13 +117,18 @@ class TrainingRun:
         self.add_up = self.mesh.along("dp", "pp").plan("all_reduce", self.sums)
         self.sum_time = ExposedTime()
         shards = Shards(self.model, self.replica, model_parts(self.model, self.mesh, tied))
-        self.hashes = StateHashes(comm, partial(shards.state, self.optimizer), names) if config.hash_interval else None
+        state = partial(shards.state, self.optimizer)
+        self.hashes = StateHashes(comm, state, names) if config.hash_interval else None
         self.conditions = bit_conditions(config, comm)
         self._restore(inputs.batch_size, shards)
         self.profiler = self._make_profiler(tp_collectives)
         # A device's work is not timed by the host's clock.
         self.health = Health(self.mesh, self.profiler, self.numbers) if config.device == "cpu" else None
         self.pipeline.listeners[:0] = [self.health] if self.health else []
+        if config.check_interval:
+            self.corruption = CorruptionCheck(
+                config.check_interval, config.on_corruption, self.mesh, self.pipeline, state
+            )
         flops, peak = flops_per_token(self.model.config, self.num_params), config.peak_tflops
         all_peak = peak and peak * 1e12 * comm.size
         self.meter = Meter(self.guard, config.max_iters, inputs.batch_size * config.block_size, flops, all_peak)
@@ -254,6 +261,13 @@ class TrainingRun:
                     if self.numbers != numbers:
                         break
 
+    def passes(self, step: int, batches: Sequence[Batch], weights: Sequence[float] | Sequence[torch.Tensor]) -> None:
+        """Run a step's passes, with checks of the numbers if these are due.  Collective."""
+        if self.corruption:
+            self.corruption.step(step, batches, weights)
+        else:
+            self.pipeline.step(batches, weights)
+
     def balance_load(self) -> str:
         """Move micro-batches between dp ranks if their measured speeds ask for it; return what to say of that.
 
@@ -271,6 +285,7 @@ class TrainingRun:
     def observing(self, iteration: int) -> Iterator[None]:
         """Profile the step in this context if it is selected, and judge the ranks by their times.  Collective."""
         is_usual = not self.profiler.selects(iteration) and not (self.saving and self.saving.is_writing)
+        is_usual &= not (self.corruption and self.corruption.is_due(iteration))
         judging = self.health.observing(iteration, is_usual) if self.health else nullcontext()
         with judging, self.profiler.observing(iteration):
             yield

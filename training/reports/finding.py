@@ -8,7 +8,8 @@ from typing import NamedTuple
 class HealthFinding(NamedTuple):
     """What is wrong with some ranks.
 
-    `kind` is "slow" or "load" for ranks that compute slowly or do not get their cores, "input", "link", or "all".
+    `kind` is "slow" or "load" for ranks that compute slowly or do not get their cores, "input", "link", or "all"; for
+    wrong numbers "memory", "replica", "sum", "message" or "gradient".
     """
 
     kind: str

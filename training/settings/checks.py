@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from collectives.algorithms.groups import Topology
-from collectives.job import system
+from collectives.job import environment, system
 from collectives.schedule.moves import even_runs
 from parallelism.data.units import groups_of
 from parallelism.experts.expert_parallel import check_experts
@@ -27,7 +27,7 @@ from parallelism.tensor.tiles import is_power_of_two
 from training.data.tokens import Tokens
 from training.optim.learning_rate import STABLE
 from training.settings.derived import zero_group
-from training.settings.fields import AUTO, SEARCH, RunSettings
+from training.settings.fields import AUTO, LEAVE_OUT, SEARCH, RunSettings
 
 TRAINING = Use("eval_only", lambda eval_only: not eval_only, "set eval_only to false")
 CHECKPOINTS = Use("checkpoint_dir", bool, "set checkpoint_dir")
@@ -38,6 +38,7 @@ USES = (
     ("muon_lr", Use.of("optimizer", "muon")),
     *((name, Use.of("lr_schedule", "cosine", "linear", STABLE)) for name in ("min_lr", "lr_decay_iters")),
     ("max_skips", Use.of("non_finite", "skip")),
+    ("on_corruption", Use("check_interval", bool, "set check_interval")),
     ("max_alive", Use.of("schedule", SEARCH)),
     *((name, Use("reproducible", bool, "set reproducible")) for name in ("sequence_parts", "tiles", "balance_load")),
     *((name, PIPELINE) for name in ("trace", "balance")),
@@ -45,8 +46,9 @@ USES = (
     ("snapshot_dir", Use("snapshot_interval", bool, "set snapshot_interval")),
     *(
         (name, TRAINING)
-        for name in ("report", "prometheus", "tensorboard", "wandb", "trace", "hash_interval", "balance_load")
+        for name in ("report", "prometheus", "tensorboard", "wandb", "trace", "hash_interval", "check_interval")
     ),
+    ("balance_load", TRAINING),
     ("rope_original_length", Use("rope_factor", lambda factor: factor > 1, "set rope_factor above 1")),
     ("val_fraction", Use("val_data", lambda paths: not paths, "omit val_data")),
 )
@@ -62,6 +64,16 @@ def check_weights(settings: RunSettings) -> None:
         )
     if settings.resume and not settings.checkpoint_dir and not (settings.eval_only and settings.resume != AUTO):
         raise ValueError(f"resume={settings.resume} continues with checkpoints of its own: set checkpoint_dir")
+
+
+def check_corruption(settings: RunSettings) -> None:
+    """Refuse to leave out ranks where the job ends with one."""
+    survives = environment.survives_ranks() and settings.checkpoint_dir
+    if settings.on_corruption == LEAVE_OUT and not survives:
+        raise ValueError(
+            "on_corruption=leave_out needs a job that continues without a rank, and its checkpoints: start it by "
+            "mpirun --with-ft ulfm, and set checkpoint_dir"
+        )
 
 
 def check_rates(settings: RunSettings) -> None:

@@ -69,6 +69,7 @@ class Config(RunSettings):
         check_uses(self, checks.USES)
         checks.check_weights(self)
         checks.check_rates(self)
+        checks.check_corruption(self)
         paths.check_logs(self, rank)
         paths.check_trace(self, rank)
         precision = Precision(self.dtype, self.master_weights, self.grad_dtype)

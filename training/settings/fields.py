@@ -17,6 +17,7 @@ from training.parallel.gpt import MODES as RECOMPUTATIONS
 from training.settings import ranges
 
 SEARCH = "search"  # a schedule searched for the measured times
+STOP, REDO, LEAVE_OUT = "stop", "redo", "leave_out"  # what a run does about wrong numbers
 AUTO = "auto"  # resume from the newest complete checkpoint, if there is one
 PLANNED = {field.name: field for field in fields(Settings)}
 TRACED = 3  # the step that `trace` records, after warm-up
@@ -128,6 +129,16 @@ class RunSettings:
         0,
         "steps between hashes of the weights and optimizer states, equal in any layout with the same bits; 0 for none",
         ranges.COUNT_OR_NONE,
+    )
+    check_interval: int = flag(
+        0,
+        "steps between checks for numbers that memory, a core or a message has changed; 0 for none",
+        ranges.COUNT_OR_NONE,
+    )
+    on_corruption: str = flag(
+        STOP,
+        "action on wrong numbers: the run stops, computes the step again, or continues without the rank that has them",
+        (STOP, REDO, LEAVE_OUT),
     )
     tensorboard: str = flag("", "folder for TensorBoard logs; disabled if empty")
     wandb: str = flag("", "Weights & Biases project to log to; disabled if empty")
