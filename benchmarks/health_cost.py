@@ -1,6 +1,9 @@
 """Time what each step of a training run spends on the ranks' health: the exchange of times, and the verdict.
 
+With `--check_interval`, gradients are added exactly, and steps with checks are timed beside the others.
+
 COLLECTIVES_LINKS=0 mpirun -n 2 python benchmarks/health_cost.py --output health-cost.json
+COLLECTIVES_LINKS=0 mpirun -n 2 python benchmarks/health_cost.py --check_interval 5 --output check-cost.json
 """
 
 from __future__ import annotations
@@ -39,6 +42,14 @@ def measure(config: Config, steps: int, comm: collectives.Communicator) -> dict[
             step(run, number, batches).metrics()
             whole_s.append(time.perf_counter() - begin_s)
     whole, health = 1e3 * np.array(whole_s[30:]), 1e3 * np.array(health_s[30:])
+    if config.check_interval:
+        checked = (np.arange(31, 31 + steps) % config.check_interval) == 0
+        more_ms = float(np.median(whole[checked]) - np.median(whole[~checked]))
+        return {
+            "step_ms": float(np.median(whole[~checked])),
+            "checked_step_ms": float(np.median(whole[checked])),
+            "fraction_each_100_steps": more_ms / 100 / float(np.median(whole[~checked])),
+        }
     return {
         "step_ms": float(np.median(whole)),
         "health_mean_ms": float(health.mean()),
@@ -51,6 +62,8 @@ def measure(config: Config, steps: int, comm: collectives.Communicator) -> dict[
 def parse() -> argparse.Namespace:
     parser = training_parser(__doc__)
     parser.add_argument("--steps", type=positive, default=200)
+    parser.add_argument("--num_micro_batches", type=positive, default=1, help="of a rank in a step")
+    parser.add_argument("--check_interval", type=positive, help="steps between checks for wrong numbers")
     return parser.parse_args()
 
 
@@ -59,7 +72,10 @@ def main() -> None:
     comm = collectives.world()
     with comm.agreed("health"):
         args = parse()
-    shape = {"model": args.model, "block_size": args.block_size, "micro_batch_size": args.micro_batch_size}
+    names = "model", "block_size", "micro_batch_size", "num_micro_batches"
+    shape = {name: getattr(args, name) for name in names}
+    if args.check_interval:
+        shape |= {"reproducible": True, "check_interval": args.check_interval}
     results = comm.gather_object(measure(Config(**shape, warmup_iters=0, out_dir=""), args.steps, comm))
     if comm.rank == 0:
         rows = [[rank, *(f"{value:.4f}" for value in row.values())] for rank, row in enumerate(results)]
