@@ -1,5 +1,6 @@
 """Checks for wrong numbers: one bit is flipped in one place of a run, which names its rank and its parameter."""
 
+import math
 import re
 
 import pytest
@@ -8,6 +9,7 @@ from collectives import InputError
 from mpi_tests.helpers import bit_flips
 from mpi_tests.helpers.bit_flips import TARGETS
 from mpi_tests.helpers.trained import GLOBAL_BATCH, check_bits, on
+from parallelism.numerics.exact import Rounding
 
 RANK = 1  # with the wrong bit
 SETTINGS = {
@@ -91,6 +93,16 @@ def test_checks_change_no_bit(comm, layout):
     outcome, expected = (on(comm, **{**SETTINGS, **layout, "check_interval": interval}) for interval in (2, 0))
     assert outcome.losses == expected.losses
     check_bits(outcome.weights, expected.weights)
+
+
+@pytest.mark.sizes(2)
+def test_gradients_that_are_not_finite(comm, monkeypatch):
+    """They are named as such, by the verdict on every step."""
+    own = Rounding.add
+    factor = math.nan if comm.rank == RANK else 1
+    monkeypatch.setattr(Rounding, "add", lambda rounding, gradient: own(rounding, gradient * factor))
+    with pytest.raises(InputError, match="rank 1 has a gradient of .* that is not finite"):
+        on(comm, **{**SETTINGS, "check_interval": 1})
 
 
 @pytest.mark.sizes(2)
