@@ -1,6 +1,7 @@
 """Checks for wrong numbers: one bit is flipped in one place of a run, which names its rank and its parameter."""
 
 import math
+import platform
 import re
 
 import pytest
@@ -101,7 +102,7 @@ def test_gradients_that_are_not_finite(comm, monkeypatch):
     own = Rounding.add
     factor = math.nan if comm.rank == RANK else 1
     monkeypatch.setattr(Rounding, "add", lambda rounding, gradient: own(rounding, gradient * factor))
-    with pytest.raises(InputError, match="rank 1 has a gradient of .* that is not finite"):
+    with pytest.raises(InputError, match=r"rank 1 has a gradient of \S+ that is not finite"):
         on(comm, **{**SETTINGS, "check_interval": 1})
 
 
@@ -110,6 +111,18 @@ def test_without_exact_sums(comm, monkeypatch):
     plant(comm, monkeypatch, "weight")
     with pytest.raises(InputError, match=words("weight")):
         on(comm, **{**SETTINGS, "reproducible": False})
+
+
+@pytest.mark.sizes(3)
+def test_ranks_with_another_python_are_named(comm, monkeypatch, capfd):
+    if comm.rank == RANK:
+        monkeypatch.setattr(platform, "python_version", lambda: "3.99.1")
+    on(comm, max_iters=1)
+    words = r"Python 3\.\S+ and torch \S+ on ranks? 0\b.*; Python 3\.99\.1 and torch \S+ on rank 1"
+    printed = re.search(
+        f"ranks run different software, and may compute different numbers: {words}", capfd.readouterr().out
+    )
+    assert printed or comm.rank
 
 
 @pytest.mark.sizes(1)

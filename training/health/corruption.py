@@ -28,7 +28,7 @@ from parallelism.mesh import Mesh
 from parallelism.numerics.exact import weighted_sum
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.stage import Batch
-from training.reports.finding import HealthChange, HealthFinding
+from training.reports.finding import HealthChange, HealthFinding, named_ranks
 from training.settings.fields import LEAVE_OUT, REDO
 
 MODULUS = 1 << 64
@@ -336,14 +336,3 @@ class CorruptionCheck:
 
 def finding(kind: str, ranks: Sequence[int], words: str) -> HealthFinding:
     return HealthFinding(kind, tuple(ranks), words, "the step has been computed again")
-
-
-def named_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks in words.
-
-    >>> named_ranks([0, 1, 4])
-    'ranks 0, 1 and 4'
-    """
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import torch
+
 import collectives
 from collectives.job import environment
 from parallelism.mesh import Mesh
@@ -20,7 +22,7 @@ from parallelism.step.events import Listener
 from training.health.judge import TOGETHER, WINDOW, Judge, StepSeconds
 from training.health.links import Links
 from training.health.load import ReplicaSeconds, rebalanced
-from training.reports.finding import HealthChange
+from training.reports.finding import HealthChange, named_ranks
 from training.reports.profile import StepProfiler
 
 TICK_S = 1e-9  # of the clock of CPU time
@@ -47,9 +49,12 @@ class Health(Listener):
 
     def __init__(self, mesh: Mesh, profiler: StepProfiler, numbers: Sequence[int]):
         self.comm, self.profiler, self.replica, self.numbers = mesh.comm, profiler, mesh.coords["dp"], [*numbers]
-        own = platform.node(), usable_cores(), environment.cores(), mesh.coords["pp"], self.replica
+        software = f"Python {platform.python_version()} and torch {torch.__version__}"
+        own = platform.node(), usable_cores(), environment.cores(), mesh.coords["pp"], self.replica, software
         described = self.comm.all_gather_object(own)
-        names, usable, stated, stages, self.replicas = map(list, zip(*described, strict=True))
+        names, usable, stated, stages, self.replicas, of_ranks = map(list, zip(*described, strict=True))
+        if len(set(of_ranks)) > 1:
+            print(different_software(of_ranks), flush=True)
         hosts = names_of(self.comm, names)
         cores = [min(most, number) for most, number in zip(stated, cores_of(hosts, usable), strict=True)]
         self.judge = Judge(hosts, stages, cores)
@@ -143,6 +148,17 @@ class Health(Listener):
         """Return what has changed since the last call."""
         self.changes, changes = [], self.changes
         return changes
+
+
+def different_software(of_ranks: Sequence[str]) -> str:
+    """Return a line that tells which ranks run which software.
+
+    >>> different_software(["torch 2.13", "torch 2.12", "torch 2.13"])
+    'ranks run different software, and may compute different numbers: torch 2.13 on ranks 0 and 2; torch 2.12 on rank 1'
+    """
+    ranks = {each: [rank for rank, other in enumerate(of_ranks) if other == each] for each in dict.fromkeys(of_ranks)}
+    which = "; ".join(f"{software} on {named_ranks(its)}" for software, its in ranks.items())
+    return f"ranks run different software, and may compute different numbers: {which}"
 
 
 def usable_cores() -> list[int]:

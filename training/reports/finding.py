@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -33,3 +34,14 @@ class HealthChange(NamedTuple):
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.finding.words if self.begins else self.finding.ended}"
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words.
+
+    >>> named_ranks([0, 1, 4])
+    'ranks 0, 1 and 4'
+    """
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
