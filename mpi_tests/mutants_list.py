@@ -1833,33 +1833,33 @@ DEVICE_CHECKS = [
 
 HEALTH = [
     mutant(
-        "training/health/corruption.py",
+        "training/health/gradient_check.py",
         "if (sum(pieces) - each.added.get(name, 0)) % MODULUS:",
         "if False:",
         ("test_corruption.py", "test_a_wrong_bit and sum and 2-ranks", 2),
     ),
     mutant(
-        "training/health/corruption.py",
+        "training/health/gradient_check.py",
         "if (each.first.get(name, 0) - following.replayed.get(name, 0)) % MODULUS:",
         "if False:",
         ("test_corruption.py", "always_computes and 2-ranks", 2),
     ),
     mutant(
-        "training/health/corruption.py",
+        "training/health/gradient_check.py",
         "self._replay(2)",
         "self._replay(1)",
         ("test_corruption.py", "always_computes and 2-ranks", 2),
     ),
     mutant(
-        "training/health/corruption.py",
+        "training/health/gradient_check.py",
         "if (total - sum(other.summed.get((name, start), 0) for other in of_ranks)) % MODULUS:",
         "if False:",
         ("test_corruption.py", "test_a_wrong_bit and message and 2-ranks", 2),
     ),
     mutant(
         "training/health/corruption.py",
-        "exact.exponents, before = exponents, wrong",
-        "before = wrong",
+        "exact.exponents, voided = exponents, wrong",
+        "voided = wrong",
         ("test_corruption.py", "computed_again and message and 2-ranks", 2),
     ),
     mutant(
@@ -1884,7 +1884,7 @@ HEALTH = [
         "training/health/judge.py",
         "middle_rank = (times.shape[1] - 1) // 2",
         "middle_rank = times.shape[1] // 2",
-        ("test_health.py", "loaded"),
+        ("test_health.py", "of_two_ranks"),
     ),
     mutant(
         "training/health/judge.py",

@@ -110,7 +110,7 @@ FLOORS = {
     "weights": Floor(("training.weights",), imports=(*BELOW_TRAINING, "fields")),
     "optim": Floor(("training.optim",), imports=(*BELOW_TRAINING, "optimizers", "fields")),
     "reports": Floor(("training.reports",), imports=(*BELOW_TRAINING, "fields", "charts", "surroundings")),
-    "health": Floor(("training.health",), imports=(*BELOW_TRAINING, "fields", "reports")),
+    "health": Floor(("training.health",), imports=(*BELOW_TRAINING, "reports")),
     "parallel": Floor(("training.parallel",), imports=(*BELOW_TRAINING, "layouts", "fields", "tokens")),
     "config": Floor(
         ("training.settings",),

@@ -112,6 +112,13 @@ def test_what_slows_all_ranks_names_none_of_them():
     assert str(end) == f"step {end.step}: all ranks compute as fast as before again"
 
 
+def test_of_two_ranks_the_slower_one_is_named():
+    run = Run(hosts="ab", stages=(0, 0))
+    run.steps(40)
+    [begin] = run.steps(20, rank1=slower(1.9))
+    assert (begin.finding.kind, begin.finding.ranks) == ("slow", (1,))
+
+
 def test_a_host_whose_ranks_do_not_get_their_cores_is_named_as_loaded():
     run = Run()
     run.steps(40)

@@ -48,6 +48,7 @@ from training.reports.profile import ALL_RANKS, BUBBLE, StepProfiler
 from training.settings.checks import make_schedule
 from training.settings.config import Config, Inputs
 from training.settings.derived import make_model
+from training.settings.fields import LEAVE_OUT, REDO
 from training.settings.paths import check_files, prepare_folders
 
 
@@ -125,10 +126,9 @@ class TrainingRun:
         # A device's work is not timed by the host's clock.
         self.health = Health(self.mesh, self.profiler, self.numbers) if config.device == "cpu" else None
         self.pipeline.listeners[:0] = [self.health] if self.health else []
-        if config.check_interval:
-            self.corruption = CorruptionCheck(
-                config.check_interval, config.on_corruption, self.mesh, self.pipeline, state
-            )
+        if interval := config.check_interval:
+            acts = {"redo": config.on_corruption == REDO, "leave_out": config.on_corruption == LEAVE_OUT}
+            self.corruption = CorruptionCheck(interval, self.mesh, self.pipeline, state, **acts)
         flops, peak = flops_per_token(self.model.config, self.num_params), config.peak_tflops
         all_peak = peak and peak * 1e12 * comm.size
         self.meter = Meter(self.guard, config.max_iters, inputs.batch_size * config.block_size, flops, all_peak)

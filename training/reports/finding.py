@@ -45,3 +45,8 @@ def named_ranks(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def wrong_numbers(kind: str, ranks: Sequence[int], words: str) -> HealthFinding:
+    """Return a finding that ends once the step is computed again."""
+    return HealthFinding(kind, tuple(ranks), words, "the step has been computed again")
