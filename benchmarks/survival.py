@@ -60,13 +60,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=output, help="write the numbers as JSON")
     args = parser.parse_args()
-    draw, expected = random.Random(args.seed), run(1, "", random.Random(0), "restart", deaths=0).val_loss
+    draw, expected = random.Random(args.seed), run(1, "", random.Random(0), "fork", deaths=0).val_loss
     rows, seconds, killed, differences = [], [], 0, [0.0]
     with progress_bar(args.kills, "kill") as bar:
         while killed < args.kills:
             num_ranks = args.ranks or draw.choice([*LAYOUTS])
             flags = draw.choice(LAYOUTS[num_ranks])
-            number = min(len(STEPS), num_ranks - 1) if args.way == "shrink" else len(STEPS)
+            number = min(len(STEPS), num_ranks - 1) if args.way in ("shrink", "shrink-forked") else len(STEPS)
             if args.way == "hosts":
                 num_ranks, flags, outcome = NUM_HOSTS, f"dp, {NUM_HOSTS} hosts", run_on_hosts(draw)
             else:

@@ -5,6 +5,7 @@ It forks one process for each connection, kills it when the connection ends, and
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import io
@@ -15,8 +16,12 @@ import signal
 import socket
 import struct
 import sys
+import threading
 from contextlib import suppress
 from typing import Any, NamedTuple
+
+from collectives.job.launch import mpi_runs
+from training.forked import run
 
 IDLE_S = 120.0  # after the last rank
 STATE_BYTES = 1 << 24
@@ -44,10 +49,13 @@ def main() -> None:
         return
     listener.listen(1 << 10)
     import_all()
-    serve(listener)  # returns in forks only
-    from training.__main__ import main
-
-    main()
+    program = serve(listener)
+    try:
+        run(program)
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            end(error.code or 0)
+        raise
 
 
 def import_all() -> None:
@@ -65,15 +73,15 @@ def import_all() -> None:
     gc.freeze()  # or each fork would copy the pages that its garbage collector counts in
 
 
-def serve(listener: socket.socket) -> None:
-    """Fork ranks until none has run for a while, which ends the process; return in each fork."""
+def serve(listener: socket.socket) -> str:
+    """Fork ranks until none has run for a while, which ends the process; return the program to run in each fork."""
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         while ready := selector.select(IDLE_S if len(selector.get_map()) == 1 else None):
             for key, _ in ready:
                 if key.data is None:
-                    if is_fork(selector, listener.accept()[0]):
-                        return
+                    if program := fork(selector, listener.accept()[0]):
+                        return program
                 elif key.fileobj is key.data.stub:  # mpirun's process has ended
                     with suppress(ProcessLookupError):
                         os.kill(key.data.pid, signal.SIGKILL)
@@ -83,12 +91,12 @@ def serve(listener: socket.socket) -> None:
     sys.exit()
 
 
-def is_fork(selector: selectors.BaseSelector, stub: socket.socket) -> bool:
-    """Fork a process for a connection; return True in that process, which has none of the server's descriptors."""
+def fork(selector: selectors.BaseSelector, stub: socket.socket) -> str:
+    """Fork a process for a connection; return its program there, without the server's descriptors, and "" here."""
     message, descriptors, _, _ = socket.recv_fds(stub, 1, 8) if is_own(stub) else (b"", [], 0, None)
     if not message:
         stub.close()
-        return False
+        return ""
     server = os.getpid()
     if pid := os.fork():
         for descriptor in descriptors:
@@ -97,7 +105,7 @@ def is_fork(selector: selectors.BaseSelector, stub: socket.socket) -> bool:
             stub.sendall(f"{pid}\n".encode())
         selector.register(stub, selectors.EVENT_READ, Rank(pid, stub))
         selector.register(os.pidfd_open(pid), selectors.EVENT_READ, Rank(pid, stub))
-        return False
+        return ""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server:
         os._exit(1)
@@ -107,8 +115,20 @@ def is_fork(selector: selectors.BaseSelector, stub: socket.socket) -> bool:
         else:
             os.close(key.fd)
     stub.close()
-    take_over(descriptors)
-    return True
+    return take_over(descriptors)
+
+
+def end(status: int) -> None:
+    """End a fork as Python would, but do not free what it shares with the server, which takes longer than a small run.
+
+    Return if mpi4py is to end MPI when Python ends.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not mpi_runs():
+        os._exit(status & 0xFF)
 
 
 def is_own(stub: socket.socket) -> bool:
@@ -129,8 +149,8 @@ def report_end(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> 
     key.data.stub.close()
 
 
-def take_over(descriptors: list[int]) -> None:
-    """Become the process that mpirun has started, as far as a fork can."""
+def take_over(descriptors: list[int]) -> str:
+    """Become the process that mpirun has started, as far as a fork can; return the program to run."""
     file, *standard = descriptors[:4]
     state: dict[str, Any] = json.loads(os.pread(file, STATE_BYTES, 0))
     for number, descriptor in enumerate(standard):
@@ -151,6 +171,7 @@ def take_over(descriptors: list[int]) -> None:
     from collectives.job import environment
 
     environment.before_mpi()
+    return str(state["program"])
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 SERVER = "training.fork_server"
+ROOT = Path(__file__).resolve().parent.parent  # of the packages, and not of a folder with links to them
 START_S = 20.0  # for a server to listen
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 PACKAGES = ("collectives", "parallelism", "models", "training")
@@ -33,42 +35,49 @@ OF_JOB = ("COLLECTIVES_", "HYDRA_", "MPI_", "OMPI_", "PALS_", "PMI", "PRTE_", "S
 
 
 def main() -> None:
+    start("training")
+
+
+def start(program: str) -> NoReturn:
+    """Run a module, or the script at a path, with `sys.argv` in a fork of the host's server; end as it does."""
     if not sys.platform.startswith("linux"):
-        train_here()
+        run(program)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is a process to pass them on to
     with connect(name_of_server()) as server, server.makefile("rb") as replies:
-        pid = fork_of(server, replies, blocked)
+        pid = fork_of(server, replies, program, blocked)
         if pid:
             for number in PASSED_ON:
                 signal.signal(number, lambda number, frame: pass_on(number, pid))
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         if pid:
             end_as(replies.readline())
-    train_here()  # which says what the server could not import
+    run(program)  # which says what the server could not import
 
 
-def fork_of(server: socket.socket, replies: BinaryIO, blocked: Iterable[int]) -> int:
+def fork_of(server: socket.socket, replies: BinaryIO, program: str, blocked: Iterable[int]) -> int:
     """Return the process that the server has forked, or 0 if the server has ended."""
     try:
-        hand_over(server, blocked)
+        hand_over(server, program, blocked)
         return int(replies.readline() or 0)
     except ConnectionError:
         return 0
 
 
-def train_here() -> NoReturn:
-    from training.__main__ import main
-
-    main()
+def run(program: str) -> NoReturn:
+    """Run a module, or the script at a path, in this process."""
+    if program.endswith(".py"):
+        sys.path.insert(0, str(Path(program).parent.resolve()))
+        runpy.run_path(program, run_name="__main__")
+    else:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
     sys.exit()
 
 
 def name_of_server() -> str:
     """Return the address of this host's server: it depends on all that a fork could not change any more."""
-    root = Path(__file__).parent.parent
-    newest = max(path.stat().st_mtime_ns for name in PACKAGES for path in (root / name).rglob("*.py"))
+    newest = max(path.stat().st_mtime_ns for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
     variables = sorted(item for item in os.environ.items() if item[0].startswith(OF_LIBRARIES))
-    facts = json.dumps([os.getuid(), sys.executable, str(root), newest, variables])
+    facts = json.dumps([os.getuid(), sys.executable, str(ROOT), newest, variables])
     return f"\0training-{blake2b(facts.encode(), digest_size=12).hexdigest()}"  # of no file, so that nothing is left
 
 
@@ -84,6 +93,7 @@ def connect(name: str) -> socket.socket:
     words = [sys.executable, "-m", SERVER, name[1:]]
     subprocess.Popen(
         words,
+        cwd=ROOT,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -98,7 +108,7 @@ def connect(name: str) -> socket.socket:
     raise TimeoutError(f"{' '.join(words)} does not listen: use python -m training in place of training.forked")
 
 
-def hand_over(server: socket.socket, blocked: Iterable[int]) -> None:
+def hand_over(server: socket.socket, program: str, blocked: Iterable[int]) -> None:
     """Send what a fork needs, in a file without a name, and the descriptors that it takes over."""
     state = {
         "argv": sys.argv,
@@ -106,6 +116,7 @@ def hand_over(server: socket.socket, blocked: Iterable[int]) -> None:
         "cores": sorted(os.sched_getaffinity(0)),
         "directory": os.getcwd(),
         "environment": dict(os.environ),
+        "program": program,
     }
     file = os.memfd_create("state")
     os.write(file, json.dumps(state).encode())

@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 
 from collectives.job.environment import cache_folder
+from mpi_tests.helpers.forked import forked
+from training.forked import OF_LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[2]
 SET_BY_MPIRUN = ("OMPI_", "OPAL_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "MPI_LOCAL")
@@ -45,6 +47,8 @@ def watched(arguments, env, timeout) -> subprocess.CompletedProcess[str]:
     Raises: AssertionError with the output so far, if it runs for more than `timeout` seconds.
     """
     arguments = [str(argument) for argument in arguments]
+    if not library_variables(env):
+        arguments = forked(arguments)
     with subprocess.Popen(
         arguments,
         stdin=subprocess.DEVNULL,
@@ -63,6 +67,11 @@ def watched(arguments, env, timeout) -> subprocess.CompletedProcess[str]:
             raise AssertionError(f"{output}\n{' '.join(arguments)}: not finished after {timeout} s") from None
     stderr = stderr.replace("\0", "")  # which Open MPI's mpirun writes after its own notes, before a rank's line
     return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
+
+
+def library_variables(env: dict[str, str]) -> set[tuple[str, str]]:
+    """Return the variables that libraries read and that differ from those of other jobs."""
+    return {item for item in env.items() ^ environment().items() if item[0].startswith(OF_LIBRARIES)}
 
 
 def end(process):

@@ -28,6 +28,7 @@ SUPERVISE = ["-m", "training.supervise"]
 # How a run goes on, by name: what comes before mpirun, its flags, and the module that it starts.
 WAYS = {
     "shrink": ([], ["--with-ft", "ulfm"], "training"),
+    "shrink-forked": ([], ["--with-ft", "ulfm"], "training.forked"),
     "restart": ([*SUPERVISE, "--"], [], "training"),
     "fork": ([*SUPERVISE, "--"], [], "training.forked"),
 }

@@ -22,7 +22,7 @@ pytestmark = [
     ),
 ]
 
-RUN = "--micro_batch_size 2 --max_iters 30"
+RUN = "--micro_batch_size 2 --max_iters 20"
 BATCH = "--global_batch_size 24"  # of every run
 
 # Ranks 2 and 0 die one after the other, in the middle of calls.
@@ -204,7 +204,7 @@ def folder():
 def undisturbed(flags):
     """Return the last loss of a run of one rank, of which none dies."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
-        return survival.train(1, f"{RUN} {BATCH} {flags}", Path(path)).val_loss
+        return survival.train(1, f"{RUN} {BATCH} {flags}", Path(path), way="shrink-forked").val_loss
 
 
 def test_a_rank_with_wrong_numbers_is_left_out(folder):
@@ -230,7 +230,8 @@ def test_a_rank_with_wrong_numbers_is_left_out(folder):
     ],
 )
 def test_training_goes_on_without_ranks_that_die(folder, ranks, flags, layout, kill_after):
-    outcome = survival.train(ranks, f"{RUN} {flags} {layout}", folder, kill_after, random.Random(ranks))
+    draw, way = random.Random(ranks), "shrink-forked"
+    outcome = survival.train(ranks, f"{RUN} {flags} {layout}", folder, kill_after, draw, way)
     assert not snapshot_folder(Path(MEMORY), folder).exists()
     assert len(outcome.kills) == len(kill_after), "\n".join(outcome.lines)
     for kill in outcome.kills:
@@ -303,8 +304,8 @@ loop.main()
 
 
 def test_the_benchmark(tmp_path):
-    words = [sys.executable, "benchmarks/survival.py", "--kills", "1", "--seed", "3", "--output", tmp_path / "out.json"]
-    watched(words, environment(), 200)
+    words = ["--kills", "1", "--way", "shrink-forked", "--seed", "3", "--output", tmp_path / "out.json"]
+    watched([sys.executable, "benchmarks/survival.py", *words], environment(), 200)
     results = json.loads((tmp_path / "out.json").read_text())["results"]
     assert results["survived"] == results["of"] == len(results["kills"]) > 0
     assert results["losses_within"] < 1e-3
