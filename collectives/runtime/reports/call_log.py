@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from traceback import walk_tb
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -65,6 +66,13 @@ def call_site_of(thread: int) -> SourceLine | None:
         frame = frame.f_back
     frame = frame or innermost
     return SourceLine(frame.f_code.co_filename, frame.f_lineno) if frame else None
+
+
+def error_site_of(error: BaseException) -> SourceLine | None:
+    """Return the innermost source line of the program in which an error has occurred, or else the outermost line."""
+    lines = [SourceLine(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    own = [line for line in lines if not line.file.startswith(NOT_THE_PROGRAM)]
+    return [*own[::-1], *lines, None][0]
 
 
 class LoggedRun(NamedTuple):

@@ -25,7 +25,7 @@ from collectives.job import environment
 from collectives.job.backoff import Backoff
 from collectives.job.launch import dead_ranks, kill_process
 from collectives.runtime.progress import Advanceable, Progress, Wait
-from collectives.runtime.reports.call_log import LoggedRun, call_site_of, show_last
+from collectives.runtime.reports.call_log import LoggedRun, call_site_of, error_site_of, show_last
 from collectives.runtime.reports.recorder import Recorder
 from collectives.schedule.moves import name_ranks
 
@@ -442,9 +442,8 @@ def how_ended() -> str:
     """Say that this rank's program has ended, and by which error, as its excepthook may have left that to rank 0."""
     if (error := last_error()) is None:
         return "has ended its program"
-    outermost = error.__traceback__
-    call_site = f" at {outermost.tb_frame.f_code.co_filename}:{outermost.tb_lineno}" if outermost else ""
-    return f"has ended its program by {type(error).__name__}{call_site} ({error})"
+    site = error_site_of(error)
+    return f"has ended its program by {type(error).__name__}{f' at {site}' if site else ''} ({error})"
 
 
 def is_interrupted() -> bool:
