@@ -67,7 +67,7 @@ proof-kills:
 	$(RUN) KILLS=30 python -m pytest mpi_tests/systems/test_checkpoint_kill.py
 
 proof-bits:
-	$(RUN) LAYOUTS=64 STEPS=100 $(ON_RANKS) mpi_tests/with_ranks/test_reproducible.py -k 'not other_kinds'
+	$(RUN) EVERY_SIZE=1 LAYOUTS=64 STEPS=100 $(ON_RANKS) mpi_tests/with_ranks/test_reproducible.py -k 'not other_kinds'
 	$(RUN) LAYOUTS=64 STEPS=20 $(ON_RANKS) mpi_tests/with_ranks/test_reproducible.py -k other_kinds
 	$(RUN) PLANTED=10 $(ON_RANKS) mpi_tests/with_ranks/test_planted_bits.py
 

@@ -3,6 +3,7 @@
 import math
 import platform
 import re
+from functools import cache
 
 import pytest
 
@@ -14,8 +15,8 @@ from parallelism.numerics.exact import Rounding
 
 RANK = 1  # with the wrong bit
 SETTINGS = {
-    "reproducible": True, "global_batch_size": GLOBAL_BATCH, "micro_batch_size": 2, "n_layer": 4, "max_iters": 6,
-    "eval_interval": 6, "dropout": 0.1, "hash_interval": 6, "check_interval": 2,
+    "reproducible": True, "global_batch_size": GLOBAL_BATCH, "micro_batch_size": 2, "n_layer": 4, "max_iters": 4,
+    "eval_interval": 4, "eval_iters": 1, "dropout": 0.1, "hash_interval": 4, "check_interval": 2,
 }  # fmt: skip
 SPLIT = {"n_embd": 128, "n_head": 4, "tiles": 4, "dropout": 0.0}
 CHECKED, BETWEEN = 4, 3  # the step with a wrong gradient, and the one after which a weight or state is wrong
@@ -40,8 +41,14 @@ def test_a_wrong_bit(comm, monkeypatch, kind, zero_stage):
 
 
 @pytest.mark.sizes(4)
-@pytest.mark.parametrize("layout", [{"pp": 2}, {"pp": 2, "schedule": "zb_h1", "zero_stage": 1}, {"tp": 2, **SPLIT}])
-@pytest.mark.parametrize("kind", ["sum", "gradient", "message"])
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("sum", {"pp": 2}),
+        ("message", {"pp": 2, "schedule": "zb_h1", "zero_stage": 1}),
+        ("gradient", {"tp": 2, **SPLIT}),
+    ],
+)
 def test_a_wrong_bit_of_a_stage_or_a_tile(comm, monkeypatch, kind, layout):
     if comm.size % 4:
         return
@@ -66,10 +73,15 @@ def test_a_rank_that_always_computes_wrongly(comm, monkeypatch):
         on(comm, **SETTINGS)
 
 
-@pytest.mark.sizes(2, 3)
+@cache
+def unchecked(comm, **changes):
+    return on(comm, **{**SETTINGS, "check_interval": 0, **changes})
+
+
+@pytest.mark.sizes(3, proof=(2,))
 @pytest.mark.parametrize("kind", ["sum", "gradient", "message"])
 def test_a_step_is_computed_again(comm, monkeypatch, kind):
-    expected = on(comm, **SETTINGS)
+    expected = unchecked(comm)
     plant(comm, monkeypatch, kind)
     outcome = on(comm, **SETTINGS, on_corruption="redo")
     assert outcome.losses == expected.losses
@@ -90,7 +102,8 @@ def test_a_step_is_computed_again(comm, monkeypatch, kind):
 def test_checks_change_no_bit(comm, layout):
     if comm.size % 4:
         return
-    outcome, expected = (on(comm, **{**SETTINGS, **layout, "check_interval": interval}) for interval in (2, 0))
+    changes = {name: value for name, value in layout.items() if name in (*SPLIT, "sequence_parts")}
+    outcome, expected = on(comm, **{**SETTINGS, **layout}), unchecked(comm, **changes)
     assert outcome.losses == expected.losses
     check_bits(outcome.weights, expected.weights)
 

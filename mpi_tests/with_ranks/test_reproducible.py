@@ -24,11 +24,11 @@ from parallelism.tensor.tiles import sum_over_ranks, tree_sum
 from parallelism.zero.gradients import ReducedGradients
 from training.health.monitor import Health
 
-STEPS = int(os.environ.get("STEPS", "5"))
+STEPS = int(os.environ.get("STEPS", "3"))
 NUM_DRAWN = int(os.environ.get("LAYOUTS", "8"))
 SETTINGS = {
     "reproducible": True, "global_batch_size": GLOBAL_BATCH, "micro_batch_size": 2, "n_layer": 4, "max_iters": STEPS,
-    "eval_interval": STEPS, "grad_clip": 0.5, "dropout": 0.1, "hash_interval": STEPS,
+    "eval_interval": STEPS, "eval_iters": 1, "grad_clip": 0.5, "dropout": 0.1, "hash_interval": STEPS,
 }  # fmt: skip
 SPLIT = {"n_embd": 128, "n_head": 4, "tiles": 4, "dropout": 0.0}
 LLAMA = {"model": "llama", "n_kv_head": 1, "n_hidden": 128, "dropout": 0.0}
@@ -94,7 +94,7 @@ def test_ranks_have_different_numbers_of_micro_batches(comm, zero_stage):
 
 @pytest.mark.parametrize(
     "layout",
-    [{}, {"zero_stage": 1}, {"pp": 2}, {"pp": 2, "schedule": "zb_h1", "zero_stage": 1}, {"tp": 2, **SPLIT}],
+    [{"zero_stage": 1}, {"pp": 2, "schedule": "zb_h1", "zero_stage": 1}, {"tp": 2, **SPLIT}],
 )
 @pytest.mark.sizes(4)
 def test_micro_batches_move_between_replicas_in_the_middle_of_a_run(comm, layout, monkeypatch):
@@ -157,16 +157,20 @@ def test_other_models_dtypes_and_optimizers(comm, changes):
     check(comm, {"pp": 2, "zero_stage": 2, "schedule": "zb_h1"}, **changes)
 
 
-@pytest.mark.parametrize("changes", [{}, BFLOAT16], ids=str)
 @pytest.mark.sizes(2, 4)
-def test_tensor_parallelism_in_tiles(comm, changes):
-    check(comm, {"tp": comm.size}, **SPLIT, **changes)
+def test_tensor_parallelism_in_tiles(comm):
+    check(comm, {"tp": comm.size}, **SPLIT)
 
 
-@pytest.mark.parametrize("changes", [BFLOAT16, ODD], ids=str)
 @pytest.mark.sizes(2, 4)
-def test_sequence_parallel_mode_in_tiles(comm, changes):
-    check(comm, {"tp": comm.size, "sequence_parallel": True}, **{**SPLIT, **changes})
+def test_sequence_parallel_mode_in_tiles(comm):
+    check(comm, {"tp": comm.size, "sequence_parallel": True}, **{**SPLIT, **ODD})
+
+
+@pytest.mark.parametrize("sequence", [False, True], ids=["", "sequence-parallel"])
+@pytest.mark.sizes(2, proof=(4,))
+def test_tensor_parallelism_in_tiles_of_bfloat16(comm, sequence):
+    check(comm, {"tp": comm.size, "sequence_parallel": sequence}, **SPLIT, **BFLOAT16)
 
 
 @pytest.mark.parametrize("sequence", [False, True], ids=["", "sequence-parallel"])
@@ -195,7 +199,7 @@ def test_a_run_resumes_in_another_layout(comm, folder):
         on(comm, **{**SETTINGS, "micro_batch_size": 3}, resume="auto", **saved)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "rabenseifner", "two_shot", "hierarchical", "hierarchical_direct"])
+@pytest.mark.parametrize("algorithm", ["rabenseifner", "two_shot", "hierarchical_direct"])
 @pytest.mark.sizes(4)
 def test_every_algorithm_sums_the_same(mpi_comm, monkeypatch, algorithm):
     """For hierarchical ones, the ranks simulate two nodes."""
@@ -228,12 +232,12 @@ def test_ranks_that_come_late_change_nothing(comm, monkeypatch, layout):
 
 
 @pytest.mark.parametrize("number", range(NUM_DRAWN // 8))
-@pytest.mark.sizes(1, 2, 3, 4, 5, 6, 7, 8)
+@pytest.mark.sizes(3, 6, 8, proof=(1, 2, 4, 5, 7))
 def test_layouts_drawn_at_random(comm, number):
     check(comm, drawn(comm.size, random.Random(8 * number + comm.size)))
 
 
-@pytest.mark.parametrize("number", range(NUM_DRAWN * 20 // 64))
+@pytest.mark.parametrize("number", range(1 if NUM_DRAWN == 8 else 20))
 @pytest.mark.parametrize("changes", [BFLOAT16, LLAMA, SGD], ids=str)
 @pytest.mark.sizes(8)
 def test_layouts_of_other_kinds_drawn_at_random(comm, changes, number):
