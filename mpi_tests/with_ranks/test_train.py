@@ -35,6 +35,9 @@ from mpi_tests.helpers.trained import (
 )
 from parallelism.checkpoint.reading import sealed
 from parallelism.checkpoint.stop import SIGNALS
+from parallelism.mesh import Mesh
+from parallelism.pipeline import layer_times
+from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule.search import search
 from parallelism.planner import presets
 from parallelism.planner.settings import parse
@@ -504,6 +507,37 @@ def test_schedules_are_searched_from_measured_times_and_steps_traced(comm, folde
     passes = [event["name"] for event in events if re.match(r"\d+[FBIW]\d+", event["name"])]
     assert len(passes) == len(set(passes)) >= 2 * 4 * 4  # each of 4 stages, forward and backward, 4 micro-batches
     assert (folder / "trace.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "search"])
+@pytest.mark.sizes(2)
+def test_a_slower_rank_of_a_pipeline_gets_fewer_layers(comm, monkeypatch, capsys, schedule):
+    """Each rank measures the same time, but for rank 1, whose clock is four times as fast."""
+    sweep, factor, parts = layer_times.sweep, 1 + 3 * comm.rank, []
+    monkeypatch.setattr(layer_times, "sweep", lambda *args: 0 * sweep(*args) + 0.01 * factor)
+    own = PipelineParallel.__init__
+
+    def recorded(pipeline, *args, **options):
+        own(pipeline, *args, **options)
+        parts.append(sum(map(len, pipeline.parts.values())))
+
+    monkeypatch.setattr(PipelineParallel, "__init__", recorded)
+    shape = {"n_layer": 4, "num_micro_batches": 4}
+    check_same(on(comm, pp=2, balance="measured", schedule=schedule, **shape), on_first(comm, **shape))
+    assert comm.all_gather_object(parts[0]) == [4, 1]
+    printed = capsys.readouterr().out
+    assert ("speeds of pp ranks: 1.00, 0.25\n" in printed) == (comm.rank == 0)
+    predicted = re.search(r"passes of a step by schedule \w+ take (\d+) ms as predicted", printed)
+    assert bool(predicted) == (comm.rank == 0 and schedule == "search")
+    if predicted:  # 5 layers of 30 ms, 4 of them on the faster rank, for each of 4 micro-batches, or more
+        assert 4 * 4 * 30 <= int(predicted[1]) <= (4 + 2) * 4 * 30
+
+
+@pytest.mark.sizes(4)
+def test_the_speeds_of_a_pipeline_are_those_of_its_slowest_replicas(comm):
+    mesh = Mesh(comm, pp=2)
+    seconds = {(0, 0): 1.0, (1, 0): 1.1, (0, 1): 2.0, (1, 1): 1.0}[mesh.coords["dp"], mesh.coords["pp"]]
+    assert layer_times.speeds(seconds, mesh) == [1.0, 0.55]
 
 
 @pytest.mark.sizes(2)

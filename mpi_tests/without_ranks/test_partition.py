@@ -4,7 +4,9 @@ import random
 import re
 from dataclasses import replace
 from itertools import combinations, pairwise
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -18,6 +20,7 @@ from parallelism.pipeline.stage import Batch, Layer
 from training.parallel.gpt import gpt2_layers
 
 CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=3, n_head=4, n_embd=16, n_kv_head=2, bias=True)
+ALONE = SimpleNamespace(all_reduce=lambda x, op: x)  # the communicator of one rank
 BATCH = Batch(random_tokens(2, 8), random_tokens(2, 8, seed=1))
 
 
@@ -31,12 +34,15 @@ def test_no_cut_has_a_cheaper_dearest_stage_nor_a_more_even_one_as_cheap(num_lay
     draw = random.Random(num_layers)
     for num_stages in range(1, num_layers + 1):
         for costs in ([1] * num_layers, [draw.randint(0, 5) for _ in range(num_layers)]):
+            for speeds in ([1] * num_stages, [draw.choice((0.25, 0.5, 1)) for _ in range(num_stages)]):
 
-            def price(parts, costs=costs):
-                sums = [sum(costs[layer] for layer in part) for part in parts]
-                return max(sums), sum(x * x for x in sums)
+                def price(parts, costs=costs, speeds=speeds):
+                    times = [sum(costs[i] for i in part) / speed for part, speed in zip(parts, speeds, strict=True)]
+                    return max(times), sum(x * x for x in times)
 
-            assert price(balance(costs, num_stages)) == min(map(price, every_cut(num_layers, num_stages)))
+                parts = balance(costs, num_stages, speeds)
+                assert price(parts) == min(map(price, every_cut(num_layers, num_stages)))
+                assert max(speeds) < 1 or min(speeds) < 1 or parts == balance(costs, num_stages)
 
 
 def test_measured_costs_are_no_integers():
@@ -54,6 +60,11 @@ def test_more_stages_than_layers(num_stages):
     message = f"4 layers can be cut into 1 to 4 stages, not {num_stages}"
     with pytest.raises(ValueError, match=re.escape(message)):
         balance([1, 2, 3, 4], num_stages)
+
+
+def test_another_number_of_speeds():
+    with pytest.raises(ValueError, match="2 speeds for 3 stages: pass one for each"):
+        balance([1, 2, 3, 4], 3, [1, 0.5])
 
 
 def flops(layers, batch):
@@ -97,7 +108,15 @@ def test_measured_costs(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(measure, "time", clock)
     layers = [clock.layer(1, 2), clock.layer(3, 5)]
-    assert measure.measure(torch.nn.Module(), layers, BATCH).tolist() == [[1, 2, 0], [3, 5, 0]]
+    assert measure.measure(torch.nn.Module(), layers, BATCH, ALONE).tolist() == [[1, 2, 0], [3, 5, 0]]
+
+
+def test_measured_costs_are_as_the_least_and_add_up_to_the_mean(monkeypatch):
+    """The second layer's passes take three times as long now and then, as where a rank has a part of a core."""
+    repeats = np.array([[[1.0, 1, 2]] * 4, [[2.0, 2, 0]] * 2 + [[6.0, 6, 0]] * 2])
+    monkeypatch.setattr(measure, "sweep", lambda *arguments: repeats)
+    times = measure.measure(torch.nn.Module(), [], BATCH, ALONE)
+    np.testing.assert_allclose(times, 1.5 * np.array([[1, 1, 2], [2, 2, 0]]))
 
 
 def test_measuring_leaves_gradients_alone():
@@ -105,9 +124,9 @@ def test_measuring_leaves_gradients_alone():
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     before = {p: p.grad for p in model.parameters()}
-    times = measure.measure(model, gpt2_layers(model), BATCH)
+    times = measure.measure(model, gpt2_layers(model), BATCH, ALONE)
     assert len(times) == CONFIG.n_layer + 1
-    assert all(seconds > 0 for layer in times for seconds in layer)
+    assert (times > 0).all()
     for p in model.parameters():
         assert p.grad is before[p]
         assert (p.grad == 1).all()

@@ -1,7 +1,8 @@
-"""Layer times: measure each layer's passes, to balance stages and to predict the times of schedules."""
+"""Layer times: measure each layer's passes and each rank's speed, to balance stages and to predict schedules' times."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -10,35 +11,58 @@ import torch
 from torch import Tensor, nn
 
 import collectives
+from parallelism.mesh import Mesh
 from parallelism.pipeline.schedule.price import Costs
 from parallelism.pipeline.stage import Batch, Layer, Stage
 
-REPEATS = 3  # of a layer's passes
+REPEATS = 3, 50  # of a layer's passes: the fewest, and the most
+SHORTEST_S = 0.3  # to measure all layers: many times the slices in which a rank gets its share of a core
+EQUAL = 0.85  # part of the fastest rank's speed from which a rank counts as equally fast
 
 
-def measure(model: nn.Module, layers: Sequence[Layer], batch: Batch) -> np.ndarray:
-    """Return each layer's minimum seconds on a batch: forward, backward for inputs, backward for weights.
+def measure(model: nn.Module, layers: Sequence[Layer], batch: Batch, comm: collectives.Communicator) -> np.ndarray:
+    """Return each layer's seconds on a batch: forward, backward for inputs, backward for weights.
 
-    Gradients do not change.  Collective if the layers communicate; each rank returns its own times.
+    They are in proportion to the least of each, which vary less than the mean, and add up to the mean of all.
+    Gradients do not change.  Collective, as layers communicate; each rank returns its own times.
 
     Shapes: (layers, 3).
     """
     gradients = {p: p.grad for p in model.parameters()}
     model.zero_grad(set_to_none=True)
+    first_s = float(comm.all_reduce(np.array([np.sum(sweep(layers, batch, 1))]), op="min")[0])
+    fewest, most = REPEATS
+    times_s = sweep(layers, batch, min(max(fewest, math.ceil(SHORTEST_S / first_s)), most))
+    for p, gradient in gradients.items():
+        p.grad = gradient
+    return times_s.min(1) * (times_s.mean(1).sum() / times_s.min(1).sum())
+
+
+def sweep(layers: Sequence[Layer], batch: Batch, repeats: int) -> np.ndarray:
+    """Return the seconds of each layer's passes, (layers, repeats, 3)."""
     x, times_s = None, []
     for layer in layers:
         stage = Stage(layer, splits=True)
-        times_s.append(np.min([passes_s(stage, x, batch) for _ in range(REPEATS)], axis=0))
+        times_s.append([passes_s(stage, x, batch) for _ in range(repeats)])
         with torch.no_grad():
             x = stage.forward(0, x, batch)
-    for p, gradient in gradients.items():
-        p.grad = gradient
     return np.array(times_s)
 
 
-def agreed(times_s: np.ndarray, comm: collectives.Communicator) -> np.ndarray:
-    """Return the mean times over all ranks, identical on each.  Collective."""
-    return comm.broadcast(comm.all_reduce(times_s, op="avg"))
+def speeds(seconds: float, mesh: Mesh) -> list[float]:
+    """Return the speed of each rank of a pipeline beside the fastest, from the seconds of the same work.  Collective.
+
+    It is that of the slowest replica.  Ranks that are a little slower count as equally fast, as times vary.
+    """
+    replicas = mesh.along(*(axis for axis in mesh.shape if axis != "pp"))
+    slowest_s = mesh.pp.all_gather(replicas.all_reduce(np.array([seconds]), op="max"))
+    return [1.0 if speed >= EQUAL else float(speed) for speed in slowest_s.min() / slowest_s]
+
+
+def agreed(times_s: np.ndarray, comm: collectives.Communicator, counts: bool = True) -> np.ndarray:
+    """Return the mean of the times of ranks that count, identical on all.  Collective."""
+    number = comm.all_reduce(np.array([float(counts)]))
+    return comm.broadcast(comm.all_reduce(times_s * counts) / number)
 
 
 def message_s(x: Tensor, comm: collectives.Communicator, repeats: int = 5) -> float:
@@ -52,13 +76,14 @@ def message_s(x: Tensor, comm: collectives.Communicator, repeats: int = 5) -> fl
     return float(comm.all_reduce(shortest, op="min")[0])
 
 
-def stage_costs(times_s: np.ndarray, parts: Sequence[range], message: float) -> Costs:
-    """Return the costs of stages, given the layers of each.
+def stage_costs(times_s: np.ndarray, parts: Sequence[range], message: float, speeds: Sequence[float]) -> Costs:
+    """Return the costs of stages, given the layers and the speed of each.
 
-    >>> stage_costs(np.array([[1, 2, 3], [1, 1, 1], [4, 4, 4]]), [range(0, 2), range(2, 3)], message=0.5)
-    Costs(forward=[2, 4], inputs=[3, 4], weights=[4, 4], message=0.5)
+    >>> stage_costs(np.array([[1, 2, 3], [1, 1, 1], [4, 4, 4]]), [range(0, 2), range(2, 3)], 0.5, [1, 0.5])
+    Costs(forward=[2.0, 8.0], inputs=[3.0, 8.0], weights=[4.0, 8.0], message=0.5)
     """
-    forward, inputs, weights = np.transpose([times_s[part.start : part.stop].sum(0) for part in parts]).tolist()
+    each_s = [times_s[part.start : part.stop].sum(0) / speed for part, speed in zip(parts, speeds, strict=True)]
+    forward, inputs, weights = np.transpose(each_s).tolist()
     return Costs(forward, inputs, weights, message)
 
 

@@ -28,7 +28,8 @@ from parallelism.zero.sharded import REPLICAS
 class PipelineParallel(Pipeline):
     """A pipeline of a model's layers, divided over `mesh.pp`; gradients are averaged over dp and sp after each step.
 
-    All ranks pass the same model; layers of other ranks' stages are deleted.  Stages are balanced by the layers' costs.
+    All ranks pass the same model; layers of other ranks' stages are deleted.  Stages are balanced by the layers' costs,
+    and by `speeds`, one for each rank of `mesh.pp`, where these differ.
 
     With a `zero_stage`, ZeRO shards over dp and sp, or over groups of these ranks; `replica`, a `Replica` with
     `options`, holds this rank's parameters and updates them.
@@ -52,10 +53,12 @@ class PipelineParallel(Pipeline):
         zero_stage: int = 0,
         reproducible: bool = False,
         sequence_parts: int | None = None,
+        speeds: Sequence[float] | None = None,
         **options: Any,
     ):
         with mesh.comm.agreed("PipelineParallel"):
-            parts = balance([layer.cost for layer in layers], schedule.num_stages)
+            of_stages = speeds and [speeds[rank] for rank in schedule.placement]
+            parts = balance([layer.cost for layer in layers], schedule.num_stages, of_stages)
         self.model, self.parts = model, {stage: parts[stage] for stage in schedule.stages(mesh.pp.rank)}
         self.has_loss = schedule.num_stages - 1 in self.parts
         names, order = tied_names(model), schedule.orders[mesh.pp.rank]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,10 @@ from parallelism.mesh import Mesh
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.precision import Precision
 from parallelism.pipeline.balance import balance
-from parallelism.pipeline.layer_times import agreed, measure, message_s, stage_costs
+from parallelism.pipeline.layer_times import agreed, measure, message_s, speeds, stage_costs
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule.actions import Schedule
-from parallelism.pipeline.schedule.price import Costs
+from parallelism.pipeline.schedule.price import Costs, price
 from parallelism.pipeline.schedule.search import search
 from parallelism.pipeline.stage import Batch, Layer, within
 from parallelism.sequence.sequence_parallel import SequenceParallel
@@ -78,10 +78,10 @@ def staged(
         return precision.computing(config.device)
 
     parts = [whole_layer(model)] if compiles_whole(config) else layers_of(model)
-    layers = [within(computing, layer) for layer in parts]
+    layers, ranks = [within(computing, layer) for layer in parts], None
     if mesh.pp.size > 1 and (config.balance == "measured" or config.schedule == SEARCH):
         model.to(config.device)  # before the arena, which moves only this rank's parameters
-        layers, schedule = measured(model, layers, config, mesh, schedule, make_batch())
+        layers, ranks, schedule = measured(model, layers, config, mesh, schedule, make_batch())
     return PipelineParallel(
         model,
         layers,
@@ -93,6 +93,7 @@ def staged(
         bucket_mb=config.bucket_mb,
         reproducible=config.reproducible,
         sequence_parts=config.sequence_parts,
+        speeds=ranks,
         **precision.arena_dtypes,
         wire_dtype=precision.wire_dtype,
     )
@@ -100,21 +101,33 @@ def staged(
 
 def measured(
     model: Model, layers: list[Layer], config: RunSettings, mesh: Mesh, schedule: Schedule, batch: Batch
-) -> tuple[list[Layer], Schedule]:
-    """Return the layers with their measured times as costs, and the schedule, searched for these if requested."""
-    times = agreed(measure(model, layers, batch), mesh.comm)
+) -> tuple[list[Layer], list[float], Schedule]:
+    """Return the layers with their measured times as costs, the speeds of the ranks of `mesh.pp`, and the schedule.
+
+    It is searched for these if requested.
+    """
+    own = measure(model, layers, batch, mesh.comm)
+    ranks = speeds(own.sum(), mesh)
+    times = agreed(own, mesh.comm, counts=ranks[mesh.pp.rank] == 1)
     layers = [layer._replace(cost=each.sum()) for layer, each in zip(layers, times, strict=True)]
+    if mesh.comm.rank == 0 and min(ranks) < 1:
+        print(f"speeds of pp ranks: {', '.join(f'{speed:.2f}' for speed in ranks)}", flush=True)
     if config.schedule == SEARCH:
         with torch.no_grad():
             sent = layers[0].run(None, batch)
-        parts = balance([layer.cost for layer in layers], schedule.num_stages)
-        costs = stage_costs(times, parts, message_s(sent, mesh.pp))
+        message = message_s(sent, mesh.pp)
+
+        def costs_of(home: Sequence[int]) -> Costs:
+            of_stages = [ranks[rank] for rank in home]
+            parts = balance([layer.cost for layer in layers], len(home), of_stages)
+            return stage_costs(times, parts, message, of_stages)
+
         limit = config.max_alive or schedule.num_stages
-        schedule = searched(schedule, costs, limit, mesh.comm)
-    return layers, schedule
+        schedule = searched(schedule, costs_of, limit, mesh.comm)
+    return layers, ranks, schedule
 
 
-def searched(schedule: Schedule, costs: Costs, limit: int, comm: Communicator) -> Schedule:
+def searched(schedule: Schedule, costs: Callable[[Sequence[int]], Costs], limit: int, comm: Communicator) -> Schedule:
     """Return the best schedule with the ranks, stages and micro-batches of another; rank 0 searches.  Collective."""
     best = None
     with comm.agreed("search"):
@@ -122,4 +135,6 @@ def searched(schedule: Schedule, costs: Costs, limit: int, comm: Communicator) -
             print(f"searching a schedule of {schedule.num_stages} stages", flush=True)
             each = schedule.num_stages // schedule.num_ranks
             best = search(schedule.num_ranks, schedule.num_micro_batches, each, costs, limit)
+            step_ms = price(best, costs(best.placement)).span_s * 1e3
+            print(f"the passes of a step by schedule {best.name} take {step_ms:.0f} ms as predicted", flush=True)
     return comm.broadcast_object(best)

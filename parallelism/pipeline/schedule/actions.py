@@ -40,6 +40,11 @@ class Schedule:
         """The rank of each stage."""
         return {a.stage: rank for rank, order in enumerate(self.orders) for a in order}
 
+    @cached_property
+    def placement(self) -> tuple[int, ...]:
+        """The ranks of the stages, first to last."""
+        return tuple(self.home[stage] for stage in range(self.num_stages))
+
     def stages(self, rank: int) -> tuple[int, ...]:
         """Return a rank's stages, first to last."""
         return tuple(sorted({a.stage for a in self.orders[rank]}))

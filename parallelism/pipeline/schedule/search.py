@@ -8,7 +8,7 @@ machine, because the search ends after an amount of work, not of time.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain
 from operator import add, attrgetter
@@ -31,21 +31,25 @@ def search(
     num_ranks: int,
     num_micro_batches: int,
     virtual_stages: int,
-    costs: Costs,
+    costs: Costs | Callable[[tuple[int, ...]], Costs],
     limit: int | Sequence[int] | None = None,
     *,
     work: int = WORK,
 ) -> Schedule:
     """Search for the best schedule with at most `limit` live activations: one number, or one per rank.
 
+    Where ranks differ, `costs` is a function that returns those of stages from the rank of each.
+
     Raises: ValueError for a limit that is too low, with one that is not.
     """
     limits = limits_of(limit, num_ranks, num_micro_batches, virtual_stages)
-    jobs = [SchedulingProblem(home, num_micro_batches, costs, limits) for home in placements(num_ranks, virtual_stages)]
+    costs_of = costs if callable(costs) else lambda home: costs
+    homes = placements(num_ranks, virtual_stages)
+    jobs = [SchedulingProblem(home, num_micro_batches, costs_of(home), limits) for home in homes]
     least_s = (1 + LEAST_GAIN) * min(map(bound_s, jobs))
     fitting = [each for each in registered(num_ranks, num_micro_batches, virtual_stages) if keeps(each, limits)]
-    homes = [tuple(schedule.home[stage] for stage in range(schedule.num_stages)) for schedule in fitting]
-    baselines = (timed(replace(jobs[0], home=home), each.orders) for home, each in zip(homes, fitting, strict=True))
+    problems = [replace(jobs[0], home=each.placement, costs=costs_of(each.placement)) for each in fitting]
+    baselines = (timed(problem, each.orders) for problem, each in zip(problems, fitting, strict=True))
     draws = random.Random(0)
     starts = []
     for start in chain(baselines, by_caps(jobs, draws, work // 2)):
@@ -54,14 +58,14 @@ def search(
             break
     starts.sort(key=attrgetter("span_s"))
     improved = [improve(start, draws, work // 2 // NUM_IMPROVED, least_s) for start in starts[:NUM_IMPROVED]]
-    best = chosen([*fitting, finished(min(improved, key=attrgetter("span_s")))], costs)
+    best = chosen([*fitting, finished(min(improved, key=attrgetter("span_s")))], costs_of)
     prove(best)
     return best
 
 
-def chosen(schedules: Sequence[Schedule], costs: Costs) -> Schedule:
+def chosen(schedules: Sequence[Schedule], costs_of: Callable[[tuple[int, ...]], Costs]) -> Schedule:
     """Choose the fastest, then the one with fewest live activations, then the first."""
-    times_s = [price(each, costs).span_s for each in schedules]
+    times_s = [price(each, costs_of(each.placement)).span_s for each in schedules]
     best = [each for each, s in zip(schedules, times_s, strict=True) if s <= (1 + LEAST_GAIN) * min(times_s)]
     return min(best, key=lambda each: sum(each.peaks))
 
