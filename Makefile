@@ -30,6 +30,7 @@ test-system: .venv/kernels
 	$(RUN) python -m pytest -m 'not shares_cores' mpi_tests/systems --ignore mpi_tests/systems/test_end_to_end.py
 
 # For a release: all of these, and what takes longer or downloads much; the table goes to benchmarks/results.
+test-all: export PLAIN_RANKS := 1
 test-all: test test-system
 	$(RUN) python -m mpi_tests.release --out benchmarks/results/release.md $(ARGS)
 

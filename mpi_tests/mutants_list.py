@@ -661,6 +661,29 @@ DIVIDED = [
     ),
     mutant(
         "training/parallel/staged.py",
+        "counts=ranks[mesh.pp.rank] == 1",
+        "counts=True",
+        ("test_train.py", "slower_rank and search", 2),
+    ),
+    mutant(
+        "parallelism/pipeline/layer_times.py",
+        'np.array([seconds]), op="max"',
+        'np.array([seconds]), op="min"',
+        ("test_train.py", "speeds_of", 4),
+    ),
+    mutant(
+        "parallelism/pipeline/balance.py", "sums[begin]) / speed)", "sums[begin]))", ("test_partition.py", "no_cut")
+    ),
+    mutant(
+        "parallelism/pipeline/schedule/search.py",
+        "costs=costs_of(each.placement)) for",
+        "costs=costs_of(homes[0])) for",
+        ("test_pipeline_search.py", "ranks_of_stages"),
+    ),
+    mutant("training/fork_server.py", "    threading._shutdown()", "    pass", ("test_forked.py", "script_ends")),
+    mutant("training/fork_server.py", "    atexit._run_exitfuncs()", "    pass", ("test_forked.py", "script_ends")),
+    mutant(
+        "training/parallel/staged.py",
         "        fuse(model)\n",
         "        pass\n",
         ("test_train.py", "in_one_pass and 2-ranks", 2),

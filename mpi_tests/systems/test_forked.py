@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mpi_tests.helpers.forked import FORKED
 from mpi_tests.helpers.launch import ROOT, end, environment, find_mpirun, watched
 from mpi_tests.helpers.trained import config, flags, left_in
 from training import forked
@@ -82,6 +83,33 @@ def test_bad_input_ends_with_its_status(tmp_path, variables):
     result = watched(words_of(tmp_path, "--tp", "3"), variables, 120)
     assert result.returncode == 2
     assert "error: pp=1 x sp=1 x tp=3" in result.stderr
+
+
+ENDS = """
+import atexit, sys, threading, time
+import collectives
+comm = collectives.world()
+def late():
+    time.sleep(0.3)
+    print("thread", flush=True)
+atexit.register(print, "exit of", *sys.argv[1:])
+threading.Thread(target=late).start()
+sys.stdout.write("main ")
+{last}
+"""
+
+
+def test_a_script_ends_as_it_does_alone(tmp_path, variables):
+    script = tmp_path / "script.py"
+    for last, status in (("", 0), ("sys.exit(3)", 3), ("sys.exit('seven')", 1), ("comm.mpi.Abort(5)", 5)):
+        script.write_text(ENDS.format(last=last))
+        plain, forked = (
+            watched([find_mpirun(), "-n", "1", sys.executable, *start, script, "a", "script"], variables, 60)
+            for start in ([], FORKED)
+        )
+        assert forked.returncode == plain.returncode == status, forked.stderr
+        assert forked.stdout == plain.stdout == ("" if status == 5 else "main thread\nexit of a script\n")
+        assert ("seven" in forked.stderr) == ("seven" in last)
 
 
 @pytest.mark.parametrize("victim", ["fork", "stub", "server"])
