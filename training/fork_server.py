@@ -14,14 +14,12 @@ import os
 import selectors
 import signal
 import socket
-import struct
 import sys
 import threading
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from collectives.job.launch import mpi_runs
-from training.forked import run
+from training.forked import is_own, run
 
 IDLE_S = 120.0  # after the last rank
 STATE_BYTES = 1 << 24
@@ -53,9 +51,9 @@ def main() -> None:
     try:
         run(program)
     except SystemExit as error:
-        if error.code is None or isinstance(error.code, int):
-            end(error.code or 0)
-        raise
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        end(error.code if isinstance(error.code, int) else bool(error.code))
 
 
 def import_all() -> None:
@@ -118,23 +116,15 @@ def fork(selector: selectors.BaseSelector, stub: socket.socket) -> str:
     return take_over(descriptors)
 
 
-def end(status: int) -> None:
-    """End a fork as Python would, but do not free what it shares with the server, which takes longer than a small run.
-
-    Return if mpi4py is to end MPI when Python ends.
-    """
+def end(status: int) -> NoReturn:
+    """End a fork as Python would, but do not free what it shares with the server, which takes longer than a run."""
     threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if not mpi_runs():
-        os._exit(status & 0xFF)
-
-
-def is_own(stub: socket.socket) -> bool:
-    """Return whether the process at the other end is of the same user."""
-    credentials = stub.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", credentials)[1] == os.getuid()
+    atexit._run_exitfuncs()  # of which one ends MPI
+    kinds = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom
+    for file in (*(each for each in gc.get_objects() if type(each) in kinds), sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            file.flush()
+    os._exit(status & 0xFF)
 
 
 def report_end(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
@@ -164,12 +154,13 @@ def take_over(descriptors: list[int]) -> str:
     os.chdir(state["directory"])
     os.sched_setaffinity(0, state["cores"])
     signal.pthread_sigmask(signal.SIG_SETMASK, state["blocked"])
-    sys.argv = state["argv"]
+    sys.argv, sys.orig_argv = state["argv"], state["orig_argv"]
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)  # it was opened for /dev/null
 
     from collectives.job import environment
 
+    environment.PROCESS = str(state["process"])
     environment.before_mpi()
     return str(state["program"])
 

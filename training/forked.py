@@ -15,6 +15,7 @@ import os
 import runpy
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -27,7 +28,7 @@ from typing import Any, BinaryIO, NoReturn
 SERVER = "training.fork_server"
 ROOT = Path(__file__).resolve().parent.parent  # of the packages, and not of a folder with links to them
 START_S = 20.0  # for a server to listen
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 PACKAGES = ("collectives", "parallelism", "models", "training")
 # Variables that libraries read when they are loaded, and those of one job, which a server must not have.
 OF_LIBRARIES = ("CUDA", "CUPY", "KMP_", "LD_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_", "PYTHON", "TORCH")
@@ -66,9 +67,10 @@ def fork_of(server: socket.socket, replies: BinaryIO, program: str, blocked: Ite
 def run(program: str) -> NoReturn:
     """Run a module, or the script at a path, in this process."""
     if program.endswith(".py"):
-        sys.path.insert(0, str(Path(program).parent.resolve()))
+        sys.path[0] = str(Path(program).parent.resolve())
         runpy.run_path(program, run_name="__main__")
     else:
+        sys.path[0] = os.getcwd()
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     sys.exit()
 
@@ -84,10 +86,12 @@ def name_of_server() -> str:
 def connect(name: str) -> socket.socket:
     """Connect to the server, which this process starts if none listens.
 
-    Raises: TimeoutError if it does not listen either.
+    Raises: TimeoutError if it does not listen either, PermissionError if another user's process does.
     """
     server = socket.socket(socket.AF_UNIX)
     if server.connect_ex(name) == 0:
+        if not is_own(server):
+            raise PermissionError("the server is another user's: use python -m training in place of training.forked")
         return server
     environment = {key: value for key, value in os.environ.items() if not key.startswith(OF_JOB)}
     words = [sys.executable, "-m", SERVER, name[1:]]
@@ -108,6 +112,12 @@ def connect(name: str) -> socket.socket:
     raise TimeoutError(f"{' '.join(words)} does not listen: use python -m training in place of training.forked")
 
 
+def is_own(connection: socket.socket) -> bool:
+    """Return whether the process at the other end is of the same user."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", credentials)[1] == os.getuid()
+
+
 def hand_over(server: socket.socket, program: str, blocked: Iterable[int]) -> None:
     """Send what a fork needs, in a file without a name, and the descriptors that it takes over."""
     state = {
@@ -116,6 +126,8 @@ def hand_over(server: socket.socket, program: str, blocked: Iterable[int]) -> No
         "cores": sorted(os.sched_getaffinity(0)),
         "directory": os.getcwd(),
         "environment": dict(os.environ),
+        "orig_argv": sys.orig_argv,
+        "process": os.getpid(),
         "program": program,
     }
     file = os.memfd_create("state")

@@ -21,6 +21,7 @@ CORES, THREADS, BLOCKS, SECONDS = *[Range(1, 2**16)] * 3, Range(0, 10**8, unit="
 # process that a batch script starts itself is not a rank: Slurm sets SLURM_NTASKS and a SLURM_PROCID of 0 for it, but
 # no step.  PBS and LSF set the same variables for it as for ranks of their own launchers, so that theirs are not used.
 SURVIVES = "OMPI_MCA_mpi_ft_enable"  # as `mpirun --with-ft ulfm` sets it
+PROCESS = "self"  # in /proc: this process, or the one in whose place it is, where a server has forked it
 LAUNCHED_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 LAUNCHED_RANK = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 LAUNCHERS = {"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "srun"}
@@ -140,7 +141,7 @@ def on_terminal() -> bool:
     """Return whether standard output is a terminal: the launcher's, as its ranks have pipes."""
     if not set(LAUNCHED_SIZE) & set(os.environ):
         return sys.stdout.isatty()
-    process = Path("/proc/self")
+    process = Path("/proc", PROCESS)
     try:
         while (process / "comm").read_text().strip() not in LAUNCHERS:
             parent = (process / "stat").read_text().rpartition(")")[2].split()[1]

@@ -3,4 +3,4 @@
 import sys
 
 if __name__ == "__main__":
-    exec(sys.argv.pop(1))
+    exec(sys.argv.pop(1), {"__name__": "__main__"})

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-from mpi_tests.helpers.forked import forked
+from mpi_tests.helpers.forked import are_wanted, forked
 from mpi_tests.helpers.launch import ROOT, environment
 
 FENCED = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
@@ -118,13 +118,9 @@ def small(command: str) -> str:
 
 
 def with_forks(command: str) -> str:
-    """Return a command with ranks that are forks, if its program may run so.
-
-    >>> with_forks("COLLECTIVES_TIMEOUT_S=9 mpirun -n 2 python train.py --tp 2")
-    'COLLECTIVES_TIMEOUT_S=9 mpirun -n 2 python -m mpi_tests.helpers.forked train.py --tp 2'
-    """
+    """Return a command with ranks that are forks, if its program may run so and tests want that."""
     match = re.fullmatch(r"(.*)(mpirun .*)", command)
-    return match[1] + " ".join(forked(match[2].split(" "))) if match else command
+    return match[1] + " ".join(forked(match[2].split(" "))) if match and are_wanted() else command
 
 
 def unwritten(command: str, folder: Path) -> list[str]:

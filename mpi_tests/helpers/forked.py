@@ -4,7 +4,7 @@ mpirun -n 4 python -m mpi_tests.helpers.forked train.py --max_iters 2
 mpirun -n 4 python -m mpi_tests.helpers.forked -c "import collectives; collectives.world()"
 
 Most tests that start ranks do so: short programs take a fifth of their CPU time, most of which is that of imports.
-`PLAIN_RANKS=1` has all ranks start as users' do.
+With `PLAIN_RANKS=1` all ranks start as users' do.
 """
 
 import os
@@ -36,10 +36,12 @@ def forked(arguments: Sequence[str]) -> list[str]:
     return [*arguments[:end], *FORKED, *arguments[end + (arguments[end] == "-m") :]]
 
 
+def are_wanted() -> bool:
+    return not os.environ.get("PLAIN_RANKS")
+
+
 def can_fork(first: str = "", second: str = "") -> bool:
     """Return whether a program may run in a fork, from the two words after `python`."""
-    if os.environ.get("PLAIN_RANKS"):
-        return False
     if first == "-c":
         return not any(word in second for word in TOO_LATE)
     if first.endswith(".py"):

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from collectives.job.environment import cache_folder
-from mpi_tests.helpers.forked import forked
+from mpi_tests.helpers.forked import are_wanted, forked
 from training.forked import OF_LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +47,7 @@ def watched(arguments, env, timeout) -> subprocess.CompletedProcess[str]:
     Raises: AssertionError with the output so far, if it runs for more than `timeout` seconds.
     """
     arguments = [str(argument) for argument in arguments]
-    if not library_variables(env):
+    if are_wanted() and not library_variables(env):
         arguments = forked(arguments)
     with subprocess.Popen(
         arguments,

@@ -69,10 +69,10 @@ def call_site_of(thread: int) -> SourceLine | None:
 
 
 def error_site_of(error: BaseException) -> SourceLine | None:
-    """Return the innermost source line of the program in which an error has occurred, or else the outermost line."""
-    lines = [SourceLine(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    """Return the innermost source line of the program in which an error has occurred, or else of a library."""
+    lines = [SourceLine(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)][::-1]
     own = [line for line in lines if not line.file.startswith(NOT_THE_PROGRAM)]
-    return [*own[::-1], *lines, None][0]
+    return [*own, *(line for line in lines if not line.file.startswith("<frozen")), None][0]
 
 
 class LoggedRun(NamedTuple):
