@@ -66,7 +66,7 @@ def main() -> None:
         while killed < args.kills:
             num_ranks = args.ranks or draw.choice([*LAYOUTS])
             flags = draw.choice(LAYOUTS[num_ranks])
-            number = min(len(STEPS), num_ranks - 1) if args.way in ("shrink", "shrink-forked") else len(STEPS)
+            number = min(len(STEPS), num_ranks - 1) if args.way.startswith("shrink") else len(STEPS)
             if args.way == "hosts":
                 num_ranks, flags, outcome = NUM_HOSTS, f"dp, {NUM_HOSTS} hosts", run_on_hosts(draw)
             else:

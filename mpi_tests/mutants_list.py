@@ -661,7 +661,7 @@ DIVIDED = [
     ),
     mutant(
         "training/parallel/staged.py",
-        "counts=ranks[mesh.pp.rank] == 1",
+        "counts=rank_speeds[mesh.pp.rank] == 1",
         "counts=True",
         ("test_train.py", "slower_rank and search", 2),
     ),
@@ -676,8 +676,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/pipeline/schedule/search.py",
-        "costs=costs_of(each.placement)) for",
-        "costs=costs_of(homes[0])) for",
+        "costs_of(home), limits)",
+        "costs_of(homes[0]), limits)",
         ("test_pipeline_search.py", "ranks_of_stages"),
     ),
     mutant("training/fork_server.py", "    threading._shutdown()", "    pass", ("test_forked.py", "script_ends")),
@@ -927,8 +927,8 @@ PIPELINES = [
     ),
     mutant(
         "parallelism/pipeline/balance.py",
-        "lambda others, cost: others + cost**2",
-        "lambda others, cost: others + cost",
+        "lambda others, time: others + time**2",
+        "lambda others, time: others + time",
         ("test_partition.py", "cheaper_dearest"),
     ),
     mutant(

@@ -224,7 +224,7 @@ def test_a_rank_with_wrong_numbers_is_left_out(folder):
 @pytest.mark.parametrize(
     ("ranks", "flags", "layout", "kill_after"),
     [
-        (4, "", "--num_micro_batches 6 --tp 2 --zero_stage 3", [11, 17]),
+        (4, "", "--num_micro_batches 6 --tp 2 --zero_stage 3", [7, 12]),
         (3, "--reproducible", f"{BATCH} --zero_stage 1 --checkpoint_interval 0 --snapshot_interval 5", [12]),
         (4, "--reproducible", f"{BATCH} --pp 2 --schedule zb_h1 --zero_stage 1", [13]),
     ],

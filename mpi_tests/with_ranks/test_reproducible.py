@@ -237,7 +237,7 @@ def test_layouts_drawn_at_random(comm, number):
     check(comm, drawn(comm.size, random.Random(8 * number + comm.size)))
 
 
-@pytest.mark.parametrize("number", range(1 if NUM_DRAWN == 8 else 20))
+@pytest.mark.parametrize("number", range(NUM_DRAWN * 20 // 64 if NUM_DRAWN > 8 else 1))
 @pytest.mark.parametrize("changes", [BFLOAT16, LLAMA, SGD], ids=str)
 @pytest.mark.sizes(8)
 def test_layouts_of_other_kinds_drawn_at_random(comm, changes, number):

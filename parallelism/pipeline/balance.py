@@ -10,18 +10,20 @@ def balance(costs: Sequence[float], num_stages: int, speeds: Sequence[float] | N
 
     A stage takes the costs of its layers over its speed, which is 1 by default.
 
-    Raises: ValueError for more stages than layers, no stages, or another number of speeds.
+    Raises: ValueError for more stages than layers, no stages, another number of speeds, or speeds of 0 or less.
 
     >>> balance([1, 1, 1, 1, 1, 3], 3)
     [range(0, 2), range(2, 5), range(5, 6)]
     >>> balance([1] * 7, 4, [1, 1, 0.5, 1])
     [range(0, 2), range(2, 4), range(4, 5), range(5, 7)]
     """
+    if not 1 <= num_stages <= len(costs):
+        raise ValueError(f"{len(costs)} layers can be cut into 1 to {len(costs)} stages, not {num_stages}")
     speeds = [1.0] * num_stages if speeds is None else speeds
     if len(speeds) != num_stages:
         raise ValueError(f"{len(speeds)} speeds for {num_stages} stages: pass one for each")
-    if not 1 <= num_stages <= len(costs):
-        raise ValueError(f"{len(costs)} layers can be cut into 1 to {len(costs)} stages, not {num_stages}")
+    if min(speeds) <= 0:
+        raise ValueError(f"a speed of {min(speeds):g}: pass speeds above 0")
     limit, _ = cheapest(costs, speeds, max)
     _, parts = cheapest(costs, speeds, lambda others, time: others + time**2, limit)
     return parts

@@ -15,7 +15,7 @@ from parallelism.mesh import Mesh
 from parallelism.pipeline.schedule.price import Costs
 from parallelism.pipeline.stage import Batch, Layer, Stage
 
-REPEATS = 3, 50  # of a layer's passes: the fewest, and the most
+FEWEST, MOST = 3, 50  # repeats of a layer's passes
 SHORTEST_S = 0.3  # to measure all layers: many times the slices in which a rank gets its share of a core
 EQUAL = 0.85  # part of the fastest rank's speed from which a rank counts as equally fast
 
@@ -24,17 +24,19 @@ def measure(model: nn.Module, layers: Sequence[Layer], batch: Batch, comm: colle
     """Return each layer's seconds on a batch: forward, backward for inputs, backward for weights.
 
     They are in proportion to the least of each, which vary less than the mean, and add up to the mean of all.
-    Gradients do not change.  Collective, as layers communicate; each rank returns its own times.
+    Gradients and buffers do not change.  Collective, as layers communicate; each rank returns its own times.
 
     Shapes: (layers, 3).
     """
-    gradients = {p: p.grad for p in model.parameters()}
+    gradients, buffers = {p: p.grad for p in model.parameters()}, {b: b.clone() for b in model.buffers()}
     model.zero_grad(set_to_none=True)
-    first_s = float(comm.all_reduce(np.array([np.sum(sweep(layers, batch, 1))]), op="min")[0])
-    fewest, most = REPEATS
-    times_s = sweep(layers, batch, min(max(fewest, math.ceil(SHORTEST_S / first_s)), most))
+    _, once_s = (np.array([sweep(layers, batch, 1).sum()]) for _ in range(2))  # the first time all is set up
+    repeats = math.ceil(SHORTEST_S / float(comm.all_reduce(once_s, op="min")[0]))
+    times_s = sweep(layers, batch, min(max(FEWEST, repeats), MOST))
     for p, gradient in gradients.items():
         p.grad = gradient
+    for buffer, value in buffers.items():
+        buffer.copy_(value)
     return times_s.min(1) * (times_s.mean(1).sum() / times_s.min(1).sum())
 
 
@@ -50,13 +52,14 @@ def sweep(layers: Sequence[Layer], batch: Batch, repeats: int) -> np.ndarray:
 
 
 def speeds(seconds: float, mesh: Mesh) -> list[float]:
-    """Return the speed of each rank of a pipeline beside the fastest, from the seconds of the same work.  Collective.
+    """Return the speed of each rank of a pipeline beside the fast ones, from the seconds of the same work.  Collective.
 
-    It is that of the slowest replica.  Ranks that are a little slower count as equally fast, as times vary.
+    It is that of the slowest replica.  Ranks that are a little slower than the fastest count as fast, as times vary.
     """
     replicas = mesh.along(*(axis for axis in mesh.shape if axis != "pp"))
     slowest_s = mesh.pp.all_gather(replicas.all_reduce(np.array([seconds]), op="max"))
-    return [1.0 if speed >= EQUAL else float(speed) for speed in slowest_s.min() / slowest_s]
+    is_fast = slowest_s.min() / slowest_s >= EQUAL
+    return np.where(is_fast, 1.0, slowest_s[is_fast].mean() / slowest_s).tolist()
 
 
 def agreed(times_s: np.ndarray, comm: collectives.Communicator, counts: bool = True) -> np.ndarray:

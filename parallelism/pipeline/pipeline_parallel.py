@@ -39,7 +39,7 @@ class PipelineParallel(Pipeline):
     those of the first one do, is computed twice.  With `sequence_parts`, a multiple of the sp ranks, the same holds for
     sp: each sequence is computed in as many parts, whose gradients are added one by one.
 
-    Raises: InputError for more stages than layers.
+    Raises: InputError for more stages than layers, and for speeds that are not one above 0 for each rank.
     """
 
     def __init__(
@@ -57,7 +57,9 @@ class PipelineParallel(Pipeline):
         **options: Any,
     ):
         with mesh.comm.agreed("PipelineParallel"):
-            of_stages = speeds and [speeds[rank] for rank in schedule.placement]
+            if speeds is not None and len(speeds) != mesh.pp.size:
+                raise ValueError(f"{len(speeds)} speeds for {mesh.pp.size} ranks of pp: pass one for each")
+            of_stages = None if speeds is None else [speeds[rank] for rank in schedule.placement]
             parts = balance([layer.cost for layer in layers], schedule.num_stages, of_stages)
         self.model, self.parts = model, {stage: parts[stage] for stage in schedule.stages(mesh.pp.rank)}
         self.has_loss = schedule.num_stages - 1 in self.parts

@@ -78,10 +78,10 @@ def staged(
         return precision.computing(config.device)
 
     parts = [whole_layer(model)] if compiles_whole(config) else layers_of(model)
-    layers, ranks = [within(computing, layer) for layer in parts], None
+    layers, rank_speeds = [within(computing, layer) for layer in parts], None
     if mesh.pp.size > 1 and (config.balance == "measured" or config.schedule == SEARCH):
         model.to(config.device)  # before the arena, which moves only this rank's parameters
-        layers, ranks, schedule = measured(model, layers, config, mesh, schedule, make_batch())
+        layers, rank_speeds, schedule = measured(model, layers, config, mesh, schedule, make_batch())
     return PipelineParallel(
         model,
         layers,
@@ -93,7 +93,7 @@ def staged(
         bucket_mb=config.bucket_mb,
         reproducible=config.reproducible,
         sequence_parts=config.sequence_parts,
-        speeds=ranks,
+        speeds=rank_speeds,
         **precision.arena_dtypes,
         wire_dtype=precision.wire_dtype,
     )
@@ -107,24 +107,24 @@ def measured(
     It is searched for these if requested.
     """
     own = measure(model, layers, batch, mesh.comm)
-    ranks = speeds(own.sum(), mesh)
-    times = agreed(own, mesh.comm, counts=ranks[mesh.pp.rank] == 1)
+    rank_speeds = speeds(own.sum(), mesh)
+    times = agreed(own, mesh.comm, counts=rank_speeds[mesh.pp.rank] == 1)
     layers = [layer._replace(cost=each.sum()) for layer, each in zip(layers, times, strict=True)]
-    if mesh.comm.rank == 0 and min(ranks) < 1:
-        print(f"speeds of pp ranks: {', '.join(f'{speed:.2f}' for speed in ranks)}", flush=True)
+    if mesh.comm.rank == 0 and min(rank_speeds) < 1:
+        print(f"speeds of pp ranks: {', '.join(f'{speed:.2f}' for speed in rank_speeds)}", flush=True)
     if config.schedule == SEARCH:
         with torch.no_grad():
             sent = layers[0].run(None, batch)
         message = message_s(sent, mesh.pp)
 
         def costs_of(home: Sequence[int]) -> Costs:
-            of_stages = [ranks[rank] for rank in home]
+            of_stages = [rank_speeds[rank] for rank in home]
             parts = balance([layer.cost for layer in layers], len(home), of_stages)
             return stage_costs(times, parts, message, of_stages)
 
         limit = config.max_alive or schedule.num_stages
         schedule = searched(schedule, costs_of, limit, mesh.comm)
-    return layers, ranks, schedule
+    return layers, rank_speeds, schedule
 
 
 def searched(schedule: Schedule, costs: Callable[[Sequence[int]], Costs], limit: int, comm: Communicator) -> Schedule:

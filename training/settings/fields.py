@@ -217,7 +217,11 @@ class RunSettings:
         "largest number of live activations on a pp rank in a searched schedule; by default its stages times pp",
         ranges.COUNT,
     )
-    balance: str = flag("counted", "costs by which layers are balanced over stages", ("counted", "measured"))
+    balance: str = flag(
+        "counted",
+        "costs by which layers are balanced over stages; measured ones with the speeds of ranks",
+        ("counted", "measured"),
+    )
     trace: str = flag(
         "",
         f"trace file of the pipeline in step {TRACED} (Chrome's trace format), with a PNG beside it; disabled if empty",
