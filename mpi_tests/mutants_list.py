@@ -680,6 +680,12 @@ DIVIDED = [
         "costs_of(homes[0]), limits)",
         ("test_pipeline_search.py", "ranks_of_stages"),
     ),
+    mutant(
+        "training/fork_server.py",
+        "            ready.sort(",
+        "            sorted(ready, ",
+        ("test_forked.py", "two_processes"),
+    ),
     mutant("training/fork_server.py", "    threading._shutdown()", "    pass", ("test_forked.py", "script_ends")),
     mutant("training/fork_server.py", "    atexit._run_exitfuncs()", "    pass", ("test_forked.py", "script_ends")),
     mutant(

@@ -76,6 +76,7 @@ def serve(listener: socket.socket) -> str:
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
         while ready := selector.select(IDLE_S if len(selector.get_map()) == 1 else None):
+            ready.sort(key=lambda event: isinstance(event[0].fileobj, int))  # forks last: their ends close connections
             for key, _ in ready:
                 if key.data is None:
                     if program := fork(selector, listener.accept()[0]):
@@ -91,7 +92,9 @@ def serve(listener: socket.socket) -> str:
 
 def fork(selector: selectors.BaseSelector, stub: socket.socket) -> str:
     """Fork a process for a connection; return its program there, without the server's descriptors, and "" here."""
-    message, descriptors, _, _ = socket.recv_fds(stub, 1, 8) if is_own(stub) else (b"", [], 0, None)
+    message = b""
+    with suppress(ConnectionError):
+        message, descriptors, _, _ = socket.recv_fds(stub, 1, 8) if is_own(stub) else (b"", [], 0, None)
     if not message:
         stub.close()
         return ""

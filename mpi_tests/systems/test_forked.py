@@ -142,6 +142,32 @@ def test_none_outlives_the_others(tmp_path, variables, victim):
         time.sleep(0.05)
 
 
+def test_a_server_outlives_a_rank_whose_two_processes_end_at_once(tmp_path, variables):
+    """The server learns of both ends in one go."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(
+        words_of(tmp_path, *ENDLESS), cwd=ROOT, env=variables, start_new_session=True, **pipes
+    ) as process:
+        for line in process.stdout:
+            if line.startswith("iter 2/"):
+                break
+        forks = [pid for server in servers() for pid in children(server)]
+        (server,) = {*servers()} - {*forks}
+        stubs = [pid for pid in children(process.pid) if pid in processes("-m", "training.forked")]
+        os.kill(server, signal.SIGSTOP)
+        for pid in forks:
+            os.kill(pid, signal.SIGKILL)
+            while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z":
+                time.sleep(0.01)
+        for pid in stubs:
+            os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        os.kill(server, signal.SIGCONT)
+    result = watched(words_of(tmp_path / "next"), variables, 60)
+    assert result.returncode == 0, result.stderr
+    assert {*servers()} == {server}
+
+
 def test_signals_reach_the_forks(tmp_path, variables):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     command = words_of(tmp_path / "out", *ENDLESS, "--checkpoint_dir", str(tmp_path / "saved"))
