@@ -2,7 +2,7 @@
 
 python -m mpi_tests.helpers.slowest --make_test 300 --whole 900
 
-As the same tests take half as long again on some machines, only a total of more than an hour is an error.
+As machines are noisy, only a total of more than 40 minutes is an error.
 """
 
 import argparse
@@ -16,8 +16,7 @@ from mpi_tests.helpers.progress import CACHE
 TIMES_FOLDER = Path(__file__).parents[2] / ".pytest_cache" / "v" / CACHE
 ITEM_LIMIT_S = 20
 MAKE_TEST_LIMIT_S = 12 * 60
-WHOLE_LIMIT_S = 30 * 60
-WHOLE_ERROR_S = 60 * 60
+WHOLE_LIMIT_S = 40 * 60
 
 
 def slowest(seconds: dict[str, float], count: int = 10) -> Iterator[str]:
@@ -45,11 +44,9 @@ def main(words: list[str] | None = None) -> int:
     print("\n".join(["slowest items:", *slowest(seconds)]))
     if args.make_test > MAKE_TEST_LIMIT_S:
         print(f"warning: make test takes {args.make_test:.0f} s, more than {MAKE_TEST_LIMIT_S} s: see the items above")
-    is_error = args.whole > WHOLE_ERROR_S
     if args.whole > WHOLE_LIMIT_S:
-        kind, limit_s = ("error", WHOLE_ERROR_S) if is_error else ("warning", WHOLE_LIMIT_S)
-        print(f"{kind}: all takes {args.whole:.0f} s, more than {limit_s} s: see the items above")
-    return int(is_error)
+        print(f"error: all takes {args.whole:.0f} s, more than {WHOLE_LIMIT_S} s: see the items above")
+    return int(args.whole > WHOLE_LIMIT_S)
 
 
 if __name__ == "__main__":

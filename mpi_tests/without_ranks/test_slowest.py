@@ -10,10 +10,9 @@ from mpi_tests.helpers import slowest
 @pytest.mark.parametrize(
     ("make_test", "whole", "status", "words"),
     [
-        (720, 1800, 0, []),
-        (721, 1800, 0, ["warning: make test takes 721 s, more than 720 s: see the items above"]),
-        (500, 1801, 0, ["warning: all takes 1801 s, more than 1800 s: see the items above"]),
-        (500, 3601, 1, ["error: all takes 3601 s, more than 3600 s: see the items above"]),
+        (720, 2400, 0, []),
+        (721, 2400, 0, ["warning: make test takes 721 s, more than 720 s: see the items above"]),
+        (500, 2401, 1, ["error: all takes 2401 s, more than 2400 s: see the items above"]),
     ],
 )
 def test_slow_items_are_warned_of_and_a_slow_whole_is_an_error(
