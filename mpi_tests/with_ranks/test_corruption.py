@@ -10,6 +10,7 @@ import pytest
 from collectives import InputError
 from mpi_tests.helpers import bit_flips
 from mpi_tests.helpers.bit_flips import TARGETS
+from mpi_tests.helpers.ranks import IS_PROOF
 from mpi_tests.helpers.trained import GLOBAL_BATCH, check_bits, on
 from parallelism.numerics.exact import Rounding
 
@@ -47,6 +48,9 @@ def test_a_wrong_bit(comm, monkeypatch, kind, zero_stage):
         ("sum", {"pp": 2}),
         ("message", {"pp": 2, "schedule": "zb_h1", "zero_stage": 1}),
         ("gradient", {"tp": 2, **SPLIT}),
+        *[(kind, {"pp": 2}) for kind in ("gradient", "message") if IS_PROOF],
+        *[(kind, {"pp": 2, "schedule": "zb_h1", "zero_stage": 1}) for kind in ("sum", "gradient") if IS_PROOF],
+        *[(kind, {"tp": 2, **SPLIT}) for kind in ("sum", "message") if IS_PROOF],
     ],
 )
 def test_a_wrong_bit_of_a_stage_or_a_tile(comm, monkeypatch, kind, layout):

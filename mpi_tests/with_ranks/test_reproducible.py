@@ -14,6 +14,7 @@ import torch
 
 from collectives import Communicator, InputError
 from mpi_tests.helpers.folders import shared_folder
+from mpi_tests.helpers.ranks import IS_PROOF
 from mpi_tests.helpers.trained import GLOBAL_BATCH, by_torch, check_bits, on, on_first
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.data.averaging import Averaging
@@ -94,7 +95,12 @@ def test_ranks_have_different_numbers_of_micro_batches(comm, zero_stage):
 
 @pytest.mark.parametrize(
     "layout",
-    [{"zero_stage": 1}, {"pp": 2, "schedule": "zb_h1", "zero_stage": 1}, {"tp": 2, **SPLIT}],
+    [
+        {"zero_stage": 1},
+        {"pp": 2, "schedule": "zb_h1", "zero_stage": 1},
+        {"tp": 2, **SPLIT},
+        *[{}, {"pp": 2}] * IS_PROOF,
+    ],
 )
 @pytest.mark.sizes(4)
 def test_micro_batches_move_between_replicas_in_the_middle_of_a_run(comm, layout, monkeypatch):
@@ -199,7 +205,9 @@ def test_a_run_resumes_in_another_layout(comm, folder):
         on(comm, **{**SETTINGS, "micro_batch_size": 3}, resume="auto", **saved)
 
 
-@pytest.mark.parametrize("algorithm", ["rabenseifner", "two_shot", "hierarchical_direct"])
+@pytest.mark.parametrize(
+    "algorithm", ["rabenseifner", "two_shot", "hierarchical_direct", *["ring", "hierarchical"] * IS_PROOF]
+)
 @pytest.mark.sizes(4)
 def test_every_algorithm_sums_the_same(mpi_comm, monkeypatch, algorithm):
     """For hierarchical ones, the ranks simulate two nodes."""
