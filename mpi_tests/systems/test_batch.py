@@ -5,6 +5,8 @@ import pytest
 from mpi_tests.helpers.hostfiles import FOLDER
 from mpi_tests.helpers.launch import ROOT, environment, watched
 
+pytestmark = pytest.mark.shares_cores
+
 SUM = "python examples/sum.py"
 BENCH = "python -m collectives.bench all_reduce --end 8 --iters 1 --warmup_iters 1"
 VARIABLES = {

@@ -7,6 +7,8 @@ import pytest
 
 from mpi_tests.helpers.launch import ROOT, environment, watched
 
+pytestmark = pytest.mark.shares_cores
+
 pytest.importorskip("expecttest")
 SCRIPT = ROOT / "benchmarks" / "torch_suite.py"
 
