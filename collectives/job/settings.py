@@ -10,6 +10,7 @@ import io
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from functools import cache
 from numbers import Integral, Real
 from typing import Any, NamedTuple, get_args, get_type_hints
 
@@ -17,6 +18,7 @@ __version__ = "0.1.0"  # of the whole project
 
 KINDS: dict[type, type] = {int: Integral, float: Real}  # NumPy's numbers, too
 MOST_BYTES = 1 << 50  # of a size on a command line
+EVALUATED = cache(get_type_hints)  # takes long
 SUFFIXES = {"": 0, "K": 10, "M": 20, "G": 30}
 CONTROL = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -156,9 +158,14 @@ def is_a(value: Any, kind: type) -> bool:
     return isinstance(value, KINDS.get(kind, kind)) and (kind is bool or not isinstance(value, bool))
 
 
+def hints_of(kind: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields, which are text in its source."""
+    return EVALUATED(kind)
+
+
 def check(settings: Any, *names: str) -> None:
     """Raise ValueError for the first invalid field of a dataclass, or of `names`, with its value and the valid ones."""
-    hints = get_type_hints(type(settings))
+    hints = hints_of(type(settings))
     for field in (field for field in dataclasses.fields(settings) if not names or field.name in names):
         if why := refusal(field.name, getattr(settings, field.name), hints[field.name], field.metadata):
             raise ValueError(why)

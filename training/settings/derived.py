@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TypeVar, get_type_hints
+from typing import TypeVar
 
-from collectives.job.settings import refusal
+from collectives.job.settings import hints_of, refusal
 from models.config import GPTConfig, LlamaConfig, ModelConfig
 from models.model import Model, make
 from parallelism.planner import ModelShape, presets
@@ -44,7 +44,7 @@ def checked(config: C) -> C:
 
     Raises: ValueError for values that are invalid as settings of a run, too.
     """
-    hints, metadata = get_type_hints(type(config)), {field.name: field.metadata for field in fields(RunSettings)}
+    hints, metadata = hints_of(type(config)), {field.name: field.metadata for field in fields(RunSettings)}
     for name, value in vars(config).items():
         if why := refusal(name, value, hints[name], metadata[name]):
             raise ValueError(why)
