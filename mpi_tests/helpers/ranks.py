@@ -23,14 +23,16 @@ import time
 import traceback
 import weakref
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.runner import runtestprotocol
+
+from collectives.job.launch import start_mpi
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -307,6 +309,8 @@ class World:
     def __init__(self, timeout_s):
         from mpi4py import MPI  # here, because a run without ranks does without MPI
 
+        if not MPI.Is_initialized():  # in a fork of a server that has imported mpi4py
+            start_mpi()
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise pytest.UsageError("the watchdog thread calls MPI, which needs MPI_THREAD_MULTIPLE")
         self.comm = MPI.COMM_WORLD.Dup()
@@ -407,6 +411,13 @@ def poll(test, deadline=math.inf):
             raise TimeoutError
         time.sleep(min(max((now_s - begin_s) / 16, 1e-5), 1e-2))
     return result
+
+
+def from_first(comm: MPI.Comm, make: Callable[[], Any]) -> Any:
+    """Return on all ranks what `make()` returns on the first, to which the others leave their cores.  Collective."""
+    value = make() if comm.rank == 0 else None
+    poll(comm.Ibarrier().Test)
+    return comm.bcast(value)
 
 
 def stacks():

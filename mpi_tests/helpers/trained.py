@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
+from collectives import Communicator
 from models.gpt import GPT
 from models.mixture import balance, routers
+from mpi_tests.helpers.ranks import from_first
 from parallelism.data.sampler import DistributedSampler
 from training.data.tokens import TokenWindows, load_tokens, split
 from training.loop import train
@@ -77,7 +79,20 @@ def on_first(comm, size=1, **changes) -> Outcome:
     if part:
         outcome = on(part, **changes)
         part.free()
-    return comm.mpi.bcast(outcome)
+    return from_first(comm.mpi, lambda: outcome)
+
+
+@cache
+def one_rank(**changes) -> Outcome:
+    from mpi4py import MPI  # here, because a run without ranks does without MPI
+
+    with Communicator(MPI.COMM_SELF) as comm:
+        return on(comm, **changes)
+
+
+def alone(comm, **changes) -> Outcome:
+    """Return the outcome of training on one rank, with no files, as tests of other sizes share it.  Collective."""
+    return from_first(comm.mpi, partial(one_rank, **changes))
 
 
 def flags(config: Config) -> list[str]:
@@ -105,7 +120,7 @@ def plain_adamw(model: GPT) -> torch.optim.Optimizer:
 
 def by_torch(comm, make_optimizer=plain_adamw, **changes) -> Outcome:
     """Return the expected outcome, from training with plain torch on one rank.  Collective."""
-    return comm.mpi.bcast(plain_training(make_optimizer, **changes) if comm.rank == 0 else None)
+    return from_first(comm.mpi, partial(plain_training, make_optimizer, **changes))
 
 
 class PlainStep(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 
 from collectives import Communicator, InputError
 from mpi_tests.helpers.models import close
-from mpi_tests.helpers.ranks import IS_PROOF
+from mpi_tests.helpers.ranks import IS_PROOF, from_first
 from mpi_tests.helpers.trained import by_torch, config, on, plain_steps
 from parallelism.pipeline.schedule import registry
 from parallelism.placement import shards_of
@@ -84,11 +84,12 @@ def draw_run(number):
 
 def plain(mpi_comm, settings):
     """Return the plain mixture's loss of each step and its gradients of the first steps.  Collective."""
-    steps = []
-    if mpi_comm.rank == 0:
-        for step in plain_steps(settings, make_model(settings, 256)):
-            steps.append(step if len(steps) < EXACT_STEPS else step._replace(gradients={}))
-    return mpi_comm.bcast(steps)
+
+    def steps():
+        for number, each in enumerate(plain_steps(settings, make_model(settings, 256))):
+            yield each if number < EXACT_STEPS else each._replace(gradients={})
+
+    return from_first(mpi_comm, lambda: [*steps()])
 
 
 @pytest.mark.sizes(8)

@@ -1,6 +1,6 @@
 """The training runs of mpi_tests.gpu_check, on the CPU."""
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from mpi4py import MPI
 from collectives import Communicator
 from mpi_tests.gpu_check.layouts import numbers
 from mpi_tests.gpu_check.mixes import MIXES, RANKS
+from mpi_tests.helpers.ranks import from_first
 
 ITERATIONS = 2
 
@@ -26,7 +27,7 @@ def one_rank_run(settings):
 def test_every_mix_has_the_losses_of_one_rank(comm, name):
     mix = MIXES[name]
     rtol = 1e-3 if mix.settings.startswith("--dtype") else 1e-5
-    want = comm.mpi.bcast(one_rank_run(mix.settings) if comm.rank == 0 else None)
+    want = from_first(comm.mpi, partial(one_rank_run, mix.settings))
     actual = numbers(comm, mix, "cpu", ITERATIONS)
     assert len(actual["losses"]) == ITERATIONS
     for what in ("losses", "norm"):

@@ -10,7 +10,7 @@ from collectives import InputError
 from models.config import GPTConfig, LlamaConfig
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.plain_muon import PlainMuon
-from mpi_tests.helpers.trained import SMALL, by_torch, check_bits, on, on_first
+from mpi_tests.helpers.trained import SMALL, alone, by_torch, check_bits, on
 from training.optim.make import rows_of
 from training.optim.optimizer import decay_groups
 
@@ -79,13 +79,13 @@ def test_zero_trains_the_bits_of_data_parallelism_with_muon(comm):
 @pytest.mark.sizes(4)
 def test_experts_are_made_orthogonal_one_by_one(comm):
     mixture = {"num_experts": 4, "dtype": "float64", **MUON}
-    check(on(comm, ep=2, tp=2, zero_stage=1, **mixture), on_first(comm, num_micro_batches=2, **mixture))
+    check(on(comm, ep=2, tp=2, zero_stage=1, **mixture), alone(comm, num_micro_batches=2, **mixture))
 
 
 @pytest.mark.sizes(4)
 def test_a_llamas_gate_is_made_orthogonal_apart(comm):
     llama = {"model": "llama-tiny", "dtype": "float64", **MUON}
-    check(on(comm, tp=2, zero_stage=1, **llama), on_first(comm, num_micro_batches=2, **llama))
+    check(on(comm, tp=2, zero_stage=1, **llama), alone(comm, num_micro_batches=2, **llama))
     shape = LlamaConfig()
     assert rows_of("transformer.h.0.mlp.c_fc.weight", shape) == (1, 1)  # of the gate and of the gated projection
     assert rows_of("transformer.h.0.attn.c_attn.weight", shape) == (4, 4, 4)

@@ -6,7 +6,6 @@ LAYOUTS of them are drawn, of STEPS steps.
 import os
 import random
 import time
-from functools import cache
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ import torch
 from collectives import Communicator, InputError
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.ranks import IS_PROOF
-from mpi_tests.helpers.trained import GLOBAL_BATCH, by_torch, check_bits, on, on_first
+from mpi_tests.helpers.trained import GLOBAL_BATCH, alone, by_torch, check_bits, on, on_first
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.data.averaging import Averaging
 from parallelism.mesh import Mesh
@@ -28,9 +27,10 @@ from training.health.monitor import Health
 STEPS = int(os.environ.get("STEPS", "3"))
 NUM_DRAWN = int(os.environ.get("LAYOUTS", "8"))
 SETTINGS = {
-    "reproducible": True, "global_batch_size": GLOBAL_BATCH, "micro_batch_size": 2, "n_layer": 4, "max_iters": STEPS,
+    "reproducible": True, "global_batch_size": GLOBAL_BATCH, "micro_batch_size": 2, "n_layer": 2, "max_iters": STEPS,
     "eval_interval": STEPS, "eval_iters": 1, "grad_clip": 0.5, "dropout": 0.1, "hash_interval": STEPS,
 }  # fmt: skip
+SEVERAL_STAGES = {"n_layer": 4}
 SPLIT = {"n_embd": 128, "n_head": 4, "tiles": 4, "dropout": 0.0}
 LLAMA = {"model": "llama", "n_kv_head": 1, "n_hidden": 128, "dropout": 0.0}
 ODD = {"n_layer": 1, "n_embd": 144, "block_size": 4, "micro_batch_size": 12, "dropout": 0.1}
@@ -46,9 +46,8 @@ def folder(mpi_comm):
         yield folder
 
 
-@cache
 def on_one_rank(comm, **changes):
-    return on_first(comm, **{**SETTINGS, **changes})
+    return alone(comm, **{**SETTINGS, **changes})
 
 
 def check(comm, layout, **changes):
@@ -140,7 +139,7 @@ def test_what_cannot_move_between_replicas_is_refused(comm):
 def test_several_stages_a_rank_cannot_move(comm):
     words = "balance_load needs a schedule of one stage a rank, not schedule=interleaved: use 1f1b"
     with pytest.raises(InputError, match=words):
-        on(comm, **{**SETTINGS, "balance_load": True, "pp": 2, "schedule": "interleaved"})
+        on(comm, **{**SETTINGS, **SEVERAL_STAGES, "balance_load": True, "pp": 2, "schedule": "interleaved"})
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,7 @@ def test_several_stages_a_rank_cannot_move(comm):
 @pytest.mark.sizes(4)
 def test_pipelines_with_split_backward_passes_and_several_stages(comm, layout):
     """The tied embedding and head are on one rank or on two."""
-    check(comm, {"pp": 2, **layout})
+    check(comm, {"pp": 2, **layout}, **SEVERAL_STAGES)
 
 
 @pytest.mark.parametrize("changes", [LLAMA, BFLOAT16, {"dtype": "float16"}, EXPERTS, SGD, MUON], ids=str)
@@ -198,7 +197,7 @@ def test_a_run_resumes_in_another_layout(comm, folder):
     saved = {"checkpoint_dir": str(folder / "saved"), "checkpoint_interval": 2}
     on(comm, **{**SETTINGS, "max_iters": 2, "lr_decay_iters": STEPS}, zero_stage=1, **saved)
     outcome = on(comm, **{**SETTINGS, "lr_decay_iters": STEPS}, pp=2, zero_stage=3, resume="auto", **saved)
-    expected = on_first(comm, **SETTINGS, lr_decay_iters=STEPS)
+    expected = on_one_rank(comm, lr_decay_iters=STEPS)
     check_bits(outcome.weights, expected.weights)
     assert outcome.losses == expected.losses[2:]
     with pytest.raises(InputError, match="micro_batch_size was 2, but is 3: resume with the same"):
@@ -242,7 +241,7 @@ def test_ranks_that_come_late_change_nothing(comm, monkeypatch, layout):
 @pytest.mark.parametrize("number", range(NUM_DRAWN // 8))
 @pytest.mark.sizes(3, 6, 8, proof=(1, 2, 4, 5, 7))
 def test_layouts_drawn_at_random(comm, number):
-    check(comm, drawn(comm.size, random.Random(8 * number + comm.size)))
+    check(comm, drawn(comm.size, random.Random(8 * number + comm.size)), **SEVERAL_STAGES)
 
 
 @pytest.mark.parametrize("number", range(NUM_DRAWN * 20 // 64 if NUM_DRAWN > 8 else 1))
@@ -251,7 +250,7 @@ def test_layouts_drawn_at_random(comm, number):
 def test_layouts_of_other_kinds_drawn_at_random(comm, changes, number):
     """Ranks are drawn, too: the first of them train."""
     draw = random.Random(number)
-    size = draw.randint(2, comm.size)
+    size, changes = draw.randint(2, comm.size), {**SEVERAL_STAGES, **changes}
     outcome = on_first(comm, size, **{**SETTINGS, **changes, **drawn(size, draw)})
     check_outcome(outcome, on_one_rank(comm, **changes))
 

@@ -1,10 +1,8 @@
 """With sequence_parts, sp ranks train the same weights bit for bit, whatever their number and mode, and other axes."""
 
-from functools import cache
-
 import pytest
 
-from mpi_tests.helpers.trained import check_bits, on
+from mpi_tests.helpers.trained import alone, check_bits, on
 
 SAME = {"reproducible": True, "sequence_parts": 8, "n_head": 4, "n_embd": 48, "block_size": 24, "max_iters": 2}
 SAME |= {"eval_iters": 1, "global_batch_size": 4, "micro_batch_size": 1, "grad_clip": 0.5, "dropout": 0.2}
@@ -19,17 +17,8 @@ KINDS = {
 each_kind = pytest.mark.parametrize("kind", [*KINDS][1:])
 
 
-@cache
-def alone(comm, kind):
-    """Return the outcome of a rank without any other, as each rank computes it."""
-    part = comm.split(comm.rank)
-    outcome = on(part, **{**SAME, **KINDS[kind]})
-    part.free()
-    return outcome
-
-
 def check(comm, kind="gpt", **layout):
-    outcome, expected = on(comm, **{**SAME, **KINDS[kind], **layout}), alone(comm, kind)
+    outcome, expected = on(comm, **{**SAME, **KINDS[kind], **layout}), alone(comm, **{**SAME, **KINDS[kind]})
     check_bits(outcome.weights, expected.weights)
     for key in ("loss", "grad_norm"):
         assert [record.get(key) for record in outcome.records] == [record.get(key) for record in expected.records]

@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from mpi_tests.helpers.trained import check_bits, on, on_first
+from mpi_tests.helpers.trained import alone, check_bits, on
 from parallelism.pipeline.schedule import registry
 from parallelism.step.actions import WEIGHTS
 
@@ -16,7 +16,7 @@ WHOLE_BACKWARD = [
     if all(action.kind != WEIGHTS for order in registry.make_schedule(name, 2, 6).orders for action in order)
 ]
 
-accumulated = cache(lambda comm: on_first(comm, **STEPS, **MICRO_BATCHES))
+
 replicated = cache(lambda comm: on(comm, **STEPS))
 
 
@@ -29,7 +29,7 @@ def check(outcome, expected):
 @pytest.mark.sizes(2)
 def test_pipelines_beside_accumulation(comm, name):
     """The tied embedding and head are on two ranks, or on one that accumulates gradients."""
-    check(on(comm, pp=2, schedule=name, **STEPS, **MICRO_BATCHES), accumulated(comm))
+    check(on(comm, pp=2, schedule=name, **STEPS, **MICRO_BATCHES), alone(comm, **STEPS, **MICRO_BATCHES))
 
 
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
@@ -42,4 +42,4 @@ def test_zero_beside_data_parallelism(comm, zero_stage):
 def test_data_parallelism_beside_accumulation_of_an_untied_model(comm):
     """Each gradient is one rank's or micro-batch's added to the other's; uses of tied weights are added up before."""
     untied = STEPS | {"model": "llama", "tied": False}
-    check(on(comm, **untied), on_first(comm, num_micro_batches=comm.size, **untied))
+    check(on(comm, **untied), alone(comm, num_micro_batches=comm.size, **untied))

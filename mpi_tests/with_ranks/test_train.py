@@ -26,6 +26,7 @@ from mpi_tests.helpers.ranks import IS_PROOF
 from mpi_tests.helpers.trained import (
     SMALL,
     VALIDATED,
+    alone,
     by_torch,
     check_bits,
     check_same,
@@ -140,17 +141,17 @@ def test_the_planner_may_choose_the_layout(comm, capsys, settings):
 @pytest.mark.sizes(4)
 def test_documents_do_not_depend_on_the_layout(comm):
     lines = {"document_end": ord("\n")}
-    alone = on_first(comm, num_micro_batches=2, **lines)
-    check_same(on(comm, sp=2, **lines), alone)
-    assert not np.allclose(alone.losses, by_torch(comm).losses, rtol=1e-5)  # each document attends only to itself
+    expected = alone(comm, num_micro_batches=2, **lines)
+    check_same(on(comm, sp=2, **lines), expected)
+    assert not np.allclose(expected.losses, by_torch(comm).losses, rtol=1e-5)  # each document attends only to itself
 
 
 @pytest.mark.sizes(8)
 def test_dropout_does_not_depend_on_the_layout(comm):
-    alone = on_first(comm, num_micro_batches=2, dropout=0.2)
-    check_same(on(comm, tp=2, sp=2, dropout=0.2), alone)
-    assert not np.allclose(alone.losses, by_torch(comm).losses, rtol=1e-5)
-    assert alone.losses != on_first(comm, num_micro_batches=2, dropout=0.2, seed=8, max_iters=2).losses
+    expected = alone(comm, num_micro_batches=2, dropout=0.2)
+    check_same(on(comm, tp=2, sp=2, dropout=0.2), expected)
+    assert not np.allclose(expected.losses, by_torch(comm).losses, rtol=1e-5)
+    assert expected.losses != alone(comm, num_micro_batches=2, dropout=0.2, seed=8, max_iters=2).losses
 
 
 @pytest.mark.sizes(3)
@@ -246,11 +247,11 @@ TOKENS = torch.randint(256, (3, SMALL.block_size), generator=torch.Generator().m
 
 def exported(comm, checkpoints):
     """Export the last checkpoint from one process that resumes it without further steps; return the logits."""
-    alone = comm.split(0 if comm.rank == 0 else None)
-    if not alone:
+    first = comm.split(0 if comm.rank == 0 else None)
+    if not first:
         return None
-    gpt, records = train(config(1, checkpoint_dir=str(checkpoints), resume="auto"), alone)
-    alone.free()
+    gpt, records = train(config(1, checkpoint_dir=str(checkpoints), resume="auto"), first)
+    first.free()
     assert not records
     save_hugging_face(gpt, checkpoints)
     return gpt.eval()(TOKENS)[0]
@@ -498,8 +499,7 @@ def test_schedules_are_searched_from_measured_times_and_steps_traced(comm, folde
     monkeypatch.setattr("training.parallel.staged.search", lambda *args: searches.append(args) or search(*args))
     settings = {"schedule": "search", "virtual_stages": 2, "max_alive": 3, "balance": "measured", "trace": str(trace)}
     shape = {"n_layer": 4, "max_iters": 4, "num_micro_batches": 4}
-    alone = on_first(comm, **shape)
-    check_same(on(comm, pp=2, **shape, **settings), alone)
+    check_same(on(comm, pp=2, **shape, **settings), alone(comm, **shape))
     assert len(searches) == (comm.rank == 0)
     assert ("searching a schedule of 4 stages\n" in capsys.readouterr().out) == (comm.rank == 0)
     comm.barrier()
@@ -523,7 +523,7 @@ def test_a_slower_rank_of_a_pipeline_gets_fewer_layers(comm, monkeypatch, capsys
 
     monkeypatch.setattr(PipelineParallel, "__init__", recorded)
     shape = {"n_layer": 4, "num_micro_batches": 4}
-    check_same(on(comm, pp=2, balance="measured", schedule=schedule, **shape), on_first(comm, **shape))
+    check_same(on(comm, pp=2, balance="measured", schedule=schedule, **shape), alone(comm, **shape))
     assert comm.all_gather_object(parts[0]) == [4, 1]
     printed = capsys.readouterr().out
     assert ("speeds of pp ranks: 1.00, 0.25\n" in printed) == (comm.rank == 0)
