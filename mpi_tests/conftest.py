@@ -1,4 +1,5 @@
 import os
+import sys
 
 import pytest
 
@@ -17,6 +18,11 @@ os.environ["COLLECTIVES_LINKS"] = "0"  # this machine's cached link speeds would
 
 def pytest_sessionstart():
     remove_sessions_of_killed_mpiruns()
+
+
+def pytest_sessionfinish():
+    if browser := sys.modules.get("mpi_tests.helpers.browser"):
+        browser.end()
 
 
 def pytest_runtest_setup(item):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,15 +18,31 @@ CHROMEDRIVER = shutil.which("chromedriver")
 needs_chromium = pytest.mark.skipif(not (CHROMIUM and CHROMEDRIVER), reason="needs Debian's chromium, chromium-driver")
 
 
-@contextmanager
-def browser(width: int = 1600, height: int = 1000, dark: bool = False) -> Iterator[webdriver.Chrome]:
-    """Yield a browser with a viewport of `width` x `height` CSS pixels, without a network; quit it at the end."""
+@cache
+def chromium() -> webdriver.Chrome:
+    """Start the browser of this process, whose start takes longer than most tests with it."""
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars"):
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(CHROMEDRIVER))
+    atexit.register(end)
+    return webdriver.Chrome(options=options, service=Service(CHROMEDRIVER))
+
+
+def end() -> None:
+    """End the process's browser, if it has one."""
+    if chromium.cache_info().currsize:
+        chromium().quit()
+        chromium.cache_clear()
+
+
+@contextmanager
+def browser(width: int = 1600, height: int = 1000, dark: bool = False) -> Iterator[webdriver.Chrome]:
+    """Yield the browser at a new window with a viewport of `width` x `height` CSS pixels, without a network."""
+    driver = chromium()
+    first = driver.current_window_handle
+    driver.switch_to.new_window("window")
     try:
         driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
@@ -40,7 +58,8 @@ def browser(width: int = 1600, height: int = 1000, dark: bool = False) -> Iterat
         )
         yield driver
     finally:
-        driver.quit()
+        driver.close()
+        driver.switch_to.window(first)
 
 
 def open_file(driver: webdriver.Chrome, path: Path) -> None:
