@@ -6,11 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from collectives import doctor
 from collectives.doctor import VERDICTS
 from mpi_tests.helpers.cuda_on_host.load import SITE
 from mpi_tests.helpers.doctor import examine
 from mpi_tests.helpers.launch import ROOT, environment, find_mpirun, launch
+
+pytestmark = pytest.mark.shares_cores
 
 DOCTOR = ("python", "-m", "collectives.doctor")
 GRAMMAR = re.compile(r"(?P<verdict>ok|note|problem) +(?P<topic>[a-z ]+)(?: \((?P<who>[^)]+)\))?: (?P<text>.+)")

@@ -1,6 +1,10 @@
 """Space-time diagrams of recorded runs."""
 
+import pytest
+
 from mpi_tests.helpers.launch import launch, refusal
+
+pytestmark = pytest.mark.shares_cores
 
 BOTH = ("python", "-m", "collectives.bench", "all_reduce")
 
