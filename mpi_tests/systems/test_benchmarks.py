@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,8 +12,6 @@ from models.gpt import GPT, GPTConfig
 from mpi_tests.helpers.launch import ROOT, environment, launch, refusal
 
 pytestmark = pytest.mark.shares_cores
-
-in_proof = pytest.mark.skipif("EVERY_BENCHMARK" not in os.environ, reason="takes half a minute: `make proof` runs it")
 
 IN_SMALL = {
     "tensor_parallel.py": "--n_layer 1 --n_head 4 --n_embd 32 --vocab_size 64 --seq 16 --repeats 1",
@@ -47,7 +44,7 @@ def run(ranks, benchmark, path, *more):
     return document["results"], result.stdout
 
 
-@in_proof
+@pytest.mark.proof
 def test_tensor_parallel(tmp_path):
     results, output = run(2, "tensor_parallel.py", tmp_path / "tensor.json")
     has_deepspeed = importlib.util.find_spec("deepspeed") is not None
@@ -86,7 +83,7 @@ def test_training_step(tmp_path):
         assert all(name in output and row["step_ms"] > 0 for name, row in figures.items())
 
 
-@in_proof
+@pytest.mark.proof
 def test_training_input(tmp_path):
     results, output = run(2, "training_input.py", tmp_path / "input.json")
     assert list(results) == ["small", "large"]
@@ -115,7 +112,7 @@ def test_calls_vs_mpi(tmp_path):
     assert "(medians of 3 runs)" in summary
 
 
-@in_proof
+@pytest.mark.proof
 def test_zero(tmp_path):
     results, output = run(2, "zero.py", tmp_path / "zero.json")
     ours = [f"ZeRO {stage}: ours" for stage in (1, 2, 3)]
@@ -126,7 +123,7 @@ def test_zero(tmp_path):
         assert figures["exposed_ms"] == pytest.approx(figures["step_ms"] - figures["computing_ms"])
 
 
-@in_proof
+@pytest.mark.proof
 def test_snapshots(tmp_path):
     results, output = run(2, "snapshots.py", tmp_path / "snapshots.json")
     assert list(results) == ["dp 2", "dp 2, ZeRO 1", "dp 2, ZeRO 3", "pp 2", "tp 2"]
@@ -135,7 +132,7 @@ def test_snapshots(tmp_path):
         assert figures["ratio"] == pytest.approx(figures["with_ms"] / figures["without_ms"])
 
 
-@in_proof
+@pytest.mark.proof
 def test_health_cost(tmp_path):
     results, _ = run(2, "health_cost.py", tmp_path / "health.json")
     for figures in results:
@@ -143,7 +140,7 @@ def test_health_cost(tmp_path):
         assert figures["health_median_ms"] <= figures["health_95_ms"] < figures["step_ms"]
 
 
-@in_proof
+@pytest.mark.proof
 def test_reproducible(tmp_path):
     results, output = run(2, "reproducible.py", tmp_path / "reproducible.json")
     assert list(results) == ["dp 2", "dp 2, ZeRO 1", "dp 2, ZeRO 2", "dp 2, ZeRO 3", "pp 2", "tp 2", "sp 2"]
@@ -173,7 +170,7 @@ def test_torch_backend():
     assert sizes == [1 << power for power in range(10, 27, 2)]
 
 
-@in_proof
+@pytest.mark.proof
 def test_torch_training(tmp_path):
     """One command starts jobs of 1 and 2 ranks, and writes one table of them."""
     path, words = tmp_path / "torch-training.md", "--rounds 1 --n_layer 1 --n_head 2 --n_embd 16 --seq 8"
@@ -190,7 +187,7 @@ def test_torch_training(tmp_path):
     subprocess.run(examples, cwd=ROOT, env=environment(), check=True, timeout=60)
 
 
-@in_proof
+@pytest.mark.proof
 def test_pipeline_parallel(tmp_path):
     path = tmp_path / "pipeline.json"
     results, output = run(2, "pipeline_parallel.py", path)
@@ -217,7 +214,7 @@ pipeline_parallel.main()
 """
 
 
-@in_proof
+@pytest.mark.proof
 def test_gradients_of_pipelines_are_compared():
     words = [*IN_SMALL["pipeline_parallel.py"].split(), "--models", "gpt", "--schedules", "1f1b"]
     result = launch(2, sys.executable, "-c", WITHOUT_TIED, *words)
@@ -225,7 +222,7 @@ def test_gradients_of_pipelines_are_compared():
     assert re.search(r"torch, 1f1b: the gradient of (transformer.wte|lm_head).weight is off by ", result.stderr)
 
 
-@in_proof
+@pytest.mark.proof
 def test_memory(tmp_path):
     results, output = run(2, "memory.py", tmp_path / "memory.json")
     of = {title.partition(",")[0]: title for title in results}
@@ -244,7 +241,7 @@ def test_memory(tmp_path):
         assert loss[f"tp {size}"]["peak"] < 1.5 * loss["plain"]["peak"] / size
 
 
-@in_proof
+@pytest.mark.proof
 def test_data_parallel(tmp_path):
     picture = tmp_path / "ways.png"
     results, output = run(4, "data_parallel.py", tmp_path / "ways.json", "--picture", picture)
@@ -292,7 +289,7 @@ def test_parameters_of_data_parallelism_are_compared():
     assert re.search(r"parameter server: .*weight is off by .* of what plain training has changed", result.stderr)
 
 
-@in_proof
+@pytest.mark.proof
 def test_planner(tmp_path):
     names = ["dp 4", "dp 4, zero 3", "tp 2, pp 2"]
     results, output = run(4, "planner.py", tmp_path / "planner.json", "--layouts", *names)

@@ -78,12 +78,12 @@ def check_told(lines, words):
         assert re.fullmatch(rf"CommunicationError: {who}.*#\d+ \(4000 bytes of float32, <string>:\d+\): {words}", line)
 
 
-@pytest.mark.parametrize("way", ["call", "plan", "started"])
+@pytest.mark.parametrize("way", ["call", "plan", pytest.param("started", marks=pytest.mark.proof)])
 def test_programs_that_one_rank_cannot_compile(way):
     check_told(outputs(ON_HOST, way), "RuntimeError: no compiler here")
 
 
-@pytest.mark.parametrize("way", ["call", "plan"])
+@pytest.mark.parametrize("way", ["call", pytest.param("plan", marks=pytest.mark.proof)])
 def test_kernels_that_one_rank_cannot_compile(cuda, way):
     check_told(outputs(ON_DEVICE, way, "each", "kernel"), "CompileException: no such op line 2")
 

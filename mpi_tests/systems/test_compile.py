@@ -23,6 +23,7 @@ def test_models_may_be_compiled(tmp_path, monkeypatch, layout):
 
 
 @pytest.mark.shares_cores
+@pytest.mark.proof
 def test_the_first_run_says_that_it_compiles_kernels(tmp_path):
     """An empty cache folder of Numba simulates a new machine."""
     cached = {"NUMBA_CACHE_DIR": str(tmp_path)}

@@ -25,7 +25,9 @@ def run(command):
     return result.stdout
 
 
-@pytest.mark.parametrize("command", COMMANDS[1:])
+@pytest.mark.parametrize(
+    "command", [pytest.param(each, marks=[pytest.mark.proof] * each.startswith("mpirun -n 4")) for each in COMMANDS[1:]]
+)
 def test_commands(command):
     output = run(command.replace("--seconds 60", "--seconds 1"))
     assert re.search(r"[1-9]\d* passed|[1-9]\d* collectives on up to 3 ranks as|[1-9]\d* cases of --seed", output)

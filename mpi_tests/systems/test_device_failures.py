@@ -91,9 +91,9 @@ def run(body, *arguments, **env):
     ("algorithm", "function"),
     [
         ("ring", "cudaMemcpyAsync"),
-        ("ring", "cuLaunchKernel"),
-        ("ring", "cudaEventRecord"),
-        ("two_shot", "cuLaunchKernel"),
+        pytest.param("ring", "cuLaunchKernel", marks=pytest.mark.proof),
+        pytest.param("ring", "cudaEventRecord", marks=pytest.mark.proof),
+        pytest.param("two_shot", "cuLaunchKernel", marks=pytest.mark.proof),
         ("two_shot", "cudaStreamWaitEvent"),
     ],
 )
@@ -115,7 +115,10 @@ def test_devices_that_wait_for_one_that_failed_end_the_job(cuda):
     assert re.search(words, result.stderr), result.stderr
 
 
-@pytest.mark.parametrize(("algorithm", "barriers"), [("two_shot", "1"), ("two_shot", "0"), ("ring", "0")])
+@pytest.mark.parametrize(
+    ("algorithm", "barriers"),
+    [("two_shot", "1"), *(pytest.param(each, "0", marks=pytest.mark.proof) for each in ("two_shot", "ring"))],
+)
 def test_a_device_that_does_not_end_is_named(cuda, algorithm, barriers):
     result = run(HANG, algorithm, COLLECTIVES_DEVICE_BARRIERS=barriers)
     assert result.returncode != 0
@@ -124,7 +127,7 @@ def test_a_device_that_does_not_end_is_named(cuda, algorithm, barriers):
     assert re.search(own, result.stderr), result.stderr
 
 
-@pytest.mark.parametrize("end", ["free", "exit"])
+@pytest.mark.parametrize("end", ["free", pytest.param("exit", marks=pytest.mark.proof)])
 def test_a_last_call_that_differs_does_not_pass_unheard(cuda, end):
     result = run(LAST, end)
     assert result.returncode != 0

@@ -100,6 +100,7 @@ def test_where_there_is_no_device():
     assert (result.returncode, result.stdout.startswith("skipped: ")) == (0, True)
 
 
+@pytest.mark.proof
 def test_all_checks_on_the_cpu():
     result = run("mpi_tests.gpu_check", "--device", "cpu", "--seconds", "1200")  # as tests beside it take the cores
     assert result.returncode == 0, result.stdout + result.stderr

@@ -80,6 +80,7 @@ def test_findings_are_printed_recorded_and_in_prometheus_and_the_report(tmp_path
     assert words in (tmp_path / "run.html").read_text()
 
 
+@pytest.mark.proof
 def test_the_benchmark(tmp_path):
     words = ["--faults", "1", "--kinds", "slow", "--ranks", "2", "--output", tmp_path / "out.json"]
     watched([sys.executable, "benchmarks/health.py", *words], environment(), 100)

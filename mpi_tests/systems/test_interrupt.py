@@ -71,6 +71,7 @@ def test_the_benchmark_leaves_what_it_has_measured(tmp_path, launcher):
     assert {path.name for path in tmp_path.iterdir()} == {"r.json"}
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_tuning_leaves_what_it_has_measured(tmp_path, launcher):
     file = tmp_path / "tuning.json"

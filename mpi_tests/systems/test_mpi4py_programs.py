@@ -77,6 +77,7 @@ def test_a_setting_that_cannot_be():
 
 
 @pytest.mark.skipif(not Path(sys.prefix, "bin", "pip").exists(), reason="needs pip, for mpi4py's tests")
+@pytest.mark.proof
 def test_mpi4pys_own_tests_of_collectives():
     assert mpi4py_suite.compare(3, "collectives") == []
 

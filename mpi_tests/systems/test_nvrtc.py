@@ -15,6 +15,7 @@ pytestmark = [
 
 
 @pytest.mark.filterwarnings("default")
+@pytest.mark.proof
 def test_nvrtc_compiles_every_kernel():
     """Compile each dtype and op for three generations of GPUs; with EVERY_KERNEL set, for every number of sources."""
     nums = range(1, 9) if "EVERY_KERNEL" in os.environ else (5,)

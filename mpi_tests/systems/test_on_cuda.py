@@ -23,7 +23,7 @@ def on_ranks(ranks, *command, **env):
     return result.stdout
 
 
-@pytest.mark.parametrize("devices", ["1", "2"])
+@pytest.mark.parametrize("devices", [pytest.param("1", marks=pytest.mark.proof), "2"])
 def test_every_collective_as_the_check_of_a_gpu_does(cuda, devices):
     output = on_ranks(2, "mpi_tests.gpu_check.every_collective", "cuda", 150, 30, CUDA_ON_HOST_DEVICES=devices)
     summary = json.loads(output.splitlines()[-1])
@@ -40,7 +40,7 @@ def test_the_rows_of_the_kernels(cuda, monkeypatch):
     assert len(speeds) == 2
 
 
-@pytest.mark.parametrize("devices", ["1", "2"])
+@pytest.mark.parametrize("devices", [pytest.param("1", marks=pytest.mark.proof), "2"])
 def test_the_rows_of_device_barriers(cuda, monkeypatch, devices):
     monkeypatch.setenv("PYTHONPATH", f"{SITE}:{ROOT}")
     monkeypatch.setenv("CUDA_ON_HOST_DEVICES", devices)

@@ -11,7 +11,6 @@ pytestmark = [pytest.mark.shares_cores, needs_chromium]
 SMALL = "--max_iters 6 --eval_interval 3 --n_layer 2 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2"
 SMALL += " --sample_tokens 2 --val_fraction 0.002 --pp 2 --num_micro_batches 2"
 LEAST_CONTRAST = 4.5  # contrast of text: WCAG 2.2, success criterion 1.4.3
-WIDTHS = (400, 1600)
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +27,7 @@ def pages(tmp_path_factory):
     return {"bench": bench, "training": training}
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "dark"), [(400, False), (1600, True)])
 @pytest.mark.parametrize("name", ["bench", "training"])
 def test_a_page_fits_and_can_be_read(pages, name, width, dark):
     with browser(width, dark=dark) as driver:

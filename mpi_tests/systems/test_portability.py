@@ -1,6 +1,5 @@
 """Systems without Linux's extensions: collectives and training work, or one line names the missing feature."""
 
-import os
 import subprocess
 import sys
 
@@ -39,6 +38,7 @@ def cache(tmp_path_factory):
     return {"NUMBA_CACHE_DIR": str(tmp_path_factory.mktemp("kernels"))}
 
 
+@pytest.mark.proof
 def test_collectives_on_a_system_without_what_linux_has(cache, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     result = launch(2, *BARE, tmp_path / "program.py", env=cache, timeout=600)
@@ -46,7 +46,7 @@ def test_collectives_on_a_system_without_what_linux_has(cache, tmp_path):
     assert sorted(result.stdout.splitlines()) == ["rank 0: right", "rank 1: right"]
 
 
-@pytest.mark.skipif("EVERY_KERNEL" not in os.environ, reason="compiles kernels for two minutes: `make proof` runs it")
+@pytest.mark.proof
 def test_training_on_a_system_without_what_linux_has(cache, tmp_path):
     words = flags(config(2, out_dir=str(tmp_path)))
     result = launch(2, *BARE, "-m", "training", *words, env=cache, timeout=600)

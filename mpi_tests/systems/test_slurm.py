@@ -127,6 +127,7 @@ class TestBatchScript:
         records = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
         assert [record["iter"] for record in records if "loss" in record] == [*range(1, 601)]
 
+    @pytest.mark.proof
     def test_a_rank_that_dies_does_not_end_the_job(self, slurm, tmp_path):
         (tmp_path / "dies.py").write_text(DIES)
         flags = f"{TINY} --max_iters 300 --eval_interval 300 --checkpoint_interval 20"
@@ -144,7 +145,9 @@ class TestBatchScript:
         assert "missing.py" in output
 
 
-@pytest.mark.parametrize("program", [("examples/sum.py",), ("-c", INIT)], ids=["collectives", "torch"])
+@pytest.mark.parametrize(
+    "program", [("examples/sum.py",), pytest.param(("-c", INIT), marks=pytest.mark.proof)], ids=["collectives", "torch"]
+)
 def test_ranks_that_do_not_know_of_each_other_stop(slurm, program):
     result = slurm.run("srun", "-N2", "-n4", "--mpi=none", "python", *program)
     assert result.returncode != 0
@@ -156,7 +159,10 @@ def test_ranks_that_do_not_know_of_each_other_stop(slurm, program):
 
 @pytest.mark.parametrize(
     ("program", "line"),
-    [(("examples/sum.py",), "rank {} of 4 has [10. 10. 10. 10.]"), (("-c", INIT), "{} 4 [4.0, 4.0]")],
+    [
+        (("examples/sum.py",), "rank {} of 4 has [10. 10. 10. 10.]"),
+        pytest.param(("-c", INIT), "{} 4 [4.0, 4.0]", marks=pytest.mark.proof),
+    ],
     ids=["collectives", "torch"],
 )
 def test_the_remedy(slurm, program, line):

@@ -73,7 +73,7 @@ def supervised(command: list[str], disturb, env=None, cwd=ROOT) -> str:
     ("number", "limits", "how"),
     [
         (signal.SIGKILL, [], "status "),
-        (signal.SIGSTOP, ["--silence_s", "8"], "no new step for 8 s"),
+        pytest.param(signal.SIGSTOP, ["--silence_s", "8"], "no new step for 8 s", marks=pytest.mark.proof),
     ],
 )
 def test_a_rank_that_dies_or_stops_costs_the_steps_since_its_checkpoint(tmp_path, undisturbed, number, limits, how):
@@ -87,6 +87,7 @@ def test_a_rank_that_dies_or_stops_costs_the_steps_since_its_checkpoint(tmp_path
     np.testing.assert_allclose([*losses.values()], [*undisturbed.values()], rtol=1e-5)
 
 
+@pytest.mark.proof
 def test_a_lost_host_leaves_the_others_to_go_on(tmp_path, rig, undisturbed):
     """Two of the rig's hosts; the second one is lost, with all its processes and its memory.
 

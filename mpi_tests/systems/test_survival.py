@@ -87,7 +87,7 @@ def test_ranks_die_in_the_middle_of_calls_and_the_others_go_on(tmp_path, way):
     assert lines == expected, result.stderr
 
 
-@pytest.mark.parametrize(("ranks", "nodes"), [(3, ""), (4, "2x2")])
+@pytest.mark.parametrize(("ranks", "nodes"), [(4, "2x2"), pytest.param(3, "", marks=pytest.mark.proof)])
 def test_a_rank_that_is_stopped_is_killed_if_that_is_asked_for(tmp_path, ranks, nodes):
     """By a rank of its node, which is not the one that asks: the first that has waited too long."""
     script = tmp_path / "script.py"
@@ -116,6 +116,7 @@ print(rank, left.size, left.all_reduce(np.ones(3))[0], flush=True)
     assert f"rank {size} of {ranks} does not answer: it is stopped, " in result.stderr
 
 
+@pytest.mark.proof
 def test_where_no_rank_of_its_node_answers_a_rank_that_is_stopped_ends_the_job(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("""
@@ -224,7 +225,7 @@ def test_a_rank_with_wrong_numbers_is_left_out(folder):
 @pytest.mark.parametrize(
     ("ranks", "flags", "layout", "kill_after"),
     [
-        (4, "", "--num_micro_batches 6 --tp 2 --zero_stage 3", [7, 12]),
+        pytest.param(4, "", "--num_micro_batches 6 --tp 2 --zero_stage 3", [7, 12], marks=pytest.mark.proof),
         (3, "--reproducible", f"{BATCH} --zero_stage 1 --checkpoint_interval 0 --snapshot_interval 5", [12]),
         (4, "--reproducible", f"{BATCH} --pp 2 --schedule zb_h1 --zero_stage 1", [13]),
     ],
@@ -265,8 +266,17 @@ loop.main()
 """
 
 
-@pytest.mark.parametrize("moment", ["before an update", "in an update"])
-@pytest.mark.parametrize("layout", [BATCH, "--tp 2 --num_micro_batches 6", "--pp 2 --num_micro_batches 6"])
+@pytest.mark.parametrize(
+    ("moment", "layout"),
+    [
+        ("before an update", BATCH),
+        ("in an update", "--pp 2 --num_micro_batches 6"),
+        pytest.param("in an update", BATCH, marks=pytest.mark.proof),
+        pytest.param("before an update", "--pp 2 --num_micro_batches 6", marks=pytest.mark.proof),
+        pytest.param("in an update", "--tp 2 --num_micro_batches 6", marks=pytest.mark.proof),
+        pytest.param("before an update", "--tp 2 --num_micro_batches 6", marks=pytest.mark.proof),
+    ],
+)
 def test_a_step_is_done_again_where_the_ranks_left_hold_the_state(tmp_path, folder, moment, layout):
     """Half of the ranks die in step 7, before anything is saved; the others have done its update, or have not."""
     ranks, last = ("0,1", 6) if moment == "before an update" else ("2,3", 7)
@@ -281,6 +291,7 @@ def test_a_step_is_done_again_where_the_ranks_left_hold_the_state(tmp_path, fold
     assert records[-1]["val_loss"] == pytest.approx(undisturbed("--max_iters 10"), abs=1e-3)
 
 
+@pytest.mark.proof
 def test_where_ranks_die_after_the_last_step_its_checkpoint_and_validation_follow(tmp_path, folder):
     script = tmp_path / "script.py"
     script.write_text(
@@ -303,6 +314,7 @@ loop.main()
     assert survival.newest_step(folder) == 6
 
 
+@pytest.mark.proof
 def test_the_benchmark(tmp_path):
     words = ["--kills", "1", "--way", "shrink-forked", "--seed", "3", "--output", tmp_path / "out.json"]
     watched([sys.executable, "benchmarks/survival.py", *words], environment(), 200)

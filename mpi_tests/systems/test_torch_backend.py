@@ -118,6 +118,7 @@ assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 """
 
 
+@pytest.mark.proof
 def test_several_hosts(rig):
     """Only the first host has MASTER_ADDR in its environment."""
     result = rig.launch(sys.executable, "-c", ON_HOSTS + INIT, env={"MASTER_ADDR": "nowhere.invalid"})
@@ -125,6 +126,7 @@ def test_several_hosts(rig):
     assert sorted(result.stdout.splitlines()) == [f"{rank} 8 [8.0, 8.0]" for rank in range(8)]
 
 
+@pytest.mark.proof
 def test_several_hosts_as_torchrun(rig):
     """Ranks of other hosts find rank 0's store by the variables."""
     result = rig.launch(sys.executable, "-m", "collectives.torch", "-c", AS_TORCHRUN)
@@ -267,6 +269,7 @@ def test_no_program(launcher, tmp_path):
         assert result.stderr.startswith(f"error: {word}: {why}; usage: python -m {launcher}")
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_libraries_as_under_torchrun(name, tmp_path):
     library, text, arguments = PROGRAMS[name]

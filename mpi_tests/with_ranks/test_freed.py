@@ -11,12 +11,13 @@ import pytest
 
 from collectives import CommunicationError, Communicator, InputError
 from collectives.job.launch import IN_FLIGHT
+from mpi_tests.helpers.ranks import IS_PROOF
 from mpi_tests.helpers.reference import same
 
 DESCRIPTORS = Path("/proc/self/fd")
 pytestmark = pytest.mark.skipif(not DESCRIPTORS.exists(), reason="needs /proc")
 
-TURNS = 20
+TURNS = 20 if IS_PROOF else 6
 
 
 @contextmanager
