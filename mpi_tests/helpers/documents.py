@@ -56,7 +56,7 @@ ELSEWHERE = {
     r"mpirun -n 4 python -m collectives\.doctor$": "systems/test_documents.py::test_the_doctor_says_what_is_shown",
     r"(COMMAND=.* )?sbatch ": "systems/test_slurm.py::test_the_guide_submits_it",
     r"mpirun --hostfile hostfiles/8x8": "systems/test_rig.py::test_64_ranks_on_eight_hosts",
-    r"python -m mpi_tests\.rig run ": "systems/test_rig.py::test_the_command_of_the_guide",
+    r"python -m mpi_tests\.rig run ": "systems/test_rig_command.py::test_the_command_of_the_guide",
     r"mpirun -n \d python benchmarks/data_parallel\.py": "systems/test_benchmarks.py::test_data_parallel",
 }
 

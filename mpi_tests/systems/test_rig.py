@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -125,14 +124,6 @@ def test_up_and_down(allowed):
     assert act("up", "--hosts", "2").stdout.startswith("the rig is up: mpi_tests/rig_agent.sh rig1 mpirun --hostfile ")
     assert act("down").returncode == 0
     assert all_gone()
-
-
-def test_the_command_of_the_guide(allowed):
-    program, *words = shlex.split(command_with("python -m mpi_tests.rig run"))
-    assert program == "python"
-    result = watched([sys.executable, *words], job_environment(), 60)
-    lines = sorted(result.stdout.splitlines())
-    assert lines == [f"rank {rank} of 8 has [36. 36. 36. 36.]" for rank in range(8)], result.stderr
 
 
 def test_64_ranks_on_eight_hosts(allowed, tmp_path):
