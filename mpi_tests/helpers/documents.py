@@ -141,6 +141,7 @@ def checkout(folder: Path) -> Path:
 def run(command: str, folder: Path = ROOT, fails: bool = False) -> subprocess.CompletedProcess[str]:
     """Run a command of a page in bash, in the virtual environment that the pages activate."""
     env = environment() | {"PATH": f"{Path(sys.executable).parent}:{environment()['PATH']}"}
+    env |= {"COLLECTIVES_TIMEOUT_S": "200"}  # ranks that hang say where, before the command is ended
     result = subprocess.run(["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
     assert (result.returncode != 0) == fails, f"{command}\n{result.stdout}{result.stderr}"
     return result
