@@ -333,7 +333,15 @@ def test_zero_shows_what_each_rank_holds(driver, stage):
         press(driver, "ArrowRight")
 
 
-@pytest.mark.parametrize(("width", "dark"), [(400, False), (1600, True)])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        (400, False),
+        (1600, True),
+        pytest.param(400, True, marks=pytest.mark.proof),
+        pytest.param(1600, False, marks=pytest.mark.proof),
+    ],
+)
 def test_nothing_overflows_and_nothing_is_logged(path, width, dark):
     with opened(path, width=width, height=900, dark=dark) as driver:
         for scene in SCENES:

@@ -27,7 +27,15 @@ def pages(tmp_path_factory):
     return {"bench": bench, "training": training}
 
 
-@pytest.mark.parametrize(("width", "dark"), [(400, False), (1600, True)])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        (400, False),
+        (1600, True),
+        pytest.param(400, True, marks=pytest.mark.proof),
+        pytest.param(1600, False, marks=pytest.mark.proof),
+    ],
+)
 @pytest.mark.parametrize("name", ["bench", "training"])
 def test_a_page_fits_and_can_be_read(pages, name, width, dark):
     with browser(width, dark=dark) as driver:
