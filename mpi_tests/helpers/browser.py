@@ -16,6 +16,15 @@ from selenium.webdriver.chrome.service import Service
 CHROMIUM = shutil.which("chromium")
 CHROMEDRIVER = shutil.which("chromedriver")
 needs_chromium = pytest.mark.skipif(not (CHROMIUM and CHROMEDRIVER), reason="needs Debian's chromium, chromium-driver")
+each_window = pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        (400, False),
+        (1600, True),
+        pytest.param(400, True, marks=pytest.mark.proof),
+        pytest.param(1600, False, marks=pytest.mark.proof),
+    ],
+)
 
 
 @cache

@@ -15,7 +15,7 @@ from collectives.schedule.cost import predict
 from collectives.schedule.fabrics import FABRICS
 from collectives.schedule.moves import render
 from mpi_tests.helpers import page as reference
-from mpi_tests.helpers.browser import browser, console, needs_chromium, open_file, overflow
+from mpi_tests.helpers.browser import browser, console, each_window, needs_chromium, open_file, overflow
 from mpi_tests.helpers.documents import checkout, command_with, run
 from mpi_tests.helpers.launch import ROOT
 from parallelism.pipeline.schedule import registry
@@ -333,15 +333,7 @@ def test_zero_shows_what_each_rank_holds(driver, stage):
         press(driver, "ArrowRight")
 
 
-@pytest.mark.parametrize(
-    ("width", "dark"),
-    [
-        (400, False),
-        (1600, True),
-        pytest.param(400, True, marks=pytest.mark.proof),
-        pytest.param(1600, False, marks=pytest.mark.proof),
-    ],
-)
+@each_window
 def test_nothing_overflows_and_nothing_is_logged(path, width, dark):
     with opened(path, width=width, height=900, dark=dark) as driver:
         for scene in SCENES:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mpi_tests.helpers.browser import browser, console, needs_chromium, open_file, overflow
+from mpi_tests.helpers.browser import browser, console, each_window, needs_chromium, open_file, overflow
 from mpi_tests.helpers.launch import launch, refusal
 
 pytestmark = [pytest.mark.shares_cores, needs_chromium]
@@ -27,15 +27,7 @@ def pages(tmp_path_factory):
     return {"bench": bench, "training": training}
 
 
-@pytest.mark.parametrize(
-    ("width", "dark"),
-    [
-        (400, False),
-        (1600, True),
-        pytest.param(400, True, marks=pytest.mark.proof),
-        pytest.param(1600, False, marks=pytest.mark.proof),
-    ],
-)
+@each_window
 @pytest.mark.parametrize("name", ["bench", "training"])
 def test_a_page_fits_and_can_be_read(pages, name, width, dark):
     with browser(width, dark=dark) as driver:
