@@ -73,7 +73,7 @@ def main() -> None:
         finally:
             ended.set()
             thread.join()
-        steps = [record for record in records(Path(folder))]
+        steps = records(Path(folder))
     begun = [{"iter": each["iter"], **each["health"]} for each in steps if each.get("health", {}).get("begins")]
     kinds = Counter(each["kind"] for each in begun)
     false = [each for each in begun if each["kind"] not in LOAD]

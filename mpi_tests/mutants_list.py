@@ -1928,9 +1928,9 @@ HEALTH = [
         ("test_health.py", "beside_its_past"),
     ),
     mutant(
-        "training/health/load.py",
-        "replica.end_s(number + 1) for",
-        "replica.end_s(number) for",
+        "parallelism/data/load.py",
+        "replicas[index].end_s(numbers[index] + 1), index",
+        "replicas[index].end_s(numbers[index]), index",
         ("test_health.py", "micro_batches_go"),
     ),
     mutant(

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
+from parallelism.data.load import ReplicaSeconds, numbers_by_time, rebalanced
 from parallelism.mesh import mesh_shape
 from training.health.judge import FIRST, TOGETHER, WINDOW, Judge, StepSeconds
 from training.health.links import Links
-from training.health.load import ReplicaSeconds, numbers_by_time, rebalanced
 
 NUM_RANKS = 4
 USUAL = StepSeconds(computing=0.05, cpu=0.049, waiting=0.004, input=0.001, whole=0.055, passes=0.045)

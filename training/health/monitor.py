@@ -17,11 +17,11 @@ import torch
 
 import collectives
 from collectives.job import environment
+from parallelism.data.load import ReplicaSeconds, rebalanced
 from parallelism.mesh import Mesh
 from parallelism.step.events import Listener
 from training.health.judge import TOGETHER, WINDOW, Judge, StepSeconds
 from training.health.links import Links
-from training.health.load import ReplicaSeconds, rebalanced
 from training.reports.finding import HealthChange, named_ranks
 from training.reports.profile import StepProfiler
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapify, heapreplace
 from typing import NamedTuple
 
 GAIN = 0.08  # of a step's time, for which micro-batches move
@@ -26,9 +27,12 @@ def numbers_by_time(replicas: Sequence[ReplicaSeconds], total: int) -> list[int]
     [4, 4, 2, 1]
     """
     numbers = [1] * len(replicas)
+    ends_s = [(replica.end_s(2), index) for index, replica in enumerate(replicas)]  # with one more
+    heapify(ends_s)
     for _ in range(total - len(replicas)):
-        ends_s = [replica.end_s(number + 1) for number, replica in zip(numbers, replicas, strict=True)]
-        numbers[ends_s.index(min(ends_s))] += 1
+        _, index = ends_s[0]
+        numbers[index] += 1
+        heapreplace(ends_s, (replicas[index].end_s(numbers[index] + 1), index))
     return numbers
 
 
