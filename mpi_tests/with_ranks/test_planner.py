@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from collectives import InputError
+from collectives.job import system
 from models.config import GPTConfig
 from mpi_tests.helpers.trained import config
 from parallelism.planner import Machine, ParallelLayout, TrainingJob, best, counts
+from parallelism.planner.cluster import read
 from parallelism.planner.presets import shape_of
-from parallelism.planner.ranks import best_layout
+from parallelism.planner.ranks import best_layout, measured_cluster
 from training.loop import step
 from training.parallel.run import TrainingRun
 from training.settings.layout import job_of
@@ -35,6 +37,19 @@ def test_ranks_get_the_same_layout(comm):
 def test_ranks_that_no_layout_fits(comm):
     with pytest.raises(InputError, match="no layout of 2 ranks: global_batch_size=3 is not divisible by dp=2"):
         best_layout(comm, TrainingJob(SMALL, 3), {"dp": 2})
+
+
+@pytest.mark.sizes(1, 2, 4)
+def test_a_cluster_is_measured_by_all_ranks(comm, tmp_path):
+    """These ranks are on one host, which has no link to measure; the file that describes it can be read."""
+    cluster = measured_cluster(comm, TrainingJob(SMALL, 8))
+    assert comm.all_gather_object(cluster) == [cluster] * comm.size
+    (host,) = cluster.hosts
+    assert (host.name, host.ranks, host.gbit) == (comm.host_names()[0], comm.size, None)
+    assert 0 < host.tflops < 100
+    assert host.memory * comm.size * 1e9 < 1.5 * system.total_memory_bytes()
+    (tmp_path / "cluster.toml").write_text(str(cluster))
+    assert read(tmp_path / "cluster.toml").nodes == (tuple(range(comm.size)),)
 
 
 def bytes_in_step(run, batches):

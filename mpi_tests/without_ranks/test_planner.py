@@ -43,7 +43,7 @@ from parallelism.planner.layout import check_mesh, divisors, families, meshes
 from parallelism.planner.memory import Memory, alive, memory, model_shards, rank_params, working
 from parallelism.planner.passes import PassContext
 from parallelism.planner.place import AxisGroup, RankPlacement, contended
-from parallelism.planner.ranks import MinimalBlock
+from parallelism.planner.ranks import minimal_block
 from parallelism.planner.replicas import last_reduced_s
 from parallelism.planner.search import PlannedLayout, SearchResult, search
 from parallelism.planner.settings import parse
@@ -261,7 +261,7 @@ def test_a_minimal_block_has_about_as_many_operators_as_a_models(config):
     """Whose launch it stands for: within a sixth, as its mixture counts no tokens."""
     real = make(replace(config, n_layer=1)).transformer.h[0]
     counts = []
-    for block, width in ((real, config.n_embd), (MinimalBlock(ModelShape.of(config)), MinimalBlock.WIDTH)):
+    for block, width in ((real, config.n_embd), (minimal_block(ModelShape.of(config)), 4)):
         x = torch.ones(1, 2, width)
         with OperatorCount() as counter:
             assert block(x).shape == x.shape
@@ -682,7 +682,7 @@ def test_why_a_layout_is_slower():
     assert re.sub(" +", " ", row(other, 7000)) == " 1.8 s 4.0k 17.0 GB 14.3% 28.6% compute dp 2 tp 2"
     result = SearchResult([first], 1, 1, [(ParallelLayout(), usage)], Counter({"why": 3}))
     assert "  3: why" in [*misfits(on(4), result)]
-    assert command(other.layout) == (
+    assert command(other) == (
         "--dp 2 --pp 1 --sp 1 --tp 2 --zero_stage 0 --zero_group all --recompute none --micro_batch_size 1 "
         "--num_micro_batches 1"
     )
@@ -788,7 +788,11 @@ def test_what_a_file_says_of_layouts_stands(tmp_path):
 
 
 @pytest.mark.parametrize("command", re.findall(r"^python -m parallelism.planner (.*)", described, re.MULTILINE))
-def test_commands_that_help_shows(command, capsys):
+def test_commands_that_help_shows(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    host = "[[hosts]]\nname = '{}'\nranks = 1\ntflops = {}\nmemory = 8\n"
+    (tmp_path / "cluster.toml").write_text(host.format("a", 1) + host.format("b", 0.5))
     assert main(shlex.split(command)) == 0
     assert re.search(r"\nmpirun -n \d+ python -m training .*--dp", capsys.readouterr().out)
 

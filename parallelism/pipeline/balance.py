@@ -3,6 +3,9 @@
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from statistics import mean
+
+EQUAL = 0.85  # part of the fastest rank's speed from which a rank counts as equally fast
 
 
 def balance(costs: Sequence[float], num_stages: int, speeds: Sequence[float] | None = None) -> list[range]:
@@ -27,6 +30,18 @@ def balance(costs: Sequence[float], num_stages: int, speeds: Sequence[float] | N
     limit, _ = cheapest(costs, speeds, max)
     _, parts = cheapest(costs, speeds, lambda others, time: others + time**2, limit)
     return parts
+
+
+def relative_speeds(seconds: Sequence[float]) -> list[float]:
+    """Return ranks' speeds beside the fast ones, from the seconds of the same work.
+
+    Ranks that are a little slower than the fastest count as fast, as times vary.
+
+    >>> relative_speeds([1.0, 1.1, 2.1, 4.2])
+    [1.0, 1.0, 0.5, 0.25]
+    """
+    fast_s = [each for each in seconds if min(seconds) / each >= EQUAL]
+    return [1.0 if each in fast_s else mean(fast_s) / each for each in seconds]
 
 
 def cheapest(

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 import collectives
 from parallelism.mesh import Mesh
+from parallelism.pipeline.balance import relative_speeds
 from parallelism.pipeline.schedule.price import Costs
 from parallelism.pipeline.stage import Batch, Layer, Stage
 
 FEWEST, MOST = 3, 50  # repeats of a layer's passes
 SHORTEST_S = 0.3  # to measure all layers: many times the slices in which a rank gets its share of a core
-EQUAL = 0.85  # part of the fastest rank's speed from which a rank counts as equally fast
 
 
 def measure(model: nn.Module, layers: Sequence[Layer], batch: Batch, comm: collectives.Communicator) -> np.ndarray:
@@ -54,12 +54,11 @@ def sweep(layers: Sequence[Layer], batch: Batch, repeats: int) -> np.ndarray:
 def speeds(seconds: float, mesh: Mesh) -> list[float]:
     """Return the speed of each rank of a pipeline beside the fast ones, from the seconds of the same work.  Collective.
 
-    It is that of the slowest replica.  Ranks that are a little slower than the fastest count as fast, as times vary.
+    It is that of the slowest replica.
     """
     replicas = mesh.along(*(axis for axis in mesh.shape if axis != "pp"))
     slowest_s = mesh.pp.all_gather(replicas.all_reduce(np.array([seconds]), op="max"))
-    is_fast = slowest_s.min() / slowest_s >= EQUAL
-    return np.where(is_fast, 1.0, slowest_s[is_fast].mean() / slowest_s).tolist()
+    return relative_speeds(slowest_s.tolist())
 
 
 def agreed(times_s: np.ndarray, comm: collectives.Communicator, counts: bool = True) -> np.ndarray:

@@ -3,18 +3,25 @@
 python -m parallelism.planner --config configs/small.toml --hosts 8 --gpus 8
 python -m parallelism.planner --n_layer 32 --n_embd 4096 --n_head 32 --block_size 4096 --dtype bfloat16 --hosts 2
 python -m parallelism.planner --config configs/small.toml --fabric 100gbe --gpus 2 --measure --tp 1
+mpirun -n 2 python -m parallelism.planner --config configs/small.toml --measure --cluster cluster.toml
+python -m parallelism.planner --config configs/small.toml --cluster cluster.toml
 """
 
 import sys
 from collections.abc import Container, Iterator, Sequence
+from importlib import import_module
+from itertools import groupby
 
-from parallelism.planner.flags import as_flag, parse_request
+from collectives.job import environment
+from parallelism.planner.flags import PlanRequest, as_flag, machine_of_cluster, parse_flags, parse_request, request
+from parallelism.planner.flops import layer_flops
 from parallelism.planner.layout import ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes, in_unit
 from parallelism.planner.place import Machine
 from parallelism.planner.search import PlannedLayout, SearchResult, nothing, search
 
 REASONS = 3  # listed for refused meshes
+LOSS = 0.001  # part of a step from which a loss is listed
 SECONDS = {" s": 1.0, " ms": 1e-3, " us": 1e-6}
 THOUSANDS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 TIMES = {
@@ -31,17 +38,42 @@ TIMES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     try:
-        what = parse_request(arguments, __doc__)
-        print("\n".join(what.words), flush=True)
-        result = search(what.job, what.machine, what.fixed, what.number)
-        if not result.best:
-            raise ValueError(nothing(result, what.machine, what.fixed))
-        print("\n".join(report(what.job, what.machine, result)))
-        print(what.command, command(result.best[0].layout, what.written))
+        if environment.launched_size() == 1 and not parse_flags(arguments, __doc__).measures_ranks:
+            plan(parse_request(arguments, __doc__))
+            return 0
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    plan_on_ranks(arguments)
     return 0
+
+
+def plan(what: PlanRequest) -> None:
+    """Print a plan; raise ValueError if there is none."""
+    print("\n".join(what.words), flush=True)
+    result = search(what.job, what.machine, what.fixed, what.number)
+    if not result.best:
+        raise ValueError(nothing(result, what.machine, what.fixed))
+    print("\n".join(report(what.job, what.machine, result)))
+    print(what.command, command(result.best[0], what.written))
+
+
+def plan_on_ranks(arguments: Sequence[str] | None) -> None:
+    """Measure the ranks of an MPI job, write the cluster file, and plan for them on rank 0.  Collective."""
+    ranks = import_module("parallelism.planner.ranks")  # which needs MPI and torch, as no other module here does
+    comm = ranks.start()
+    with comm.agreed("planner"):
+        parsed = parse_flags(arguments, __doc__)
+        path = parsed.flags.cluster
+        if not parsed.measures_ranks:
+            raise ValueError(f"{comm.size} ranks plan nothing: pass --measure --cluster FILE, or start without mpirun")
+        if not path.absolute().parent.is_dir():
+            raise ValueError(f"--cluster {path}: there is no folder {path.parent}, so make it first")
+    cluster = ranks.measured_cluster(comm, parsed.job(comm.size), parsed.flags.device or "cpu")
+    with comm.agreed("planner"):
+        if comm.rank == 0:
+            path.write_text(str(cluster), encoding="utf-8")
+            plan(request(parsed, *machine_of_cluster(parsed.flags, cluster)))
 
 
 def report(job: TrainingJob, machine: Machine, result: SearchResult) -> Iterator[str]:
@@ -56,9 +88,41 @@ def report(job: TrainingJob, machine: Machine, result: SearchResult) -> Iterator
     yield ""
     first = result.best[0]
     yield f"the first holds {first.memory}"
+    yield from unequal(job, machine, first)
     for planned in result.best[1:]:
         yield f"{mesh_words(planned.layout)}: {slower(planned, first)}"
     yield from misfits(machine, result)
+
+
+def unequal(job: TrainingJob, machine: Machine, planned: PlannedLayout) -> Iterator[str]:
+    """Describe the shares of hosts that differ, and what a step loses beside the sum of their speeds."""
+    if not machine.hosts:
+        return
+    if planned.numbers:
+        yield f"micro-batches of its dp ranks: {in_runs(planned.numbers)}"
+    if planned.layers:
+        yield f"blocks of its pp ranks: {in_runs(planned.layers)}"
+    fraction = step_flops(job) / machine.sum_of_speeds / planned.time.total
+    lost = {name: part / planned.time.total for name, part in planned.time._asdict().items() if name != "compute"}
+    lost["unequal shares"] = 1 - fraction - sum(lost.values())
+    parts = sorted(((part, name) for name, part in lost.items() if part >= LOSS), reverse=True)
+    words = ", ".join(f"{name} {part:.1%}" for part, name in parts)
+    yield f"it computes at {fraction:.1%} of the sum of the hosts' speeds" + (f"; lost: {words}" if words else "")
+
+
+def in_runs(numbers: Sequence[int]) -> str:
+    """Format numbers, equal neighbours together.
+
+    >>> in_runs([5, 4, 4, 4, 2])
+    '5, 3 x 4, 2'
+    """
+    runs = [(number, len([*equal])) for number, equal in groupby(numbers)]
+    return ", ".join(f"{length} x {number}" if length > 1 else str(number) for number, length in runs)
+
+
+def step_flops(job: TrainingJob) -> float:
+    """Return the floating-point operations of a step, of which the forward pass is a third."""
+    return 3.0 * sum(layer_flops(job.model)) * job.model.block_size * job.global_batch_size
 
 
 def row(planned: PlannedLayout, tokens: int) -> str:
@@ -95,13 +159,17 @@ def mesh_words(layout: ParallelLayout) -> str:
     return f"dp {layout.dp} pp {layout.pp} sp {layout.sp} tp {layout.tp}{experts}"
 
 
-def command(layout: ParallelLayout, file_names: Container[str] = ()) -> str:
+def command(planned: PlannedLayout, file_names: Container[str] = ()) -> str:
     """Return a layout as train.py's flags; defaults appear only for `file_names`, the settings of a file."""
-    words = []
+    layout, words = planned.layout, []
     for name, value in layout._asdict().items():
         is_default = value is False or (name, value) == ("ep", 1)
         if name in file_names or not (is_default or (layout.pp == 1 and name in ("schedule", "virtual_stages"))):
             words.append(as_flag(name, value))
+    if planned.numbers:
+        words.append("--reproducible --balance_load")
+    if planned.layers:
+        words.append("--balance measured")
     return " ".join(words)
 
 

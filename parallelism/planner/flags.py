@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 from collectives.job.settings import Parser, Range, check
@@ -14,18 +15,21 @@ from collectives.schedule.fabrics import FABRICS, RANKS
 from parallelism.numerics.precision import DTYPES, Precision
 from parallelism.pipeline.schedule import registry
 from parallelism.planner import presets, ranges
+from parallelism.planner.cluster import GIGABYTE, LEAST_PASS_S, MICROSECONDS, Cluster, read
 from parallelism.planner.counts import STATES
 from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, ParallelLayout, TrainingJob
-from parallelism.planner.memory import in_bytes
+from parallelism.planner.memory import in_bytes, in_unit
 from parallelism.planner.place import SPARE, Machine
 from parallelism.planner.settings import add_flag, config_file, config_help, from_toml, overridden
 from parallelism.planner.uses import check_uses
 from parallelism.sequence.token_shards import MODES, ORDERS
 
 LAYOUT = ParallelLayout._fields
-EFFICIENCY, LEAST_PASS_US = 0.5, 50.0  # typical values, from no source
+EFFICIENCY = 0.5  # a typical value, from no source
+IN_CLUSTER = ("hosts", "gpus", "tflops", "efficiency", "memory")  # flags that a cluster file replaces
 EFFICIENCIES, SPARES = Range(0, 1, open="above"), Range(0, 1, open="below")
-MICROSECONDS, GIGABYTES = Range(0, 10**9, unit="us"), Range(0, 10**6, open="above", unit="GB")
+GIGABYTES = Range(0, 10**6, open="above", unit="GB")
+FLOP_RATES = {" TFLOP/s": 1e12, " GFLOP/s": 1e9}
 # By fabric, a rank's peak speed of matrix products by dtype, in FLOP/s, and its memory in bytes.
 DEVICES = {
     # NVIDIA, H100 datasheet, SXM: half of the value for sparse matrices; float32 without the tensor cores' TF32.
@@ -143,8 +147,38 @@ class PlanRequest(NamedTuple):
     written: list[str]  # names of the settings in the config file
 
 
+class PlanFlags(NamedTuple):
+    """Command line, the settings that it and the config file give, and the parts of the layout that they fix."""
+
+    flags: argparse.Namespace
+    file: dict[str, Any]
+    own: dict[str, Any]  # settings on the command line
+    settings: Settings
+    fixed: dict[str, Any]
+
+    @property
+    def measures_ranks(self) -> bool:
+        return bool(self.flags.measure and self.flags.cluster)
+
+    def job(self, world_size: int) -> TrainingJob:
+        settings = self.settings
+        alone = world_size * settings.micro_batch_size * settings.num_micro_batches  # with data parallelism only
+        return TrainingJob.of(settings, settings.vocab_size, settings.global_batch_size or alone)
+
+
 def parse_request(arguments: Sequence[str] | None, description: str | None) -> PlanRequest:
-    """Parse the request; raise ValueError for inconsistent flags, with the remedy.
+    """Parse the request, for this machine or a described one; raise ValueError for bad flags, with the remedy."""
+    parsed = parse_flags(arguments, description)
+    if parsed.flags.cluster:
+        return request(parsed, *machine_of_cluster(parsed.flags, read(parsed.flags.cluster)))
+    nodes, network, links = nodes_and_links(parsed.flags)
+    job = parsed.job(sum(map(len, nodes)))
+    machine, ranks = machine_of(parsed.flags, job, nodes, network)
+    return request(parsed, machine, [f"{len(nodes)} x {len(nodes[0])} ranks: {links}", ranks])
+
+
+def parse_flags(arguments: Sequence[str] | None, description: str | None) -> PlanFlags:
+    """Parse flags and the config file; raise ValueError for inconsistent ones, with the remedy.
 
     A micro_batch_size in the file, which train.py needs, determines the samples per step; layouts may use another.
     """
@@ -156,14 +190,21 @@ def parse_request(arguments: Sequence[str] | None, description: str | None) -> P
     settings = Settings(**{name: value for name, value in {**in_file, **own}.items() if name in hints})
     fixing = {*in_file} - {"micro_batch_size"} | {*own}
     fixed = {name: getattr(settings, name) for name in LAYOUT if name in fixing and name != "num_micro_batches"}
-    nodes, network, links = nodes_and_links(flags)
-    alone = sum(map(len, nodes)) * settings.micro_batch_size * settings.num_micro_batches  # with data parallelism only
-    job = TrainingJob.of(settings, settings.vocab_size, settings.global_batch_size or alone)
-    machine, ranks = machine_of(flags, job, nodes, network)
-    words = [f"{len(nodes)} x {len(nodes[0])} ranks: {links}", ranks]
+    if flags.cluster:
+        for name in IN_CLUSTER:
+            if (value := getattr(flags, name)) not in (None, EFFICIENCY):
+                raise ValueError(f"--{name} {value:g} has no effect with --cluster, which states it: omit one of them")
+    return PlanFlags(flags, file, own, settings, fixed)
+
+
+def request(parsed: PlanFlags, machine: Machine, words: list[str]) -> PlanRequest:
+    """Return the request to plan for a machine, which is described in words."""
+    flags, file, own, settings, fixed = parsed
+    hints = get_type_hints(Settings)
+    job = parsed.job(machine.world_size)
     if others := [name for name in file if name not in hints]:
         words.append(f"{flags.config}: {', '.join(others)} do not affect the plan")
-    if len(nodes) > 1 and not flags.hostfile:
+    if len(machine.nodes) > 1 and not flags.hostfile:
         words.append("the command below names no hosts: pass --hostfile, or submit it as COMMAND of a batch script")
     rest = {"config": flags.config} if flags.config else {}
     rest |= {name: value for name, value in own.items() if name not in LAYOUT} | train_settings(flags, settings, file)
@@ -175,7 +216,7 @@ def parse_request(arguments: Sequence[str] | None, description: str | None) -> P
 def train_settings(flags: argparse.Namespace, settings: Settings, file: Container[str]) -> dict[str, Any]:
     """Return the settings of train.py that the plan stands for, unless the file has them: data, vocabulary, device."""
     rest = {name: getattr(flags, name) for name in ("data", "val_data", "tokenizer", "device") if getattr(flags, name)}
-    if "device" not in file and flags.fabric in DEVICES and not flags.measure:
+    if "device" not in file and flags.fabric in DEVICES and not (flags.measure or flags.cluster):
         rest.setdefault("device", "cuda")
     has_vocabulary = any(name in rest or name in file for name in ("data", "tokenizer", "vocab_size"))
     if not has_vocabulary and settings.vocab_size != presets.PRESETS[presets.DEFAULT].settings["vocab_size"]:
@@ -189,14 +230,14 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     names = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
     text = f"network; measured: the saved measurements; {names} (default: ndr)"
     command.add_argument("--fabric", default="ndr", choices=[*FABRICS, "measured"], help=text)
-    own = "by default that of the fabric's devices"
+    own, default_us = "by default that of the fabric's devices", 1e6 * LEAST_PASS_S
     for name, kind, default, text in (
         ("number", Range(1, 1000).whole, 5, "number of best meshes to show (default: 5)"),
         ("hosts", RANKS.whole, None, "number of nodes; by default 1, or the measured ones"),
         ("gpus", RANKS.whole, None, "ranks on each node; by default as many as the fabric's nodes have"),
         ("tflops", ranges.TFLOPS.number, None, f"peak TFLOP/s of a rank in matrix products; {own}"),
         ("efficiency", EFFICIENCIES.number, EFFICIENCY, f"achieved fraction of the peak (default: {EFFICIENCY})"),
-        ("least_pass", MICROSECONDS.number, None, f"least time of a block's pass in us (default: {LEAST_PASS_US:g})"),
+        ("least_pass", MICROSECONDS.number, None, f"least time of a block's pass in us (default: {default_us:g})"),
         ("memory", GIGABYTES.number, None, f"memory of a rank in GB; {own}"),
         ("spare", SPARES.number, SPARE, f"fraction of memory to spare for what is not counted (default: {SPARE})"),
     ):
@@ -207,12 +248,33 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     text = "device of the printed command (default: cuda if the plan is for the fabric's devices)"
     command.add_argument("--device", help=text)
     command.add_argument("--hostfile", help="hostfile of the printed command")
-    command.add_argument("--measure", action="store_true", help="measure this machine's products and free memory")
+    text = "measure this machine's blocks and free memory, or under mpirun those of all ranks, and links"
+    command.add_argument("--measure", action="store_true", help=text)
+    text = "TOML file of hosts with speed, memory and links; --measure under mpirun writes it"
+    command.add_argument("--cluster", type=Path, metavar="FILE", help=text)
     fabrics.add_network_flags(command)
     hints = get_type_hints(Settings)
     for each in fields(Settings):
         add_flag(command, each, hints[each.name])
     return command
+
+
+def machine_of_cluster(flags: argparse.Namespace, cluster: Cluster) -> tuple[Machine, list[str]]:
+    """Return the machine of a cluster, and its description; raise ValueError if the hostfile has other hosts."""
+    if flags.hostfile:
+        try:
+            cluster.refuse_other_hosts(Path(flags.hostfile))
+        except ValueError as error:
+            raise ValueError(f"{flags.cluster}: {error}") from None
+    network = fabrics.with_flags(cluster.network or fabrics.topology(flags.fabric, None)[1], flags)
+    if flags.least_pass is not None:
+        cluster = cluster._replace(least_pass_s=flags.least_pass * 1e-6)
+    words = [f"{len(cluster.hosts)} hosts of {flags.cluster}; of each rank, {flags.spare:g} of the memory is spared"]
+    for host in cluster.hosts:
+        link = f", {host.gbit:.3g} Gbit/s" if host.gbit else ""
+        rank = f"{in_unit(host.tflops * 1e12, FLOP_RATES)}, {in_bytes(host.memory * GIGABYTE)}"
+        words.append(f"  {host.name}: {host.ranks} x {rank}{link}")
+    return cluster.machine(network, flags.spare), words
 
 
 def nodes_and_links(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
@@ -226,7 +288,7 @@ def nodes_and_links(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
 def machine_of(flags: argparse.Namespace, job: TrainingJob, nodes: Nodes, network: Network) -> tuple[Machine, str]:
     """Return the machine and its origin; ranks are from flags, measurement or the fabric's devices, in this order."""
     peaks, memory = DEVICES.get(flags.fabric, ({}, None))
-    peak, efficiency, least_s = peaks.get(job.dtype), flags.efficiency, LEAST_PASS_US * 1e-6
+    peak, efficiency, least_s = peaks.get(job.dtype), flags.efficiency, LEAST_PASS_S
     if flags.measure and flags.tflops is None and efficiency != EFFICIENCY:
         raise ValueError(f"--efficiency {efficiency:g} has no effect with --measure: omit it, or pass --tflops")
     if flags.measure:

@@ -19,6 +19,7 @@ SCHEDULES = [name for name in REGISTRY if name not in ("naive", "gpipe")]
 RECOMPUTE = ("none", "selective", "full")
 ZERO_GROUPS = ("all", "node")
 MOST_VIRTUAL_STAGES = 8
+INTEGER_BYTES = 8  # of a gradient in `parallelism.numerics.exact`
 
 
 class ParallelLayout(NamedTuple):
@@ -64,16 +65,18 @@ class TrainingJob(NamedTuple):
     sp_order: str = "zigzag"
     sp_heads: int | None = None
     optimizer: str = "adamw"
+    reproducible: bool = False
 
     @classmethod
     def of(cls, settings: Any, vocab_size: int, global_batch_size: int) -> TrainingJob:
         """Return the job of train.py's or the planner's settings."""
-        rest = {name: getattr(settings, name) for name in cls._fields[2:]}
+        rest = {name: getattr(settings, name) for name in cls._fields[2:] if hasattr(settings, name)}
         return cls(shape_of(settings, vocab_size), global_batch_size, **rest)
 
     @property
     def precision(self) -> ElementBytes:
-        return Precision(self.dtype, self.master_weights, self.grad_dtype).element_bytes
+        plain = Precision(self.dtype, self.master_weights, self.grad_dtype).element_bytes
+        return plain._replace(gradient=INTEGER_BYTES) if self.reproducible else plain
 
     def head_ranks(self, sp: int) -> int:
         return head_ranks_of(self.sp_mode, sp, self.sp_heads)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from operator import ge
 from typing import NamedTuple
@@ -20,7 +21,7 @@ GROWTH = 1.25  # of the two row buffers of `parallelism.experts.exchange`
 
 
 class Memory(NamedTuple):
-    """Peak memory in bytes of the rank that needs most; `working` is transient, within a backward pass."""
+    """Peak memory in bytes of the rank that needs most of its `limit`; `working` is transient, in a backward pass."""
 
     parameters: float
     gradients: float
@@ -28,10 +29,19 @@ class Memory(NamedTuple):
     activations: float
     working: float
     buffers: float
+    limit: float = math.inf
+
+    @property
+    def parts(self) -> dict[str, float]:
+        return dict(zip(self._fields[:-1], self[:-1], strict=True))
 
     @property
     def total(self) -> float:
-        return sum(self)
+        return sum(self[:-1])
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= self.limit
 
     def __str__(self) -> str:
         """Format the total and its parts, the largest first.
@@ -39,7 +49,7 @@ class Memory(NamedTuple):
         >>> print(Memory(4e9, 4e9, 8e9, 0, 1e6, 0))
         16.0 GB (optimizer 8.0 GB, parameters 4.0 GB, gradients 4.0 GB, working 1.0 MB)
         """
-        parts = sorted(self._asdict().items(), key=lambda part: -part[1])
+        parts = sorted(self.parts.items(), key=lambda part: -part[1])
         return f"{in_bytes(self.total)} ({', '.join(f'{name} {in_bytes(part)}' for name, part in parts if part)})"
 
 
@@ -77,16 +87,18 @@ class Stages(NamedTuple):
         return [sum(map(len, self.of(rank))) for rank in range(len(self.of_rank))]
 
 
-def stages(job: TrainingJob, layout: ParallelLayout) -> Stages:
-    return stages_of(job.model, layout.schedule, layout.pp, layout.virtual_stages)
+def stages(job: TrainingJob, layout: ParallelLayout, speeds: tuple[float, ...] = ()) -> Stages:
+    """Return the stages of a layout whose pp ranks have these speeds, by default equal ones."""
+    return stages_of(job.model, layout.schedule, layout.pp, layout.virtual_stages, speeds)
 
 
 @lru_cache(maxsize=4096)
-def stages_of(model: ModelShape, schedule: str, pp: int, virtual_stages: int) -> Stages:
+def stages_of(model: ModelShape, schedule: str, pp: int, virtual_stages: int, speeds: tuple[float, ...] = ()) -> Stages:
     instance = registry.make_schedule(schedule, pp, 1, virtual_stages)
     splits = any(action.kind == WEIGHTS for order in instance.orders for action in order)
     *costs, last, head = layer_flops(model)  # the last block's stage has the head, too
-    layers = balance([*costs, last + head], pp * virtual_stages)
+    of_stages = [speeds[instance.home[stage]] for stage in range(pp * virtual_stages)] if speeds else None
+    layers = balance([*costs, last + head], pp * virtual_stages, of_stages)
     return Stages(layers, tuple(instance.stages(rank) for rank in range(pp)), splits)
 
 
@@ -142,9 +154,9 @@ def peaks(order: Order) -> Alive:
     return tuple(maxima)
 
 
-def rank_params(job: TrainingJob, layout: ParallelLayout) -> tuple[int, ...]:
+def rank_params(job: TrainingJob, layout: ParallelLayout, speeds: tuple[float, ...] = ()) -> tuple[int, ...]:
     """Count the parameters of each pp rank."""
-    cut, params = stages(job, layout), ParamCounts(job.model, layout.tp, layout.ep)
+    cut, params = stages(job, layout, speeds), ParamCounts(job.model, layout.tp, layout.ep)
     return tuple(params.stages(*cut.of(rank)) for rank in range(layout.pp))
 
 
@@ -163,9 +175,9 @@ class ModelShard(NamedTuple):
     working: float
 
 
-def model_shards(job: TrainingJob, layout: ParallelLayout) -> list[ModelShard]:
+def model_shards(job: TrainingJob, layout: ParallelLayout, speeds: tuple[float, ...] = ()) -> list[ModelShard]:
     """Return the model's shard of each pp rank."""
-    cut, precision, params = stages(job, layout), job.precision, ParamCounts(job.model, layout.tp, layout.ep)
+    cut, precision, params = stages(job, layout, speeds), job.precision, ParamCounts(job.model, layout.tp, layout.ep)
     block = counts.block_saved(job, layout).nbytes(precision)
     head = counts.head_saved(job, layout).nbytes(precision)
     stage_bytes = [len(layers) * block + (layers.stop == job.model.n_layer) * head for layers in cut.layers]
@@ -181,7 +193,7 @@ def model_shards(job: TrainingJob, layout: ParallelLayout) -> list[ModelShard]:
             max(sum(n * stage_bytes[stage] for n, stage in zip(moment, own, strict=True)) for moment in moments[rank]),
             max(in_block, in_head) if len(cut.layers) - 1 in own else in_block,
         )
-        for rank, (own, count) in enumerate(zip(cut.of_rank, rank_params(job, layout), strict=True))
+        for rank, (own, count) in enumerate(zip(cut.of_rank, rank_params(job, layout, speeds), strict=True))
     ]
 
 
@@ -221,8 +233,10 @@ def buffers(job: TrainingJob, layout: ParallelLayout, params: int) -> float:
     return total
 
 
-def memory(job: TrainingJob, layout: ParallelLayout, shards: list[ModelShard], owners: int) -> Memory:
-    """Return the memory of the rank that needs most; ZeRO shards over `owners` ranks.
+def memory(
+    job: TrainingJob, layout: ParallelLayout, shards: list[ModelShard], owners: int, limits: Sequence[float] = ()
+) -> Memory:
+    """Return the memory of the rank that needs most of its pp rank's `limits`; ZeRO shards over `owners` ranks.
 
     In a pipeline, ZeRO's working bytes per element of the largest layer, `in_layer`, hold the gradients of one layer,
     those of two that are being reduced, and with stage 3 two layers' parameters.
@@ -240,7 +254,12 @@ def memory(job: TrainingJob, layout: ParallelLayout, shards: list[ModelShard], o
         states = shard.params * (parameter + gradient) + optimizer(shard)
         return states + shard.layer * in_layer + shard.activations + shard.working
 
-    most = max(shards, key=rank_bytes)
+    limits = limits or [math.inf] * len(shards)
+    of_limits = [
+        rank_bytes(shard) / (limit if limit < math.inf else 1) for shard, limit in zip(shards, limits, strict=True)
+    ]
+    fullest = of_limits.index(max(of_limits))
+    most = shards[fullest]
     return Memory(
         most.params * parameter,
         most.params * gradient,
@@ -248,6 +267,7 @@ def memory(job: TrainingJob, layout: ParallelLayout, shards: list[ModelShard], o
         most.activations,
         most.working,
         buffers(job, layout, most.params) + most.layer * in_layer + matrix_buffers(job, layout, most, number),
+        limits[fullest],
     )
 
 

@@ -22,15 +22,24 @@ COMPUTE, TP, SP, EP, ZERO = PARTS = range(5)
 
 
 class PassContext(NamedTuple):
-    """A job, its layout, and the machine it is placed on."""
+    """A job, its layout, and the machine it is placed on; the passes are of a replica whose pp ranks have `speeds`.
+
+    They are 1 by default.
+    """
 
     job: TrainingJob
     layout: ParallelLayout
     placement: RankPlacement
+    speeds: tuple[float, ...] = ()
 
     @property
     def cut(self) -> Stages:
-        return stages(self.job, self.layout)
+        return stages(self.job, self.layout, self.cut_by)
+
+    @property
+    def cut_by(self) -> tuple[float, ...]:
+        """The speeds of pp ranks by which layers are assigned to them, if these are unequal."""
+        return self.placement.stage_speeds if len({*self.placement.stage_speeds}) > 1 else ()
 
     @property
     def params(self) -> ParamCounts:
@@ -128,11 +137,17 @@ class PassContext(NamedTuple):
         return costs
 
     def stage_costs(self) -> np.ndarray:
-        """Return the costs of each stage.  Shapes: (stages, kinds, parts)."""
+        """Return the costs of each stage of the replica.  Shapes: (stages, kinds, parts)."""
         costs = np.array([len(part) for part in self.cut.layers])[:, None, None] * self.block()
         costs[0, FORWARD, TP] += self.sum_s()  # of the embeddings
         costs[0, INPUTS, TP] += self.gather_s()
         costs[-1] += self.head()
+        if self.job.reproducible:  # each gradient is read, and the integers are read and written
+            params = np.array([self.params.stages(layers) for layers in self.cut.layers])
+            nbytes = params * (self.job.precision.parameter + 2 * self.job.precision.gradient)
+            costs[:, WEIGHTS, COMPUTE] += self.copy_s(1) * nbytes / 2
+        for rank, speed in enumerate(self.speeds):
+            costs[list(self.cut.of_rank[rank]), :, COMPUTE] /= speed
         return costs
 
     def least_s(self, costs: np.ndarray) -> float:

@@ -7,6 +7,7 @@ node share its cores and its links to other nodes.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import numpy as np
 from collectives.algorithms import find
 from collectives.schedule.cost import Link, Network, Nodes, predict
 from parallelism.mesh import Within, axes_of, mesh_shape, replica_axes
+from parallelism.pipeline.balance import relative_speeds
 from parallelism.planner.layout import ParallelLayout
 
 # In a node; and by messages: those that are the fastest somewhere, or nearly.  Others take long to price.
@@ -35,10 +37,19 @@ BY_MESSAGES = {
 SPARE = 0.1  # fraction of memory reserved for libraries and fragmentation, which are not counted
 
 
+class Host(NamedTuple):
+    """A node beside others: its ranks' speed and memory, and the rate of its link, as fractions of the machine's."""
+
+    speed: float = 1.0
+    memory: float = 1.0
+    rate: float = 1.0
+
+
 class Machine(NamedTuple):
     """Nodes and links; `flops_per_s` is a rank's speed in matrix products, `memory_bytes` its capacity.
 
-    A pass of a block takes at least `least_pass_s`, however small the block is.
+    A pass of a block takes at least `least_pass_s`, however small the block is.  Without `hosts`, one for each node,
+    all nodes are alike.
     """
 
     nodes: Nodes
@@ -46,10 +57,17 @@ class Machine(NamedTuple):
     flops_per_s: float
     memory_bytes: float
     least_pass_s: float = 0.0
+    hosts: tuple[Host, ...] = ()
 
     @property
     def world_size(self) -> int:
         return sum(map(len, self.nodes))
+
+    @property
+    def sum_of_speeds(self) -> float:
+        """The speed of all ranks together, in FLOP/s."""
+        hosts = self.hosts or [Host()] * len(self.nodes)
+        return self.flops_per_s * sum(host.speed * len(node) for host, node in zip(hosts, self.nodes, strict=True))
 
 
 @dataclass(eq=False)
@@ -130,6 +148,7 @@ class RankPlacement:
 
     def __init__(self, layout: ParallelLayout, machine: Machine, parts: int = 1):
         self.machine, self.network = machine, machine.network
+        self.hosts = machine.hosts or (Host(),) * len(machine.nodes)
         homes = {rank: number for number, node in enumerate(machine.nodes) for rank in node}
         self.node_of = np.array([homes[rank] for rank in range(len(homes))])
         self.mesh = mesh_shape(len(homes), **axes_of(layout), heads=Within("sp", parts))
@@ -141,6 +160,26 @@ class RankPlacement:
     replicas = cached_property(lambda self: self.along(*replica_axes(self.mesh.lengths)))  # including experts
     matrices = cached_property(lambda self: self.along(*replica_axes(self.mesh.lengths), "tp"))  # shards of the same
     pipelines = cached_property(lambda self: self.nodes_along("pp"))
+
+    @cached_property
+    def speeds(self) -> list[tuple[float, ...]]:
+        """The speed of each replica's pp ranks: that of the slowest of the ranks that divide a stage's layers."""
+        return [tuple(speeds) for speeds in self.least("speed").tolist()]
+
+    @cached_property
+    def stage_speeds(self) -> tuple[float, ...]:
+        """The speed of each pp rank by which layers are assigned to it: that of its slowest replica."""
+        return tuple(relative_speeds((1 / self.least("speed").min(0)).tolist()))
+
+    @cached_property
+    def memory_bytes(self) -> list[float]:
+        """The memory of each pp rank: that of its rank with the least."""
+        return (self.machine.memory_bytes * self.least("memory").min(0)).tolist()
+
+    def least(self, name: str) -> np.ndarray:
+        """Return the least of the hosts' values along sp and tp.  Shapes: (dp, pp)."""
+        values = np.array([getattr(host, name) for host in self.hosts])[self.nodes_along("sp", "tp")]
+        return values.min(1).reshape(self.mesh.lengths["dp"], self.mesh.lengths["pp"])
 
     @cached_property
     def ring(self) -> Link:
@@ -175,7 +214,16 @@ class RankPlacement:
         widest = max(groups, key=lambda nodes: len(set(nodes)))
         ranks = {node: tuple(rank for rank, at in enumerate(widest) if at == node) for node in dict.fromkeys(widest)}
         touched = Counter(node for nodes in groups for node in set(nodes))
-        return AxisGroup(tuple(ranks.values()), self.network, max(touched.values()))
+        network = self.network_of(node for nodes in groups if len({*nodes}) > 1 for node in nodes)
+        return AxisGroup(tuple(ranks.values()), network, max(touched.values()))
+
+    def network_of(self, nodes: Iterable[int]) -> Network:
+        """Return the network at the rate of the slowest link of some nodes."""
+        rate = min((self.hosts[node].rate for node in {*nodes}), default=1.0)
+        if rate == 1:
+            return self.network
+        between, gate = (Link(alpha, beta / rate) for alpha, beta in (self.network.between, self.network.gate))
+        return self.network._replace(between=between, nic=gate)
 
     def to_stage(self, source: int, dest: int) -> Link:
         """Return the link from one rank of each pipeline to another."""
@@ -183,5 +231,7 @@ class RankPlacement:
 
     def link(self, source: np.ndarray, dest: np.ndarray) -> Link:
         """Return the link of simultaneous messages from and to nodes: on the node that most leave, if any do."""
-        leaving = int(np.bincount(source[source != dest]).max(initial=0))
-        return contended(self.network, leaving).between if leaving else self.network.within
+        crossing = source != dest
+        leaving = int(np.bincount(source[crossing]).max(initial=0))
+        network = self.network_of([*source[crossing].tolist(), *dest[crossing].tolist()])
+        return contended(network, leaving).between if leaving else network.within

@@ -1,8 +1,10 @@
-"""Best layout for a running job, from a short measurement of its ranks."""
+"""Ranks of a running job: their measured speed, memory and links, and the best layout for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,15 +13,28 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import collectives
-from collectives.job import system
+from collectives.bench.constants import speeds
+from collectives.job import environment, system
+from collectives.schedule.cost import Nodes
+from parallelism.pipeline.balance import relative_speeds
 from parallelism.pipeline.layer_times import now
+from parallelism.planner.cluster import GIGABIT, GIGABYTE, Cluster, ClusterHost
+from parallelism.planner.flops import block_flops
 from parallelism.planner.layout import TrainingJob
 from parallelism.planner.place import SPARE, Machine
 from parallelism.planner.search import PlannedLayout, best
 from parallelism.planner.shape import ModelShape
 
 LEAST_S = 0.1
-MOST_ROWS = 4096
+MOST_TOKENS = {"cpu": 1024, "cuda": 4096}  # of a measured block, by the kind of device, if samples are no longer
+PROBES = 5, 1  # measurements of each speed of the network, and warm-ups
+MESSAGE_BYTES, MESSAGES = 1 << 20, 3  # between hosts, each way
+
+
+def start() -> collectives.Communicator:
+    """Return the communicator of all ranks; each computes with the threads of a rank from now on.  Collective."""
+    torch.set_num_threads(environment.threads_per_rank())
+    return collectives.world()
 
 
 def best_layout(
@@ -27,60 +42,138 @@ def best_layout(
 ) -> PlannedLayout:
     """Return the best layout for the ranks of `comm` with the `fixed` values, computed on rank 0.  Collective.
 
+    Its replicas have equal numbers of micro-batches.
+
     Raises: InputError on every rank if no layout fits, or the model cannot be divided.
     """
     hardware = machine(comm, job, device)
     with comm.agreed("best_layout"):
-        planned = best(job, hardware, fixed) if comm.rank == 0 else None
+        planned = best(job, hardware, fixed, moves=False) if comm.rank == 0 else None
     return comm.broadcast_object(planned)
 
 
 def machine(comm: collectives.Communicator, job: TrainingJob, device: str = "cpu") -> Machine:
     """Measure the ranks of `comm` while all compute at once; link speeds are those that `comm` uses.  Collective."""
-    ranks = max(map(len, comm.topology.nodes))
-    mine = np.array([flops_per_s(job, device), memory_bytes(device, ranks), -least_pass_s(job, device)])
-    rate, memory, least = comm.all_reduce(mine, op="min").tolist()
-    return Machine(comm.topology.nodes, comm.network, rate, memory * (1 - SPARE), -least)
+    nodes, names = comm.topology.nodes, comm.host_names()
+    cluster = cluster_of([names[node[0]] for node in nodes], nodes, own_speed(comm, job, device))
+    speeds = relative_speeds([1 / host.tflops for host in cluster.hosts])  # equal ones, but for noise, are 1
+    fast = min(host.tflops / speed for host, speed in zip(cluster.hosts, speeds, strict=True))
+    hosts = [replace(host, tflops=fast * speed) for host, speed in zip(cluster.hosts, speeds, strict=True)]
+    return cluster._replace(hosts=hosts).machine(comm.network, SPARE)._replace(nodes=nodes)
+
+
+def measured_cluster(comm: collectives.Communicator, job: TrainingJob, device: str = "cpu") -> Cluster:
+    """Measure the ranks of `comm` while all compute at once, and the links of their hosts.  Collective."""
+    nodes, names = comm.topology.nodes, comm.host_names()
+    cluster = cluster_of([names[node[0]] for node in nodes], nodes, own_speed(comm, job, device))
+    network, rates = speeds(comm, *PROBES), host_rates(comm)
+    hosts = [replace(host, gbit=rate / GIGABIT) for host, rate in zip(cluster.hosts, rates, strict=False)]
+    return cluster._replace(hosts=hosts or cluster.hosts, network=network)
+
+
+def own_speed(comm: collectives.Communicator, job: TrainingJob, device: str) -> np.ndarray:
+    """Measure each rank's FLOP/s, memory in bytes and least time of a pass in seconds.  Collective.
+
+    Shapes: (ranks, 3).
+    """
+    ranks = len(comm.topology.nodes[comm.topology.node_of[comm.rank]])
+    comm.barrier()
+    own = [flops_per_s(job, device), memory_bytes(device, ranks), least_pass_s(job, device)]
+    return comm.all_gather(np.array(own)).reshape(comm.size, len(own))
+
+
+def cluster_of(names: Sequence[str], nodes: Nodes, ranks: np.ndarray) -> Cluster:
+    """Return the cluster of the slowest rank of each node, and of its rank with least memory."""
+    hosts = []
+    for name, node in zip(names, nodes, strict=True):
+        rate, memory, _ = ranks[list(node)].min(0).tolist()
+        hosts.append(ClusterHost(name, len(node), rate / 1e12, memory / GIGABYTE))
+    return Cluster(hosts, least_pass_s=float(ranks[:, 2].min()))
+
+
+def host_rates(comm: collectives.Communicator) -> list[float]:
+    """Measure the bytes a second of each host's link; nothing for one host.  Collective."""
+    first = [node[0] for node in comm.topology.nodes]
+    if len(first) == 1:
+        return []
+    rates, message = np.zeros(len(first)), np.zeros(MESSAGE_BYTES, np.uint8)
+    for hosts in rounds_of_pairs(len(first)):
+        comm.barrier()
+        for own in map(list, hosts):
+            pair = first[own[0]], first[own[1]]
+            if comm.rank in pair:
+                rates[own] = np.maximum(rates[own], MESSAGE_BYTES / exchange_s(comm, pair, message))
+    return comm.all_reduce(rates, op="max").tolist()
+
+
+def rounds_of_pairs(number: int) -> Iterator[list[tuple[int, int]]]:
+    """Yield pairs of hosts that exchange messages at once: each meets several, of which some are fast.
+
+    >>> [*rounds_of_pairs(3)]
+    [[(0, 1)], [(1, 2)], [(0, 2)]]
+    """
+    for power in range((number - 1).bit_length()):
+        shift = 1 << power
+        pairs = [(host, host + shift) for host in range(number - shift)]
+        for parity in range(2):
+            if disjoint := [pair for pair in pairs if pair[0] // shift % 2 == parity]:
+                yield disjoint
+
+
+def exchange_s(comm: collectives.Communicator, pair: tuple[int, int], message: np.ndarray) -> float:
+    """Return the least seconds in which a message goes one way between two ranks, which both call this."""
+    times_s = []
+    for _ in range(1 + MESSAGES):
+        begin_s = time.perf_counter()
+        for act in (comm.send, comm.recv)[:: 1 if comm.rank == pair[0] else -1]:
+            act(message, sum(pair) - comm.rank)
+        times_s.append((time.perf_counter() - begin_s) / 2)
+    return min(times_s[1:])
 
 
 def flops_per_s(job: TrainingJob, device: str = "cpu") -> float:
-    """Measure the speed of matrix products of the model's block sizes, in floating-point operations per second."""
-    width, rows = job.model.n_embd, job.model.block_size * max(1, MOST_ROWS // job.model.block_size)
-    x = torch.ones(rows, width, dtype=getattr(torch, job.dtype), device=device)
-    weight = x.new_ones(4 * width, width)
-    return 2 * x.numel() * len(weight) / seconds(lambda: F.linear(x, weight), device)
+    """Measure the speed of both passes of one of the model's blocks, in floating-point operations per second."""
+    model = job.model
+    samples = max(1, MOST_TOKENS[torch.device(device).type] // model.block_size)
+    dtype = getattr(torch, job.dtype)
+    block = ProbeBlock(model, model.n_embd, model.hidden_width, model.n_head, model.num_kv_heads).to(device, dtype)
+    x = torch.randn(samples, model.block_size, model.n_embd, device=device, dtype=dtype, requires_grad=True)
+    flops = 3 * block_flops(model) * samples * model.block_size
+    return flops / seconds(lambda: block(x).sum().backward(), device)
 
 
 def least_pass_s(job: TrainingJob, device: str = "cpu") -> float:
     """Measure the time of a minimal block of the model's kind, which is launch overhead."""
-    block = MinimalBlock(job.model).to(device)
-    x = torch.ones(1, 2, MinimalBlock.WIDTH, device=device)
+    block = minimal_block(job.model).to(device)
+    x = torch.ones(1, 2, block.width, device=device)
     return seconds(lambda: block(x), device)
 
 
-class MinimalBlock(nn.Module):
-    """The operations of a pre-norm block, on as few elements as possible.
+def minimal_block(model: ModelShape) -> ProbeBlock:
+    """Return the operations of a block of a model on as few elements as possible."""
+    return ProbeBlock(model, width=4, hidden=8, heads=2, kv_heads=1 if model.num_kv_heads < model.n_head else 2)
+
+
+class ProbeBlock(nn.Module):
+    """The operations of a pre-norm block of a model, with sizes of its own.
 
     It has as many experts as the model, and grouped heads, gates and rotations if the model has them.
 
-    Shapes: x and result (batch, seq, 4).
+    Shapes: x and result (batch, seq, width).
     """
 
-    WIDTH, HIDDEN, HEADS, HEAD_SIZE = 4, 8, 2, 2
-
-    def __init__(self, model: ModelShape):
+    def __init__(self, model: ModelShape, width: int, hidden: int, heads: int, kv_heads: int):
         super().__init__()
-        kv = 1 if model.num_kv_heads < model.n_head else self.HEADS
-        self.heads, self.model = [self.HEADS, kv, kv], model
+        self.heads, self.model, self.width, self.head_size = [heads, kv_heads, kv_heads], model, width, width // heads
         norm = nn.RMSNorm if model.has_rms_norms else nn.LayerNorm
-        self.norms = nn.ModuleList(norm(self.WIDTH) for _ in range(2))
-        self.qkv = nn.Linear(self.WIDTH, sum(self.heads) * self.HEAD_SIZE, bias=model.bias)
-        self.out = nn.Linear(self.WIDTH, self.WIDTH, bias=model.bias)
-        num_mlps, columns = model.num_experts or 1, self.HIDDEN * (2 if model.is_gated else 1)
+        self.norms = nn.ModuleList(norm(width) for _ in range(2))
+        self.qkv = nn.Linear(width, sum(self.heads) * self.head_size, bias=model.bias)
+        self.out = nn.Linear(width, width, bias=model.bias)
+        num_mlps, columns = model.num_experts or 1, hidden * (2 if model.is_gated else 1)
         bias = model.bias and not model.num_experts
-        self.first = nn.ModuleList(nn.Linear(self.WIDTH, columns, bias=bias) for _ in range(num_mlps))
-        self.second = nn.ModuleList(nn.Linear(self.HIDDEN, self.WIDTH, bias=bias) for _ in range(num_mlps))
-        self.router = nn.Linear(self.WIDTH, model.num_experts, bias=False) if model.num_experts else None
+        self.first = nn.ModuleList(nn.Linear(width, columns, bias=bias) for _ in range(num_mlps))
+        self.second = nn.ModuleList(nn.Linear(hidden, width, bias=bias) for _ in range(num_mlps))
+        self.router = nn.Linear(width, model.num_experts, bias=False) if model.num_experts else None
         self.drop = nn.Dropout(model.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -89,11 +182,11 @@ class MinimalBlock(nn.Module):
         return x + self.drop(self.mix(normed) if self.router else self.mlp(0, normed))
 
     def attend(self, x: Tensor) -> Tensor:
-        heads = self.qkv(x).unflatten(-1, (-1, self.HEAD_SIZE)).transpose(1, 2)  # (batch, heads, seq, head_size)
+        heads = self.qkv(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)  # (batch, heads, seq, head_size)
         q, k, v = heads.split(self.heads, dim=1)
         if not self.model.embeds_positions:
             angles = torch.arange(q.shape[2], device=q.device)[:, None, None] * 0.5  # (seq, 1, 1)
-            turns = angles.cos(), angles.sin()
+            turns = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
             q, k, v = rotate(q, *turns), rotate(k, *turns), v.clone()
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] < q.shape[1])
         return self.drop(self.out(y.transpose(1, 2).flatten(2)))  # (batch, seq, width)

@@ -19,7 +19,9 @@ class Replicas:
     def __init__(self, setting: PassContext):
         self.setting, self.zero_stage = setting, setting.layout.zero_stage
         self.precision, self.params = setting.job.precision, setting.params
-        self.gradient_bytes = ITEMSIZES.get(setting.job.grad_dtype or "", self.precision.gradient)  # on the wire
+        self.gradient_bytes = self.precision.gradient  # on the wire
+        if setting.job.grad_dtype and not setting.job.reproducible:
+            self.gradient_bytes = ITEMSIZES[setting.job.grad_dtype]
         self.owners, self.across = setting.placement.owners[setting.layout.zero_group]
 
     def reduce_s(self, num_params: float) -> float:

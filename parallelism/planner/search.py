@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from heapq import nsmallest
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from parallelism.planner.division import Division, divisions
 from parallelism.planner.layout import ParallelLayout, TrainingJob, check_layout, check_mesh, families, meshes
 from parallelism.planner.memory import Memory, in_bytes, memory, model_shards
-from parallelism.planner.passes import PassContext
 from parallelism.planner.place import Machine, RankPlacement
 from parallelism.planner.step import StepModel, Time
 from parallelism.planner.uses import refuse_unused
@@ -20,11 +18,17 @@ TIE = 1e-5  # relative difference of times that counts as equal
 
 
 class PlannedLayout(NamedTuple):
-    """A layout with its predicted memory and step time."""
+    """A layout with its predicted memory and step time.
+
+    On hosts of different speeds, `numbers` are the micro-batches of each replica, and `layers` the blocks of each pp
+    rank; empty if they are equal.
+    """
 
     layout: ParallelLayout
     memory: Memory
     time: Time
+    numbers: tuple[int, ...] = ()
+    layers: tuple[int, ...] = ()
 
     @property
     def key(self) -> tuple[float, float, ParallelLayout]:
@@ -36,8 +40,7 @@ class ZeroVariants(NamedTuple):
     """Layouts that differ in ZeRO only, those of them that fit, and a lower bound of their step times."""
 
     least_s: float
-    setting: PassContext
-    costs: np.ndarray
+    division: Division
     fitting: list[tuple[ParallelLayout, Memory]]
 
 
@@ -49,8 +52,13 @@ class SearchResult(NamedTuple):
     undivided: Counter[str]  # number of refused meshes, by reason
 
 
-def search(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = {}, number: int = 1) -> SearchResult:
-    """Return the best layouts of the best `number` meshes, among all layouts with the `fixed` values."""
+def search(
+    job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = {}, number: int = 1, moves: bool = True
+) -> SearchResult:
+    """Return the best layouts of the best `number` meshes, among all layouts with the `fixed` values.
+
+    On hosts of different speeds, `moves` allows unequal numbers of micro-batches.
+    """
     candidates, undivided = [], Counter[str]()
     nearest: list[tuple[ParallelLayout, Memory]] = []
     fitting = too_large = 0
@@ -62,15 +70,14 @@ def search(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = {}, nu
             continue
         placement = RankPlacement(mesh, machine, job.head_ranks(mesh.sp))
         for layout in layouts:
-            setting = PassContext(job, layout, placement)
-            pairs = [*variants(setting, fixed)]
-            fits = [pair for pair in pairs if pair[1].total <= machine.memory_bytes]
-            misses = [pair for pair in pairs if pair[1].total > machine.memory_bytes]
-            fitting, too_large = fitting + len(fits), too_large + len(misses)
-            nearest = nsmallest(NEAREST, [*nearest, *misses], key=lambda pair: pair[1].total)
-            if fits:
-                costs = setting.stage_costs()
-                candidates.append(ZeroVariants(setting.least_s(costs), setting, costs, fits))
+            for each in divisions(job, layout, placement, moves):
+                pairs = [*variants(each, layout, fixed)]
+                fits = [pair for pair in pairs if pair[1].fits]
+                misses = [pair for pair in pairs if not pair[1].fits]
+                fitting, too_large = fitting + len(fits), too_large + len(misses)
+                nearest = nsmallest(NEAREST, [*nearest, *misses], key=lambda pair: pair[1].total / pair[1].limit)
+                if fits:
+                    candidates.append(ZeroVariants(each.least_s, each, fits))
     return SearchResult(fastest(candidates, number), fitting, too_large, nearest, undivided)
 
 
@@ -90,18 +97,23 @@ def divided(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) ->
     return layouts
 
 
-def variants(setting: PassContext, fixed: Mapping[str, Any]) -> Iterator[tuple[ParallelLayout, Memory]]:
+def variants(
+    division: Division, layout: ParallelLayout, fixed: Mapping[str, Any]
+) -> Iterator[tuple[ParallelLayout, Memory]]:
     """Yield a layout with each ZeRO variant, and the memory that ranks need."""
-    job, layout, owners = setting.job, setting.layout, setting.placement.owners
-    shards, replicas = model_shards(job, layout), owners["all"][0].size
-    stages = [fixed["zero_stage"]] if "zero_stage" in fixed else range(4 if replicas > 1 else 1)
+    setting, most = division.setting, max(division.numbers, default=layout.num_micro_batches)
+    job, owners, limits = setting.job, setting.placement.owners, setting.placement.memory_bytes
+    shards = model_shards(job, layout._replace(num_micro_batches=most), setting.cut_by)
+    replicas = owners["all"][0].size
+    possible = range(4 if replicas > 1 else 1) if "zero_stage" not in fixed else [fixed["zero_stage"]]
+    stages = [stage for stage in possible if stage <= division.most_zero]
     groups = [group for group in owners if fixed.get("zero_group", group) == group]
     for stage in stages:
         for group in groups if stage else ["all"]:
             number = owners[group][0].size
             if not stage or group == fixed.get("zero_group", "all") or 1 < number < replicas:
                 full = layout._replace(zero_stage=stage, zero_group=group)
-                yield full, memory(job, full, shards, number)
+                yield full, memory(job, full, shards, number, limits)
 
 
 def fastest(candidates: list[ZeroVariants], number: int) -> list[PlannedLayout]:
@@ -111,25 +123,26 @@ def fastest(candidates: list[ZeroVariants], number: int) -> list[PlannedLayout]:
     for family in sorted(candidates, key=lambda family: family.least_s):
         if family.least_s > limit_s:
             break
-        mesh = family.setting.placement
+        mesh = family.division.setting.placement
         for layout, rank_memory in family.fitting:
             incumbent = best.get(mesh)
-            step = StepModel(family.setting._replace(layout=layout), family.costs)
+            step = StepModel(family.division.of(layout), family.division.costs)
             if step.least_s() > min(limit_s, incumbent.time.total * (1 + TIE) if incumbent else math.inf):
                 continue
-            planned = PlannedLayout(layout, rank_memory, step.time())
+            cut = step.cut.num_blocks if step.setting.cut_by else ()
+            planned = PlannedLayout(layout, rank_memory, step.time(), family.division.numbers, tuple(cut))
             best[mesh] = min(incumbent or planned, planned, key=lambda planned: planned.key)
         if len(best) >= number:
             limit_s = sorted(planned.time.total for planned in best.values())[number - 1] * (1 + TIE)
     return sorted(best.values(), key=lambda planned: planned.key)[:number]
 
 
-def best(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = {}) -> PlannedLayout:
-    """Return the best of all layouts with the `fixed` values.
+def best(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = {}, moves: bool = True) -> PlannedLayout:
+    """Return the best of all layouts with the `fixed` values; `moves` is that of `search`.
 
     Raises: ValueError if none fits, with the nearest ones, or if the model cannot be divided.
     """
-    result = search(job, machine, fixed)
+    result = search(job, machine, fixed, moves=moves)
     if not result.best:
         raise ValueError(nothing(result, machine, fixed))
     return result.best[0]

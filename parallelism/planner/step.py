@@ -47,7 +47,7 @@ class StepModel:
     def __init__(self, setting: PassContext, costs: np.ndarray):
         self.setting, self.cut, self.replicas = setting, setting.cut, Replicas(setting)
         self.costs = self.replicas.with_reductions(costs)
-        self.params = rank_params(setting.job, setting.layout)
+        self.params = rank_params(setting.job, setting.layout, setting.cut_by)
         most, zero_stage = max(self.params), setting.layout.zero_stage
         self.reduces_at_end = zero_stage < 2  # gradients, in the last micro-batch only
         self.after_s = self.replicas.across_s(most) + self.non_experts_s() + self.tied_s()
@@ -59,6 +59,7 @@ class StepModel:
         self.update_s = self.copies_s(most, num_blocks)
         if setting.job.optimizer == "muon":
             self.update_s += self.muon_s(num_blocks)
+        self.update_s /= min(map(min, setting.placement.speeds))
 
     def non_experts_s(self) -> float:
         """Return the seconds to average ZeRO's shards of non-expert parameters over ep; 0 without ZeRO."""

@@ -48,10 +48,11 @@ def planned(config: Config, comm: collectives.Communicator) -> Config:
         job, fixed = job_of(config, comm.size), fixed_by(config)
     if comm.rank == 0:
         print(f"planning a layout for {comm.size} ranks", flush=True)
-    layout = best_layout(comm, job, fixed, config.device).layout
+    plan = best_layout(comm, job, fixed, config.device)
     if comm.rank == 0:
-        print(f"layout {layout} is the best for {comm.size} ranks", flush=True)
-    return replace(config, layout="given", **layout._asdict())
+        print(f"layout {plan.layout} is the best for {comm.size} ranks", flush=True)
+    balance = "measured" if plan.layers else config.balance  # with the speeds of the ranks
+    return replace(config, layout="given", balance=balance, **plan.layout._asdict())
 
 
 def fixed_by(config: Config) -> dict[str, Any]:
