@@ -1,17 +1,21 @@
 """Compare the planner's predictions of memory and time with steps of train.py, for layouts of 4 ranks.
 
     mpirun -n 4 python benchmarks/planner.py --output planner.json
+    python -m mpi_tests.rig run --hosts 4 --slots 1 --rate 1gbit --cpu 1,1,0.5,0.25 -- python benchmarks/planner.py \\
+        --micro_batch_size 1 --layouts "dp 4" "dp 2, pp 2" "pp 4"
 
-First, the ranks' links and their speed, while all compute at once, are measured.  Memory is the largest increase on any
-rank during some steps, relative to the time before the run was set up, with a rank's part of shared memory; it includes
-data and libraries' memory.  Time is the median step of the slowest rank.  For both, the rank correlation of predicted
-and measured values is printed: 1 if the order of the layouts is the same.  Linux with glibc only.
+First, the hosts' links and the speed of their ranks, while all compute at once, are measured.  Memory is the largest
+increase on any rank during some steps, relative to the time before the run was set up, with a rank's part of shared
+memory; it includes data and libraries' memory.  Time is the median step of the slowest rank.  For both, the rank
+correlation of predicted and measured values is printed: 1 if the order of the layouts is the same.  Linux with glibc
+only.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
@@ -23,13 +27,13 @@ from memory import LIBC, M_MMAP_THRESHOLD, MIB, process_mib, settled_mib, shared
 from peers import MPI
 
 import collectives
-from collectives.bench.constants import speeds
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from parallelism.pipeline.stage import Batch
 from parallelism.planner import Machine, ParallelLayout, PlannedLayout, TrainingJob, best
+from parallelism.planner.place import SPARE
 from parallelism.planner.presets import shape_of
-from parallelism.planner.ranks import machine
+from parallelism.planner.ranks import measured_cluster
 from training.data.tokens import load_tokens
 from training.loop import step
 from training.parallel.run import TrainingRun
@@ -55,7 +59,6 @@ LAYOUTS = {
 }
 EXPERTS = {"num_experts": 8, "experts_per_token": 2}  # for layouts with experts in their name
 WARMUPS = 2  # steps
-PROBES = 5, 1  # measurements of each link, and warm-ups
 
 
 class Figures(NamedTuple):
@@ -73,25 +76,39 @@ class Figures(NamedTuple):
         }
 
 
-def with_batch_size(layout: ParallelLayout, samples: int) -> ParallelLayout:
-    """Return the layout with one micro-batch of all samples, or for a pipeline with one sample per micro-batch."""
+def with_batch_size(layout: ParallelLayout, samples: int, size: int | None) -> ParallelLayout:
+    """Return the layout with micro-batches of `size`; by default of all samples, or in a pipeline of one."""
     own = samples // layout.dp
-    return layout._replace(
-        micro_batch_size=own if layout.pp == 1 else 1, num_micro_batches=1 if layout.pp == 1 else own
-    )
+    size = size or (own if layout.pp == 1 else 1)
+    return layout._replace(micro_batch_size=size, num_micro_batches=own // size)
 
 
-def plan_layout(name: str, config: Config, samples: int, target: Machine) -> PlannedLayout:
+def plan_layout(name: str, config: Config, samples: int, size: int | None, target: Machine) -> PlannedLayout:
     """Plan the only layout with all values that a name stands for."""
     job = TrainingJob(shape_of(config, load_tokens(config.data).vocab_size), samples)
-    return best(job, target._replace(memory_bytes=float("inf")), with_batch_size(LAYOUTS[name], samples)._asdict())
+    fixed = with_batch_size(LAYOUTS[name], samples, size)._asdict()
+    return best(job, target._replace(memory_bytes=float("inf")), fixed)
 
 
-def measure(config: Config, world: collectives.Communicator, num_steps: int) -> tuple[float, float]:
-    """Return the largest rank's MiB, and the slowest rank's median seconds.  Collective."""
+def config_of(plan: PlannedLayout, config: Config) -> Config:
+    """Return a run's settings for a plan."""
+    config = replace(config, reproducible=bool(plan.numbers), balance_load=bool(plan.numbers), **plan.layout._asdict())
+    return replace(config, balance="measured" if plan.layers else config.balance)
+
+
+def measure(
+    config: Config, world: collectives.Communicator, num_steps: int, numbers: Sequence[int] = ()
+) -> tuple[float, float]:
+    """Return the largest rank's MiB, and the slowest rank's median seconds.  Collective.
+
+    Replicas have these numbers of micro-batches from the beginning.
+    """
     MPI.COMM_WORLD.Barrier()
     before = settled_mib() - shared_by_others_mib()
     run = TrainingRun(config, world.split(0))  # a communicator with separate memory
+    if numbers and run.health:
+        run.health.better_numbers = lambda: [*numbers]  # type: ignore[method-assign]
+        run.balance_load()
     settled_mib()
     steps_s = [step_s(run, *each) for each in enumerate(islice(run.inputs(), WARMUPS + num_steps), 1)]
     MPI.COMM_WORLD.Barrier()
@@ -122,6 +139,7 @@ def parse(size: int) -> argparse.Namespace:
     parser.add_argument("--n_embd", type=positive, default=256)
     parser.add_argument("--block_size", type=positive, default=128, help="tokens a sample")
     parser.add_argument("--samples", type=positive, default=8, help="of a step, on all ranks together")
+    parser.add_argument("--micro_batch_size", type=positive, help="by default all of a replica's, or 1 in a pipeline")
     parser.add_argument("--steps", type=positive, default=7)
     parser.add_argument("--output", type=output, help="write the numbers as JSON")
     args = parser.parse_args()
@@ -144,17 +162,21 @@ def main() -> None:
         plain = Config(out_dir="", **shape)
         job = TrainingJob(shape_of(plain, load_tokens(plain.data).vocab_size), args.samples)
         configs = {name: replace(plain, **EXPERTS) if "experts" in name else plain for name in args.layouts}
-    target = machine(comm, job)._replace(network=speeds(comm, *PROBES))
+    cluster = measured_cluster(comm, job)
+    assert cluster.network
+    target = cluster.machine(cluster.network, SPARE)
     with comm.agreed("planner"):
-        plans = {name: plan_layout(name, config, args.samples, target) for name, config in configs.items()}
+        size = args.micro_batch_size
+        plans = {name: plan_layout(name, config, args.samples, size, target) for name, config in configs.items()}
     figures = {}
     # Exclude the memory of loading and compiling.
     for recompute in ("none", "full"):  # torch loads Dynamo when it first recomputes
         measure(replace(plain, recompute=recompute), comm, 1)
     for name, plan in progress_bar(plans.items(), "layout", comm.rank):
-        mib, seconds = measure(replace(configs[name], **plan.layout._asdict()), comm, args.steps)
+        mib, seconds = measure(config_of(plan, configs[name]), comm, args.steps, plan.numbers)
         figures[name] = Figures(plan.memory.total / MIB, mib, 1e3 * plan.time.total, 1e3 * seconds)
     if comm.rank == 0:
+        print(*cluster.hosts, sep="\n")
         report(args, figures)
     comm.barrier()
 

@@ -213,11 +213,16 @@ def working(job: TrainingJob, layout: ParallelLayout) -> tuple[float, float]:
     return around, 2 * 4 * counts.logits(job, layout)
 
 
-def buffers(job: TrainingJob, layout: ParallelLayout, params: int) -> float:
-    """Return the bytes of communication buffers: activations, and without a pipeline the next block and buckets."""
+def buffers(job: TrainingJob, layout: ParallelLayout, params: int, crosses: bool = False) -> float:
+    """Return the bytes of communication buffers: activations, and without a pipeline the next block and buckets.
+
+    If the sum of gradients `crosses` hosts, each replica adds up one part of every bucket.  The part of another one
+    waits in memory whose size is rounded up to a power of two, at most twice the part.
+    """
     precision, counted = job.precision, ParamCounts(job.model, layout.tp, layout.ep)
     activations = counts.tokens(job, layout) * job.model.n_embd * precision.activation
     total = 2.0 * GROWTH * counts.fullest_rows(job.model, layout.ep) * activations if layout.ep > 1 else 0.0
+    total += 2.0 * params * precision.gradient / (layout.dp * layout.sp // layout.ep) * crosses
     total += 2.0 * activations * (layout.tp > 1)
     total += 2.0 * activations / counts.between_tp(layout) * (layout.pp > 1)
     if layout.pp > 1:
@@ -234,9 +239,16 @@ def buffers(job: TrainingJob, layout: ParallelLayout, params: int) -> float:
 
 
 def memory(
-    job: TrainingJob, layout: ParallelLayout, shards: list[ModelShard], owners: int, limits: Sequence[float] = ()
+    job: TrainingJob,
+    layout: ParallelLayout,
+    shards: list[ModelShard],
+    owners: int,
+    limits: Sequence[float] = (),
+    crosses: bool = False,
 ) -> Memory:
-    """Return the memory of the rank that needs most of its pp rank's `limits`; ZeRO shards over `owners` ranks.
+    """Return the memory of the rank that needs most of its pp rank's `limits`.
+
+    ZeRO shards over `owners` ranks; `crosses` says whether the replicas are on several hosts.
 
     In a pipeline, ZeRO's working bytes per element of the largest layer, `in_layer`, hold the gradients of one layer,
     those of two that are being reduced, and with stage 3 two layers' parameters.
@@ -266,7 +278,7 @@ def memory(
         optimizer(most),
         most.activations,
         most.working,
-        buffers(job, layout, most.params) + most.layer * in_layer + matrix_buffers(job, layout, most, number),
+        buffers(job, layout, most.params, crosses) + most.layer * in_layer + matrix_buffers(job, layout, most, number),
         limits[fullest],
     )
 

@@ -26,7 +26,7 @@ from parallelism.planner.search import PlannedLayout, best
 from parallelism.planner.shape import ModelShape
 
 LEAST_S = 0.1
-MOST_TOKENS = {"cpu": 1024, "cuda": 4096}  # of a measured block, by the kind of device, if samples are no longer
+MOST_TOKENS = {"cpu": 256, "cuda": 4096}  # of a measured block, by the kind of device, if samples are no longer
 PROBES = 5, 1  # measurements of each speed of the network, and warm-ups
 MESSAGE_BYTES, MESSAGES = 1 << 20, 3  # between hosts, each way
 
@@ -56,9 +56,9 @@ def machine(comm: collectives.Communicator, job: TrainingJob, device: str = "cpu
     """Measure the ranks of `comm` while all compute at once; link speeds are those that `comm` uses.  Collective."""
     nodes, names = comm.topology.nodes, comm.host_names()
     cluster = cluster_of([names[node[0]] for node in nodes], nodes, own_speed(comm, job, device))
-    speeds = relative_speeds([1 / host.tflops for host in cluster.hosts])  # equal ones, but for noise, are 1
-    fast = min(host.tflops / speed for host, speed in zip(cluster.hosts, speeds, strict=True))
-    hosts = [replace(host, tflops=fast * speed) for host, speed in zip(cluster.hosts, speeds, strict=True)]
+    relative = relative_speeds([1 / host.tflops for host in cluster.hosts])  # equal ones, but for noise, are 1
+    fast = min(host.tflops / speed for host, speed in zip(cluster.hosts, relative, strict=True))
+    hosts = [replace(host, tflops=fast * speed) for host, speed in zip(cluster.hosts, relative, strict=True)]
     return cluster._replace(hosts=hosts).machine(comm.network, SPARE)._replace(nodes=nodes)
 
 

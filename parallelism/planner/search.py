@@ -104,7 +104,7 @@ def variants(
     setting, most = division.setting, max(division.numbers, default=layout.num_micro_batches)
     job, owners, limits = setting.job, setting.placement.owners, setting.placement.memory_bytes
     shards = model_shards(job, layout._replace(num_micro_batches=most), setting.cut_by)
-    replicas = owners["all"][0].size
+    replicas, crosses = owners["all"][0].size, len(owners["all"][0].nodes) > 1
     possible = range(4 if replicas > 1 else 1) if "zero_stage" not in fixed else [fixed["zero_stage"]]
     stages = [stage for stage in possible if stage <= division.most_zero]
     groups = [group for group in owners if fixed.get("zero_group", group) == group]
@@ -113,7 +113,7 @@ def variants(
             number = owners[group][0].size
             if not stage or group == fixed.get("zero_group", "all") or 1 < number < replicas:
                 full = layout._replace(zero_stage=stage, zero_group=group)
-                yield full, memory(job, full, shards, number, limits)
+                yield full, memory(job, full, shards, number, limits, crosses)
 
 
 def fastest(candidates: list[ZeroVariants], number: int) -> list[PlannedLayout]:
