@@ -86,8 +86,8 @@ def test_ranks_with_one_micro_batch_each(comm):
     check(comm, {}, micro_batch_size=GLOBAL_BATCH // comm.size)
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1])
-@pytest.mark.sizes(5)
+@pytest.mark.parametrize("zero_stage", [0, 1, 2])
+@pytest.mark.sizes(3, 5)
 def test_ranks_have_different_numbers_of_micro_batches(comm, zero_stage):
     check(comm, {"zero_stage": zero_stage})
 
@@ -96,9 +96,9 @@ def test_ranks_have_different_numbers_of_micro_batches(comm, zero_stage):
     "layout",
     [
         {"zero_stage": 1},
-        {"pp": 2, "schedule": "zb_h1", "zero_stage": 1},
+        {"pp": 2, "schedule": "zb_h1", "zero_stage": 2},
         {"tp": 2, **SPLIT},
-        *[{}, {"pp": 2}] * IS_PROOF,
+        *[{}, {"pp": 2}, {"zero_stage": 2}] * IS_PROOF,
     ],
 )
 @pytest.mark.sizes(4)
@@ -128,7 +128,7 @@ def test_micro_batches_move_between_replicas_in_the_middle_of_a_run(comm, layout
 @pytest.mark.sizes(2)
 def test_what_cannot_move_between_replicas_is_refused(comm):
     for changes, words in (
-        ({"zero_stage": 2}, "balance_load makes unequal numbers of micro-batches, but zero_stage=2 needs equally many"),
+        ({"zero_stage": 3}, "balance_load makes unequal numbers of micro-batches, but zero_stage=3 needs equally many"),
         ({"micro_batch_size": GLOBAL_BATCH // 2}, "balance_load has no effect with 2 micro-batches on dp=2 ranks: "),
     ):
         with pytest.raises(InputError, match=words):

@@ -80,6 +80,7 @@ class PipelineParallel(Pipeline):
             TiedGradients(names, model, mesh.pp),
             is_cut=schedule.num_stages > 1,
             first_micro_batch=first,
+            most_micro_batches=int(numbers.max()),
         )
         replicas, samples = mesh.along(*replica_axes(mesh.shape)), mesh.along("dp", "sp")
         self.exact: ExactSums | None = None
@@ -136,13 +137,14 @@ class PipelineParallel(Pipeline):
         self.listeners = listeners
         self.zero_grad()
 
-    def follow(self, schedule: Schedule, first_micro_batch: int) -> None:
+    def follow(self, schedule: Schedule, first_micro_batch: int, most: int) -> None:
         """Run later steps by a `schedule` of the same stages with another number of micro-batches.
 
-        This rank's begin with `first_micro_batch` of the global batch, which has as many as before.
+        This rank's begin with `first_micro_batch` of the global batch, which has as many as before; the replica with
+        most of them has `most`.
         """
         self.schedule, self.first_micro_batch = schedule, first_micro_batch
-        self.replica.own.follow(schedule.orders[self.comm.rank], first_micro_batch)
+        self.replica.own.follow(schedule.orders[self.comm.rank], first_micro_batch, most)
 
     def zero_grad(self) -> None:
         """Clear the gradients in place."""

@@ -26,7 +26,7 @@ class Division(NamedTuple):
     @property
     def most_zero(self) -> int:
         """The last ZeRO stage that allows these numbers."""
-        return 1 if self.numbers else 3
+        return 2 if self.numbers else 3
 
     @property
     def least_s(self) -> float:

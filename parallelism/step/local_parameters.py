@@ -105,6 +105,7 @@ class LocalParameters:
         tied: TiedGradients | None = None,
         is_cut: bool = False,
         first_micro_batch: int = 0,
+        most_micro_batches: int = 0,
     ):
         self.model, self.comm, self.is_cut = model, comm, is_cut
         self.stages = stages or {0: range(len(modules))}
@@ -112,7 +113,7 @@ class LocalParameters:
         self.params = dict(model.named_parameters())
         self.names: dict[Tensor, str] = {param: name for name, param in self.params.items()}
         self.leaves: list[Tensor] = [param for param in self.params.values() if param.requires_grad]  # of the graph
-        self.follow(order, first_micro_batch)
+        self.follow(order, first_micro_batch, most_micro_batches)
         self._names = dict(model.named_parameters(remove_duplicate=False))
         self._layers = {  # "" is the whole model
             name: {number for number, owned in modules.items() if any(not m or name.startswith(f"{m}.") for m in owned)}
@@ -122,9 +123,13 @@ class LocalParameters:
         for name, param in self._names.items():
             self.layers[param] |= self._layers[name]
 
-    def follow(self, order: Order, first_micro_batch: int) -> None:
-        """Expect another number of micro-batches, from another first one on, in another order of the same stages."""
+    def follow(self, order: Order, first_micro_batch: int, most: int = 0) -> None:
+        """Expect another number of micro-batches, from another first one on, in another order of the same stages.
+
+        The replica with most of them has `most`.
+        """
         self.num_micro_batches = len({action.micro_batch for action in order})
+        self.num_fewer = max(0, most - self.num_micro_batches)  # than that replica
         self.first_micro_batch = first_micro_batch
         self._last = {action.stage: index for index, action in enumerate(order) if action.kind != FORWARD}
 

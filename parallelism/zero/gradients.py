@@ -1,7 +1,8 @@
 """ZeRO stage 2: shard gradients, too; no rank ever holds all of them.
 
 Gradients are reduced to their owners in each micro-batch's backward pass, or in its part for weights, and accumulate
-there.  With Psi bytes of parameters and m micro-batches, a rank sends m Psi of gradients in a step; with stage 1, Psi.
+there.  A replica with fewer micro-batches than another takes part with zeros.  With Psi bytes of parameters and m
+micro-batches, a rank sends m Psi of gradients in a step; with stage 1, Psi.
 
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020,
 arXiv 1910.02054, sections 5.2 and 7.2.1.
@@ -81,6 +82,9 @@ class ReducedGradients(Replica):
             self._queues.pop((action.stage, action.micro_batch)).flush()
 
     def finish_reducing(self) -> None:
+        for _ in range(self.own.num_fewer):  # zeros, while other replicas reduce gradients of further micro-batches
+            for buckets in self._of_stage.values():
+                BucketQueue(buckets).flush()
         for buffer in self.working:
             finish(buffer)
 

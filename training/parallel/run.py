@@ -278,7 +278,7 @@ class TrainingRun:
         self.numbers, own = numbers, self.mesh.dp.rank
         self.sampler.cut([number * self.config.micro_batch_size for number in numbers])
         self.samples.num_micro_batches = numbers[own]
-        self.pipeline.follow(make_schedule(self.config, numbers[own]), sum(numbers[:own]))
+        self.pipeline.follow(make_schedule(self.config, numbers[own]), sum(numbers[:own]), max(numbers))
         return f"micro-batches by dp rank from now on: {', '.join(map(str, numbers))}"
 
     @contextmanager

@@ -209,8 +209,8 @@ def micro_batches_by_rank(settings: RunSettings, dp_size: int, num_samples: int)
         )
     numbers = [len(run) for run in even_runs(batch // size, dp_size)]
     words = f"global_batch_size={batch} makes {numbers[0]} micro-batches of one rank, and {numbers[-1]} of another"
-    if settings.zero_stage >= 2:
-        raise ValueError(f"{words}, but zero_stage={settings.zero_stage} needs equally many: use at most 1")
+    if settings.zero_stage == 3:
+        raise ValueError(f"{words}, but zero_stage=3 needs equally many: use at most 2")
     for number in {*numbers}:
         if max_stages(make_schedule(settings, number)) > 1:
             raise ValueError(f"{words}, but schedule={settings.schedule} has several stages a rank: use 1f1b")
@@ -225,9 +225,9 @@ def check_balance_load(settings: RunSettings, numbers: Sequence[int]) -> None:
     if len(numbers) == 1 or total == len(numbers):
         what = "with dp=1" if len(numbers) == 1 else f"with {total} micro-batches on dp={total} ranks"
         raise ValueError(f"balance_load has no effect {what}: omit it, or use more dp ranks or smaller micro-batches")
-    if stage >= 2:
+    if stage == 3:
         raise ValueError(
-            f"balance_load makes unequal numbers of micro-batches, but zero_stage={stage} needs equally many"
+            "balance_load makes unequal numbers of micro-batches, but zero_stage=3 needs equally many: use at most 2"
         )
     if settings.device != "cpu":
         raise ValueError(f"balance_load measures speeds by the host's clock: omit it with device={settings.device}")
