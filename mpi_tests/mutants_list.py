@@ -1934,6 +1934,48 @@ HEALTH = [
         ("test_health.py", "micro_batches_go"),
     ),
     mutant(
+        "parallelism/planner/place.py",
+        "return values.min(1).reshape",
+        "return values.max(1).reshape",
+        ("test_planner_cluster.py", "cannot_move"),
+    ),
+    mutant(
+        "parallelism/planner/place.py",
+        "network = self.network_of([*source[crossing].tolist(), *dest[crossing].tolist()])",
+        "network = self.network_of(source[crossing].tolist())",
+        ("test_planner_cluster.py", "slowest_link"),
+    ),
+    mutant(
+        "parallelism/planner/division.py",
+        "return max(each, key=",
+        "return min(each, key=",
+        ("test_planner_cluster.py", "replicas_get or cannot_move"),
+    ),
+    mutant(
+        "parallelism/planner/memory.py",
+        "fullest = of_limits.index(max(of_limits))",
+        "fullest = 0",
+        ("test_planner_cluster.py", "fits_into_its_host"),
+    ),
+    mutant(
+        "parallelism/planner/cluster.py",
+        "ratio = network.between.beta_s_per_byte / network.gate.beta_s_per_byte",
+        "ratio = 1",
+        ("test_planner_cluster.py", "machine_of_a_cluster"),
+    ),
+    mutant(
+        "parallelism/planner/ranks.py",
+        "for parity in range(2):",
+        "for parity in range(1):",
+        ("test_planner_cluster.py", "taken_for_slow"),
+    ),
+    mutant(
+        "parallelism/pipeline/balance.py",
+        "if min(seconds) / each >= EQUAL",
+        "if min(seconds) / each > 0",
+        ("test_planner_cluster.py", "noise"),
+    ),
+    mutant(
         "parallelism/pipeline/pipeline_parallel.py",
         "self.schedule, self.first_micro_batch = schedule, first_micro_batch",
         "self.schedule = schedule",
