@@ -1899,6 +1899,12 @@ HEALTH = [
     ),
     mutant(
         "training/health/judge.py",
+        "self.slower_since_s.get(rank, self.now_s - slow_s[rank])",
+        "self.slower_since_s.get(rank, self.now_s)",
+        ("test_health.py", "first_slow_step"),
+    ),
+    mutant(
+        "training/health/judge.py",
         "self.now_s - self.slower_since_s[rank] >= self.lasting_s",
         "True",
         ("test_health.py", "for_a_second"),

@@ -86,6 +86,16 @@ def test_a_rank_that_is_slow_for_a_second_is_not_named():
     assert [each.finding.ranks for each in run.steps(30, rank1=slower(2.0))] == [(1,)]
 
 
+def test_the_seconds_for_which_a_rank_is_slow_begin_with_its_first_slow_step():
+    """In long steps, the window alone shows that it lasts: the first verdict that can tell names the rank."""
+    run = Run(lasting_s=2)
+    run.steps(40)
+    times = slower(2.0)._replace(whole=0.2)
+    assert run.steps(10, usual=USUAL._replace(whole=0.2), rank1=times) == []
+    [begin] = run.steps(5, usual=USUAL._replace(whole=0.2), rank1=times)
+    assert begin.finding.ranks == (1,)
+
+
 def test_why_a_rank_is_slow_may_change_without_a_word():
     run = Run()
     assert len(run.steps(40, rank1=slower(2.0))) == 1

@@ -140,10 +140,12 @@ class Judge:
 
         Where ranks share cores, the clock shows less of what a slow one needs than its CPU time does.
         """
-        by_clock, by_cpu = np.sort(self.beside(now, "computing"), 0), np.sort(self.beside(now, "cpu"), 0)
+        clock, cpu = self.beside(now, "computing"), self.beside(now, "cpu")
+        slow_s = now.step_s @ (np.maximum(clock, cpu) >= SLOWER[0])  # of the latest steps, by rank
+        by_clock, by_cpu = np.sort(clock, 0), np.sort(cpu, 0)
         keys = [(True, "", (rank,)) for rank in range(len(self.hosts))]
         slower = self.reaching(np.maximum(by_clock, by_cpu), SLOWER, keys)
-        self.slower_since_s = {rank: self.slower_since_s.get(rank, self.now_s) for rank in slower}
+        self.slower_since_s = {rank: self.slower_since_s.get(rank, self.now_s - slow_s[rank]) for rank in slower}
         for rank in slower:
             ratio, cpu_ratio = by_clock[HALF, rank], by_cpu[HALF, rank]
             kind = "slow" if cpu_ratio - 1 > (ratio - 1) / 2 else "load"
@@ -196,6 +198,7 @@ class Latest:
     def __init__(self, times: np.ndarray):
         self.computing, self.cpu, waiting, self.input, whole, _ = np.moveaxis(times, 2, 0)
         self.core = self.cpu / self.computing
+        self.step_s = whole.max(1)
         self.whole_s, self.waiting_s = float(middle(whole).max()), float(middle(waiting.min(1)))
 
 
