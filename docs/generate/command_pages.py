@@ -2,10 +2,11 @@
 
 import html
 import json
+import multiprocessing
 import os
 import re
-import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,8 +14,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import print_options
+
 ROOT = Path(__file__).resolve().parents[2]
-PRINT_OPTIONS = Path(__file__).with_name("print_options.py")
+FORKS = multiprocessing.get_context("forkserver")
 
 
 class Topic(NamedTuple):
@@ -137,6 +140,8 @@ class Program(NamedTuple):
 
 def pages() -> dict[str, str]:
     """Return the pages by their paths below docs/."""
+    sys.path.append(str(Path(__file__).parent))  # from which MkDocs has imported this module, as its processes do
+    FORKS.set_forkserver_preload(["torch", "mpi4py", "numba"])  # once, as most programs import them
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         commands = [command for topic in TOPICS for command in topic.programs]
         programs = dict(zip(commands, pool.map(read, commands), strict=True))
@@ -146,25 +151,35 @@ def pages() -> dict[str, str]:
 
 
 def read(command: str) -> Program:
-    """Run a program up to its help.
+    """Run a program up to its help, in a process of its own.
 
     Raises: RuntimeError if it fails, with what it printed.
     """
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    words = [sys.executable, str(PRINT_OPTIONS), *command.split()]
-    ended = subprocess.run(
-        words, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=300
-    )
-    if ended.returncode:
-        raise RuntimeError(f"python {command} --help ends with {ended.returncode}: {ended.stderr}")
-    if ended.stdout.startswith("usage: "):  # it has no parser of its own
-        return Program(command, ended.stdout, ())
-    printed: dict[str, Any] = json.loads(ended.stdout)
+    with tempfile.NamedTemporaryFile() as file:
+        process = FORKS.Process(target=print_to, args=(file.name, command.split()))
+        process.start()
+        process.join()
+        text = Path(file.name).read_text()
+    if process.exitcode:
+        raise RuntimeError(f"python {command} --help ends with {process.exitcode}: {text}")
+    if text.startswith("usage: "):  # it has no parser of its own
+        return Program(command, text, ())
+    printed: dict[str, Any] = json.loads(text)
     options = (
         Option(tuple(option["flags"]), option["values"], tuple(option["choices"]), option["help"])
         for option in printed["options"]
     )
     return Program(command, printed["description"], tuple(each for each in options if each.name not in OF_ALL))
+
+
+def print_to(path: str, words: list[str]) -> None:
+    """Run a program with a file as its output."""
+    output = os.open(path, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT))
+    print_options.run(words)
 
 
 def index(programs: dict[str, Program]) -> Iterator[str]:

@@ -1,12 +1,7 @@
-"""Run a program, and where it would print its help, print its parser's description and options as JSON.
-
-python print_options.py train.py
-python print_options.py -m parallelism.pipeline.schedule draw
-"""
+"""Run a program, and where it would print its help, print its parser's description and options as JSON."""
 
 import argparse
 import json
-import os
 import runpy
 import sys
 from typing import Any
@@ -38,16 +33,11 @@ def add_described(actions: Any, name: str, **settings: Any) -> argparse.Argument
 
 
 def run(words: list[str]) -> None:
-    if words[0] == "-m":
-        sys.argv = [*words[1:], "--help"]
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = [*words, "--help"]
-        runpy.run_path(words[0], run_name="__main__")
-
-
-if __name__ == "__main__":
-    sys.path[0] = os.getcwd()
+    """Run a program, as `["-m", "training"]`; all later parsers of this process print so, too."""
     argparse.ArgumentParser.print_help = print_options  # type: ignore[method-assign]
     argparse._SubParsersAction.add_parser = add_described  # type: ignore[method-assign, assignment]
-    run(sys.argv[1:])
+    sys.argv = [*(words[1:] if words[0] == "-m" else words), "--help"]
+    if words[0] == "-m":
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(words[0], run_name="__main__")
