@@ -172,6 +172,7 @@ def main() -> None:
     # Exclude the memory of loading and compiling.
     for recompute in ("none", "full"):  # torch loads Dynamo when it first recomputes
         measure(replace(plain, recompute=recompute), comm, 1)
+    measure(replace(plain, pp=RANKS, num_micro_batches=RANKS, micro_batch_size=1, balance="measured"), comm, 1)
     for name, plan in progress_bar(plans.items(), "layout", comm.rank):
         mib, seconds = measure(config_of(plan, configs[name]), comm, args.steps, plan.numbers)
         figures[name] = Figures(plan.memory.total / MIB, mib, 1e3 * plan.time.total, 1e3 * seconds)
