@@ -16,7 +16,7 @@ from parallelism.planner.__main__ import main
 from parallelism.planner.cluster import Cluster, ClusterHost, read
 from parallelism.planner.division import divisions
 from parallelism.planner.flops import block_flops, head_flops
-from parallelism.planner.memory import memory, model_shards
+from parallelism.planner.memory import memory, model_shards, rank_params
 from parallelism.planner.place import Host, RankPlacement
 from parallelism.planner.ranks import rounds_of_pairs
 from parallelism.planner.search import search
@@ -114,6 +114,17 @@ def test_a_group_has_the_rate_of_its_slowest_link():
     assert seconds == pytest.approx([1, 1, 2])
 
 
+def test_gradients_that_do_not_overlap_are_added_up_after_the_passes():
+    """Their time is all of a reduction's, which none of the backward pass hides."""
+    network = FREE._replace(between=Link(0, 2e-11), nic=Link(0, 2e-11))
+    job, machine = TrainingJob(MODEL, 16, bucket_mb=0.01), hosts_at(1, 1, 1, 1, network=network)
+    hidden, shown = (best(job, machine._replace(overlaps=overlaps), DP).time for overlaps in (True, False))
+    whole_s = 2 * (1 - 1 / 4) * 4 * rank_params(job, ParallelLayout(dp=4))[0] * 2e-11
+    assert shown.dp == pytest.approx(whole_s, rel=0.01)
+    assert hidden.dp < 0.6 * shown.dp
+    assert shown.compute == hidden.compute
+
+
 def test_equal_hosts_are_planned_as_one_kind_of_host():
     job, plain = TrainingJob(MODEL, 8), hosts_at(1, 1)._replace(hosts=())
     assert search(job, hosts_at(1, 1), number=4) == search(job, plain, number=4)
@@ -142,7 +153,7 @@ OTHER = HOST.replace("'a'", "'b'").replace("2.0", "1.0")
 def test_a_file_holds_what_was_measured(tmp_path):
     network = Network(Link(3e-6, 3e-10), Link(3e-5, 1e-9), cores=2, nic=Link(1e-6, 1e-9))
     hosts = [ClusterHost("node 1", 4, 0.125, 12.5, 1.5), ClusterHost("node2", 2, 0.5, 8.0)]
-    cluster = Cluster(hosts, network, 1.5e-5)
+    cluster = Cluster(hosts, network, 1.5e-5, overlaps=False)
     (tmp_path / "cluster.toml").write_text(str(cluster))
     assert read(tmp_path / "cluster.toml") == cluster
     assert cluster.nodes == ((0, 1, 2, 3), (4, 5))
@@ -187,8 +198,9 @@ def test_the_plan_says_what_each_host_gets_and_what_is_lost(capsys, tmp_path):
         (HOST.replace("tflops", "tflop"), "host a: tflop is not a key (nearest: tflops): use name, ranks, tflops, "),
         (HOST + "gbit = 0\n", "host a: gbit=0 must be above 0 and at most 1000000 Gbit/s"),
         (HOST + HOST, "host a is there twice: write one table, with all of its ranks"),
+        ("overlaps = 1\n" + HOST, "overlaps=1 must be of type bool"),
         ("least_pass = -1\n" + HOST, "least_pass=-1 must be from 0 to 1000000000 us"),
-        ("links = 1\n" + HOST, "links is not a key: use hosts, network, least_pass"),
+        ("links = 1\n" + HOST, "links is not a key: use hosts, network, least_pass, overlaps"),
         ("network = 1\n" + HOST, "network=1 must be a table [network]: write one, or remove it"),
         (HOST + "[network]\nwithin = 1", "'within'"),
         ("hosts", "not TOML"),
@@ -257,4 +269,4 @@ def test_hosts_that_are_equally_fast_but_for_noise_are_planned_as_equal(monkeypa
     machine = ranks.machine(comm, TrainingJob(MODEL, 8))
     assert [host.speed for host in machine.hosts] == pytest.approx([1, 1, (1 + 1 / 0.9) / 2 / 2])
     assert machine.flops_per_s == 0.9e12
-    assert [host.tflops for host in ranks.cluster_of(["a", "b", "c"], nodes, each).hosts] == [1.0, 0.9, 0.5]
+    assert [host.tflops for host in ranks.cluster_of(["a", "b", "c"], nodes, each, "cpu").hosts] == [1.0, 0.9, 0.5]

@@ -8,7 +8,7 @@
     gbit = 100.0        # of the link to other hosts, in Gbit/s; by default the network's
 
 An optional table `network` has the fields of `collectives.schedule.cost.Network`; `least_pass` is the least time of a
-block's pass in us.
+block's pass in us; `overlaps = false` says that gradients do not proceed while a rank computes, as on CPUs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from parallelism.planner.place import Host, Machine
 from parallelism.planner.settings import read_toml
 
 GIGABYTE, GIGABIT = 1e9, 1e9 / 8  # in bytes
-KEYS = ("hosts", "network", "least_pass")
+KEYS = ("hosts", "network", "least_pass", "overlaps")
 LEAST_PASS_S = 5e-5  # a typical value, from no source
 MICROSECONDS = Range(0, 10**9, unit="us")
 
@@ -59,6 +59,7 @@ class Cluster(NamedTuple):
     hosts: Sequence[ClusterHost]
     network: Network | None = None
     least_pass_s: float = LEAST_PASS_S
+    overlaps: bool = True
 
     @property
     def nodes(self) -> Nodes:
@@ -77,7 +78,8 @@ class Cluster(NamedTuple):
             network = at_rate(network, gbit * GIGABIT)
         usable = memory * GIGABYTE * (1 - spare)
         is_even = len({*hosts}) == 1
-        return Machine(self.nodes, network, tflops * 1e12, usable, self.least_pass_s, () if is_even else hosts)
+        hosts = () if is_even else hosts
+        return Machine(self.nodes, network, tflops * 1e12, usable, self.least_pass_s, hosts, self.overlaps)
 
     def refuse_other_hosts(self, hostfile: Path) -> None:
         """Raise ValueError if the job's hostfile has other hosts."""
@@ -92,7 +94,7 @@ class Cluster(NamedTuple):
 
     def __str__(self) -> str:
         """Format the cluster as a file that `read` reads."""
-        lines = [f"least_pass = {1e6 * self.least_pass_s:.4g}"]
+        lines = [f"least_pass = {1e6 * self.least_pass_s:.4g}", f"overlaps = {in_toml(self.overlaps)}"]
         for host in self.hosts:
             stated = {name: value for name, value in asdict(host).items() if value is not None}
             lines += ["", "[[hosts]]", *(f"{name} = {in_toml(value)}" for name, value in stated.items())]
@@ -143,9 +145,11 @@ def read(path: Path) -> Cluster:
         least_us = values.get("least_pass", 1e6 * LEAST_PASS_S)
         if why := refusal("least_pass", least_us, float, {"range": MICROSECONDS}):
             raise ValueError(why)
+        if why := refusal("overlaps", overlaps := values.get("overlaps", True), bool, {}):
+            raise ValueError(why)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    return Cluster(hosts, network, least_us / 1e6)
+    return Cluster(hosts, network, least_us / 1e6, overlaps)
 
 
 def host_of(table: dict[str, Any], index: int) -> ClusterHost:

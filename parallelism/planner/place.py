@@ -48,8 +48,9 @@ class Host(NamedTuple):
 class Machine(NamedTuple):
     """Nodes and links; `flops_per_s` is a rank's speed in matrix products, `memory_bytes` its capacity.
 
-    A pass of a block takes at least `least_pass_s`, however small the block is.  Without `hosts`, one for each node,
-    all nodes are alike.
+    A pass of a block takes at least `least_pass_s`, however small the block is.  Unless it `overlaps`, gradients do not
+    proceed while a rank computes, as where its processor moves messages, too.  Without `hosts`, one for each node, all
+    nodes are alike.
     """
 
     nodes: Nodes
@@ -58,6 +59,7 @@ class Machine(NamedTuple):
     memory_bytes: float
     least_pass_s: float = 0.0
     hosts: tuple[Host, ...] = ()
+    overlaps: bool = True
 
     @property
     def world_size(self) -> int:

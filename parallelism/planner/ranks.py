@@ -25,7 +25,7 @@ from parallelism.planner.place import SPARE, Machine
 from parallelism.planner.search import PlannedLayout, best
 from parallelism.planner.shape import ModelShape
 
-LEAST_S = 0.1
+LEAST_S, BLOCK_S = 0.1, 0.5  # of measurements; a block's is longer than a limited host's turns without a core
 MOST_TOKENS = {"cpu": 256, "cuda": 4096}  # of a measured block, by the kind of device, if samples are no longer
 PROBES = 5, 1  # measurements of each speed of the network, and warm-ups
 MESSAGE_BYTES, MESSAGES = 1 << 20, 3  # between hosts, each way
@@ -55,7 +55,7 @@ def best_layout(
 def machine(comm: collectives.Communicator, job: TrainingJob, device: str = "cpu") -> Machine:
     """Measure the ranks of `comm` while all compute at once; link speeds are those that `comm` uses.  Collective."""
     nodes, names = comm.topology.nodes, comm.host_names()
-    cluster = cluster_of([names[node[0]] for node in nodes], nodes, own_speed(comm, job, device))
+    cluster = cluster_of([names[node[0]] for node in nodes], nodes, own_speed(comm, job, device), device)
     relative = relative_speeds([1 / host.tflops for host in cluster.hosts])  # equal ones, but for noise, are 1
     fast = min(host.tflops / speed for host, speed in zip(cluster.hosts, relative, strict=True))
     hosts = [replace(host, tflops=fast * speed) for host, speed in zip(cluster.hosts, relative, strict=True)]
@@ -65,7 +65,7 @@ def machine(comm: collectives.Communicator, job: TrainingJob, device: str = "cpu
 def measured_cluster(comm: collectives.Communicator, job: TrainingJob, device: str = "cpu") -> Cluster:
     """Measure the ranks of `comm` while all compute at once, and the links of their hosts.  Collective."""
     nodes, names = comm.topology.nodes, comm.host_names()
-    cluster = cluster_of([names[node[0]] for node in nodes], nodes, own_speed(comm, job, device))
+    cluster = cluster_of([names[node[0]] for node in nodes], nodes, own_speed(comm, job, device), device)
     network, rates = speeds(comm, *PROBES), host_rates(comm)
     hosts = [replace(host, gbit=rate / GIGABIT) for host, rate in zip(cluster.hosts, rates, strict=False)]
     return cluster._replace(hosts=hosts or cluster.hosts, network=network)
@@ -82,13 +82,13 @@ def own_speed(comm: collectives.Communicator, job: TrainingJob, device: str) -> 
     return comm.all_gather(np.array(own)).reshape(comm.size, len(own))
 
 
-def cluster_of(names: Sequence[str], nodes: Nodes, ranks: np.ndarray) -> Cluster:
+def cluster_of(names: Sequence[str], nodes: Nodes, ranks: np.ndarray, device: str) -> Cluster:
     """Return the cluster of the slowest rank of each node, and of its rank with least memory."""
     hosts = []
     for name, node in zip(names, nodes, strict=True):
         rate, memory, _ = ranks[list(node)].min(0).tolist()
         hosts.append(ClusterHost(name, len(node), rate / 1e12, memory / GIGABYTE))
-    return Cluster(hosts, least_pass_s=float(ranks[:, 2].min()))
+    return Cluster(hosts, least_pass_s=float(ranks[:, 2].min()), overlaps=device != "cpu")
 
 
 def host_rates(comm: collectives.Communicator) -> list[float]:
@@ -139,7 +139,7 @@ def flops_per_s(job: TrainingJob, device: str = "cpu") -> float:
     block = ProbeBlock(model, model.n_embd, model.hidden_width, model.n_head, model.num_kv_heads).to(device, dtype)
     x = torch.randn(samples, model.block_size, model.n_embd, device=device, dtype=dtype, requires_grad=True)
     flops = 3 * block_flops(model) * samples * model.block_size
-    return flops / seconds(lambda: block(x).sum().backward(), device)
+    return flops / seconds(lambda: block(x).sum().backward(), device, BLOCK_S)
 
 
 def least_pass_s(job: TrainingJob, device: str = "cpu") -> float:
@@ -217,11 +217,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).transpose(1, 2)
 
 
-def seconds(act: Callable[[], object], device: str) -> float:
-    """Return the mean seconds per call, over at least LEAST_S."""
+def seconds(act: Callable[[], object], device: str, least_s: float = LEAST_S) -> float:
+    """Return the mean seconds per call, over at least `least_s`."""
     act()
     number, begin = 0, now(device)
-    while (elapsed_s := now(device) - begin) < LEAST_S:
+    while (elapsed_s := now(device) - begin) < least_s:
         act()
         number += 1
     return elapsed_s / number

@@ -3,7 +3,7 @@
 Source: those of `parallelism.data.averaging` and `parallelism.zero`, whose collectives are modelled.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -85,7 +85,13 @@ class Replicas:
         """Return the seconds by which bucketed reductions outlast a stage's backward pass."""
         ready = [*self.appearing(cost, layers)]
         bucket = self.setting.job.bucket_mb * 2**20 / self.precision.gradient
-        return last_reduced_s(ready, bucket, self.reduce_s) - ready[-1][0]
+        return self.last_reduced_s(ready, bucket) - ready[-1][0]
+
+    def last_reduced_s(self, ready: Sequence[tuple[float, float]], bucket: float) -> float:
+        """Return the time at which the last bucket is reduced; gradients that do not overlap wait for the last ones."""
+        if not self.setting.placement.machine.overlaps:
+            ready = [(max(ready_s for ready_s, _ in ready), params) for _, params in ready]
+        return last_reduced_s(ready, bucket, self.reduce_s)
 
     def appearing(self, cost: np.ndarray, layers: range) -> Iterator[tuple[float, float]]:
         """Yield the times at which a backward pass completes gradients, with their numbers: last norm, blocks, others.

@@ -12,7 +12,7 @@ from parallelism.planner.counts import between_tp, state_elements
 from parallelism.planner.flops import muon_flops
 from parallelism.planner.memory import rank_params, steady
 from parallelism.planner.passes import FORWARD, INPUTS, WEIGHTS, PassContext
-from parallelism.planner.replicas import Replicas, last_reduced_s
+from parallelism.planner.replicas import Replicas
 
 
 class Time(NamedTuple):
@@ -133,7 +133,7 @@ class StepModel:
         if self.reduces_at_end:
             for own in self.cut.of_rank:
                 ready = sorted((ends[stage], params.stages(self.cut.layers[stage])) for stage in own)
-                exposed_s = max(exposed_s, last_reduced_s(ready, 0, self.replicas.reduce_s) - first_s)
+                exposed_s = max(exposed_s, self.replicas.last_reduced_s(ready, 0) - first_s)
         return first_s + rounds * more_s, exposed_s
 
     def messages_s(self) -> list[float]:
