@@ -23,7 +23,6 @@ NAMED = {"cpu": "load"}  # the finding's kind, if it is not the fault's
 @pytest.mark.parametrize(
     ("kind", "rank", "amount", "num_ranks", "layout"),
     [
-        ("slow", 1, 0.4, 2, ""),
         ("slow", 0, 0.4, 2, "--pp 2 --num_micro_batches 4"),
         ("slow", 2, 0.4, 4, "--pp 2 --num_micro_batches 2"),
         ("cpu", 1, 0.4, 2, "--zero_stage 3"),
@@ -67,12 +66,15 @@ def test_a_host_with_slow_links_is_named(tmp_path):
     assert "messages from and to rig3 take " in first["words"]
 
 
-def test_findings_are_printed_recorded_and_in_prometheus_and_the_report(tmp_path):
+def test_a_slow_replica_is_named_in_print_records_prometheus_and_the_report(tmp_path):
     fault = ["mpi_tests.helpers.faults", "slow", 1, FIRST, 0.4]
     files = ["--out_dir", tmp_path / "out", "--prometheus", tmp_path / "run.prom", "--report", tmp_path / "run.html"]
     result = launch(2, sys.executable, "-m", *fault, *TINY.split(), *STEPS.split(), *files)
     records = map(json.loads, (tmp_path / "out" / "metrics.jsonl").read_text().splitlines())
     [record, *_] = [record for record in records if record.get("health", {}).get("ranks") == [1]]
+    assert record["health"]["begins"]
+    assert record["health"]["kind"] == "slow"
+    assert record["iter"] > FIRST
     words = record["health"]["words"]
     assert f"\n{words}\n" in result.stdout
     assert words.startswith(f"step {record['iter']}: rank 1 (")
