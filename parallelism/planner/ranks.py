@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import collectives
-from collectives.bench.constants import speeds
 from collectives.job import environment, system
 from collectives.schedule.cost import Nodes
 from parallelism.pipeline.balance import relative_speeds
@@ -64,6 +63,8 @@ def machine(comm: collectives.Communicator, job: TrainingJob, device: str = "cpu
 
 def measured_cluster(comm: collectives.Communicator, job: TrainingJob, device: str = "cpu") -> Cluster:
     """Measure the ranks of `comm` while all compute at once, and the links of their hosts.  Collective."""
+    from collectives.bench.constants import speeds  # loads MPI, and so not with this module
+
     nodes, names = comm.topology.nodes, comm.host_names()
     cluster = cluster_of([names[node[0]] for node in nodes], nodes, own_speed(comm, job, device), device)
     network, rates = speeds(comm, *PROBES), host_rates(comm)
