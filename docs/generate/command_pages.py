@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import print_options
 
 ROOT = Path(__file__).resolve().parents[2]
-FORKS = multiprocessing.get_context("forkserver")
+FORKS, LIMIT_S = multiprocessing.get_context("forkserver"), 300  # for a program's help
 
 
 class Topic(NamedTuple):
@@ -158,6 +158,8 @@ def read(command: str) -> Program:
     with tempfile.NamedTemporaryFile() as file:
         process = FORKS.Process(target=print_to, args=(file.name, command.split()))
         process.start()
+        process.join(LIMIT_S)
+        process.kill()  # if it still runs
         process.join()
         text = Path(file.name).read_text()
     if process.exitcode:

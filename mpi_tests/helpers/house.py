@@ -90,7 +90,10 @@ FLOORS = {
     "surroundings": Floor(("collectives.bench.surroundings",), imports=ALL),
     "programs": Floor(
         ("collectives.bench", "collectives.doctor"),
-        imports=(*ALL, "simulation", "torch", "programs", "charts", "surroundings"),
+        imports=(*ALL, "simulation", "torch", "programs", "charts", "surroundings", "network speeds"),
+    ),
+    "network speeds": Floor(
+        tuple(f"collectives.bench.{name}" for name in ("constants", "trial", "benchmarks")), imports=ALL
     ),
     "models": Floor(("models",), without=("mpi4py",)),
     "layouts": Floor(
@@ -130,7 +133,16 @@ FLOORS = {
     "checkpoint": Floor(("parallelism.checkpoint",), imports=(*ALL, *PARALLEL[:6])),
     "planner": Floor(
         ("parallelism.planner",),
-        imports=(*ALL, "simulation", "programs", *PARALLEL[:6], "data", "sequence", "pipeline schedules", "pipeline"),
+        imports=(
+            *ALL,
+            "simulation",
+            "network speeds",
+            *PARALLEL[:6],
+            "data",
+            "sequence",
+            "pipeline schedules",
+            "pipeline",
+        ),
     ),
     "parallelism": Floor(("parallelism",), imports=PARALLELISM),
     "exercises": Floor(("teaching.exercise",), imports=("pure", "settings", *SCHEDULES), without=MPI_AND_ARRAYS),

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +21,8 @@ from parallelism.planner.memory import memory, model_shards, rank_params
 from parallelism.planner.place import Host, RankPlacement
 from parallelism.planner.ranks import rounds_of_pairs
 from parallelism.planner.search import search
+from training.settings import layout
+from training.settings.config import Config
 
 MODEL = GPTConfig(vocab_size=101, block_size=32, n_layer=6, n_head=4, n_embd=64)
 FREE = Network(Link(0, 0), Link(0, 0), 0, 0, 0)  # links that take no time
@@ -270,3 +273,20 @@ def test_hosts_that_are_equally_fast_but_for_noise_are_planned_as_equal(monkeypa
     assert [host.speed for host in machine.hosts] == pytest.approx([1, 1, (1 + 1 / 0.9) / 2 / 2])
     assert machine.flops_per_s == 0.9e12
     assert [host.tflops for host in ranks.cluster_of(["a", "b", "c"], nodes, each, "cpu").hosts] == [1.0, 0.9, 0.5]
+
+
+def test_what_no_host_can_hold_is_said_with_the_limit_of_its_host():
+    """The second host has half of the memory, and is the one that is too small."""
+    machine = hosts_at(1, 1, memory_bytes=2e6, memory=[1, 0.5])
+    with pytest.raises(ValueError, match=r"fits into (2\.0|1\.0) MB a rank; the nearest, ") as refusal:
+        best(TrainingJob(MODEL, 8), machine, DP)
+    assert "fits into 1.0 MB a rank" in str(refusal.value)
+
+
+@pytest.mark.parametrize(("layers", "balance"), [((4, 2), "measured"), ((), "counted")])
+def test_stages_of_an_automatic_layout_are_cut_as_they_were_planned(monkeypatch, layers, balance):
+    plan = SimpleNamespace(layout=ParallelLayout(pp=2, num_micro_batches=4), layers=layers)
+    monkeypatch.setattr(layout, "best_layout", lambda *_: plan)
+    comm = SimpleNamespace(size=2, rank=1, agreed=lambda _: nullcontext())
+    config = layout.planned(Config(data=["LICENSE"], out_dir="", layout="auto"), comm)
+    assert (config.pp, config.balance, config.layout) == (2, balance, "given")

@@ -159,6 +159,6 @@ def nothing(result: SearchResult, machine: Machine, fixed: Mapping[str, Any]) ->
         return f"no layout of {machine.world_size} ranks: {why}{others}"
     layout, rank_memory = result.nearest[0]
     return (
-        f"none of {result.too_large} layouts of {machine.world_size} ranks fits into {in_bytes(machine.memory_bytes)} "
+        f"none of {result.too_large} layouts of {machine.world_size} ranks fits into {in_bytes(rank_memory.limit)} "
         f"a rank; the nearest, {layout}, takes {rank_memory}: use more ranks, or a smaller model or batch"
     )
