@@ -1,7 +1,7 @@
 "use strict";
 // Draws each figure from the table it names, at the available width, and sorts tables by their headings.
 
-const PALETTE = 11, TICK = 5, LABEL_HEIGHT = 14;
+const PALETTE = 12, TICK = 5, LABEL_HEIGHT = 14;
 const color = (number) => `var(--c${number % PALETTE})`;
 
 function svg(parent, name, attributes = {}, text) {

@@ -177,11 +177,12 @@ def contrasts(driver):
     paper = color_of(driver, "body", "backgroundColor")
     pairs = {each: (color_of(driver, each, "fill" if "svg" in each else "color"), paper) for each in on_page}
     pairs["th"] = color_of(driver, "th button", "color"), color_of(driver, "th", "backgroundColor")
-    on_bars = driver.execute_script(
-        "return [...document.querySelectorAll('svg .on')].map((text) => "
-        "[getComputedStyle(text).fill, getComputedStyle(text.previousElementSibling).fill])"
+    on_color = driver.execute_script(
+        "const probe = document.body.appendChild(document.createElement('p')), style = getComputedStyle(probe);"
+        "const shown = (name) => { probe.style.color = `var(--${name})`; return style.color; };"
+        "return Array.from({length: 12}, (_, i) => [shown('on'), shown(`c${i}`)])"
     )
-    pairs |= {f"on bar {i}": tuple(each) for i, each in enumerate(on_bars)}
+    pairs |= {f"on color {i}": tuple(each) for i, each in enumerate(on_color)}
     return {name: contrast(*map(luminance, pair)) for name, pair in pairs.items()}
 
 
