@@ -6,12 +6,13 @@ algorithm among the counterparts of all nodes, as one task for each run of conse
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import chain, count, groupby, zip_longest
 from typing import NamedTuple, TypeVar
 
 from collectives.algorithms import direct
 from collectives.algorithms.algorithm import Groups, Scheduler
-from collectives.schedule.moves import MESSAGES, Barrier, Round, Schedule, embed
+from collectives.schedule.moves import MESSAGES, Barrier, Round, Schedule, embed, even_runs, laid
 
 G = TypeVar("G", bound=Sequence[int])
 
@@ -36,6 +37,12 @@ class Grid:
     [[0, 1, 2], [3, 3, 4]]
     """
 
+    @classmethod
+    @lru_cache(maxsize=4)
+    def of(cls, groups: Groups) -> "Grid":
+        """Return the grid of these groups, which many ranks ask for."""
+        return cls(groups)
+
     def __init__(self, groups: Groups):
         lengths = sorted(map(len, groups))
         width, second = lengths[-1], lengths[:2][-1]
@@ -47,6 +54,12 @@ class Grid:
     def order(self) -> tuple[int, ...]:
         """Return all ranks, column by column."""
         return tuple(r for i, column in enumerate(self.columns) for r in column if self.first_column[r] == i)
+
+    def node_rounds(self, rank: int, node: Sequence[int], num_chunks: int, algorithm: Scheduler) -> Iterator[Round]:
+        """Run an algorithm in a node, where each rank works for its columns, each of as many of `num_chunks`."""
+        each, row = num_chunks // len(self.columns), group_of(rank, self.rows)
+        runs = laid(0, (each * row.count(member) for member in node))
+        return interleave(rank, [Task(0, node, runs)], algorithm)
 
     def proxies(self, rank: int, owner: Sequence[int]) -> list[int]:
         """Return, for each chunk, its owner's proxy in `rank`'s group: the owner itself, if it is in that group."""
@@ -66,11 +79,22 @@ class Grid:
             tasks += [Task(turn, column, runs) for turn, runs in zip(turns, runs_of_tasks, strict=False)]
         return interleave(rank, tasks, algorithm)
 
+    def column_rounds(self, rank: int, num_chunks: int, algorithm: Scheduler, cuts: bool) -> Iterator[Round]:
+        """Run an algorithm in every column, on the column's part of `num_chunks`; it `cuts` vectors by their length."""
+        each = num_chunks // len(self.columns)
+        lengths = [1] * each if cuts else [len(run) for run in even_runs(each, len(self.rows))]
+        tasks = [
+            Task(i % self.in_common, column, laid(i * each, lengths) if rank in column else ())
+            for i, column in enumerate(self.columns)
+        ]
+        return interleave(rank, tasks, partial(algorithm, num_chunks=each) if cuts else algorithm)
+
 
 def singles(ranks: Iterable[int]) -> Groups:
     return tuple((rank,) for rank in ranks)
 
 
+@lru_cache(maxsize=4)
 def whole(groups: Groups | None, size: int) -> Groups:
     """Return the nodes, or all ranks as one group where no node has several ranks."""
     groups = groups or (tuple(range(size)),)
@@ -121,6 +145,8 @@ def consecutive(numbers: Sequence[int]) -> list[range]:
     >>> consecutive([4, 5, 0, 1])
     [range(4, 6), range(0, 2)]
     """
+    if len(numbers) == 1:
+        return [range(numbers[0], numbers[0] + 1)]
     runs = (list(run) for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]))
     return [range(run[0][1], run[-1][1] + 1) for run in runs]
 

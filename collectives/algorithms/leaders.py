@@ -11,9 +11,9 @@ Hierarchical All-to-all Communication", EuroMPI 2014.
 from collections.abc import Iterator
 from itertools import product
 
-from collectives.algorithms import recursive
-from collectives.algorithms.algorithm import EQUAL_CHUNKS, Access, Algorithm, Groups
-from collectives.algorithms.groups import consecutive, group_of, whole
+from collectives.algorithms import recursive, ring
+from collectives.algorithms.algorithm import EQUAL_CHUNKS, Access, Algorithm, Groups, Scheduler
+from collectives.algorithms.groups import Grid, consecutive, group_of, singles, whole
 from collectives.schedule.moves import (
     Barrier,
     Copy,
@@ -52,6 +52,66 @@ def all_reduce(rank: int, size: int, groups: Groups | None = None) -> Iterator[R
     yield from among(rank, leaders, even_runs(size, len(leaders)), recursive.all_reduce)
     yield tuple(Put(member, everything, everything) for member in team[1:] if leads)
     yield arrival(team)
+
+
+def reduce_scatter(rank: int, size: int, groups: Groups | None = None) -> Iterator[Round]:
+    """Reduce each group's vectors on its leader, reduce-scatter among leaders, and write chunk r to each rank r.
+
+    Cost: 2 mu + log2 k alpha + n(k-1)/k (beta + gamma) + n(l-1)/p beta + ln gamma, for a power of two of groups.
+
+    >>> from functools import partial
+    >>> from collectives.schedule.moves import render
+    >>> print(render(partial(reduce_scatter, groups=((0, 1), (2, 3))), 4))
+    round 0:  (0-1)   (2-3)
+    round 1:  0-1=>0 [0-3]+   2-3=>2 [0-3]+
+    round 2:  0->2 [2-3]+   2->0 [0-1]+
+    round 3:  0~>1 [1]   2~>3 [3]
+    round 4:  (0-1)   (2-3)
+    """
+    teams = teams_of(groups, size)
+    team, everything = group_of(rank, teams), range(size)
+    leads = rank == team[0]
+    yield arrival(team)
+    yield (GetReduce(team, everything, everything),) if leads and len(team) > 1 else ()
+    yield from among_leaders(rank, teams, size, recursive.reduce_scatter, ring.reduce_scatter)
+    yield tuple(Put(member, range(member, member + 1), range(member, member + 1)) for member in team[1:] if leads)
+    yield arrival(team)
+
+
+def all_gather(rank: int, size: int, groups: Groups | None = None) -> Iterator[Round]:
+    """Rank r starts owning chunk r: leaders read their groups' chunks, all-gather them, and write them to their groups.
+
+    Cost: 2 mu + log2 k alpha + (n(k-1)/k + n(l-1) + n(l-1)/p) beta, for a power of two of groups.
+
+    >>> from functools import partial
+    >>> from collectives.schedule.moves import render
+    >>> print(render(partial(all_gather, groups=((0, 1), (2, 3))), 4))
+    round 0:  (0-1)   (2-3)
+    round 1:  1=>0 [1]   3=>2 [3]
+    round 2:  0->2 [0-1]   2->0 [2-3]
+    round 3:  0~>1 [0-3]   2~>3 [0-3]
+    round 4:  (0-1)   (2-3)
+    """
+    teams = teams_of(groups, size)
+    team = group_of(rank, teams)
+    leads = rank == team[0]
+    yield arrival(team)
+    yield tuple(Get(member, range(member, member + 1), range(member, member + 1)) for member in team[1:] if leads)
+    yield from among_leaders(rank, teams, size, recursive.all_gather, ring.all_gather)
+    yield tuple(Put(member, range(size), range(size)) for member in team[1:] if leads)
+    yield arrival(team)
+
+
+def among_leaders(
+    rank: int, teams: list[tuple[int, ...]], size: int, algorithm: Scheduler, fallback: Scheduler
+) -> Iterator[Round]:
+    """Run an algorithm among the leaders, each with its team's chunks; the fallback where these are not adjacent."""
+    leaders = [members[0] for members in teams]
+    leader_of = {member: members[0] for members in teams for member in members}
+    adjacent = [member for members in teams for member in members] == list(range(size))
+    grid = Grid(singles(leaders))
+    rounds = grid.across_groups(rank, [leader_of[r] for r in range(size)], algorithm if adjacent else fallback)
+    yield from rounds
 
 
 def all_to_all(rank: int, size: int, groups: Groups | None = None) -> Iterator[Round]:
@@ -154,5 +214,7 @@ def arrival(team: tuple[int, ...]) -> Round:
 
 ALGORITHMS = (
     Algorithm("all_reduce", "leaders", all_reduce, over_nodes=True, access=Access.INTRA_NODE),
+    Algorithm("reduce_scatter", "leaders", reduce_scatter, over_nodes=True, access=Access.INTRA_NODE),
+    Algorithm("all_gather", "leaders", all_gather, over_nodes=True, access=Access.INTRA_NODE),
     Algorithm("all_to_all", "leaders", all_to_all, EQUAL_CHUNKS, over_nodes=True, access=Access.INTRA_NODE),
 )

@@ -9,16 +9,16 @@ Open MPI, ompi/mca/coll/base/coll_base_scan.c, ompi_coll_base_scan_intra_linear.
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from collectives.algorithms.algorithm import Algorithm
+from collectives.algorithms.algorithm import Algorithm, whole_vector
 from collectives.algorithms.chain import climb
 from collectives.algorithms.direct import phase, results, staging
 from collectives.schedule.moves import Copy, GetReduce, Recv, RecvReduce, Round, Schedule, Send, among, even_runs
 
 
-def linear(rank: int, size: int) -> Iterator[Round]:
+def linear(rank: int, size: int, num_chunks: int = 0) -> Iterator[Round]:
     """Reduce along the chain from rank 0, chunk by chunk; each rank keeps its sums.  Reduces in rank order.
 
-    Cost: 2(p-1) alpha + 2n(p-1)/p (beta + gamma).
+    Cost: (p+c-2) (alpha + n/c (beta + gamma)), with c chunks, by default one for each rank.
 
     >>> from collectives.schedule.moves import render
     >>> print(render(linear, 3))
@@ -27,8 +27,9 @@ def linear(rank: int, size: int) -> Iterator[Round]:
     round 2:  0->1 [2]+   1->2 [1]+
     round 3:  1->2 [2]+
     """
-    for step in range(2 * (size - 1)):
-        yield tuple(climb(rank, size, step))
+    num_chunks = num_chunks or size
+    for step in range(size + num_chunks - 2 if size > 1 else 0):
+        yield tuple(climb(rank, size, step, num_chunks))
 
 
 def doubling(rank: int, size: int) -> Iterator[Round]:
@@ -85,7 +86,7 @@ def staged(rank: int, size: int, apart: bool = False, inclusive: bool = True) ->
 
 
 ALGORITHMS = (
-    Algorithm("scan", "linear", linear, in_order=True),
+    Algorithm("scan", "linear", linear, in_order=True, unit=whole_vector),
     Algorithm("scan", "recursive_doubling", doubling),
     staging("scan", "staged", staged, apart=True, in_order=True),
     Algorithm("exscan", "linear", partial(exclusive, scan=linear), in_order=True),

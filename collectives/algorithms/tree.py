@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from collectives.algorithms import ring
-from collectives.algorithms.algorithm import Algorithm
+from collectives.algorithms.algorithm import Algorithm, whole_vector
 from collectives.schedule.moves import Move, Recv, RecvReduce, Round, Schedule, Send, arc, backwards, even_runs
 
 
@@ -142,8 +142,8 @@ class Tree(NamedTuple):
         return [other for other in nearby if 0 < other < self.size and self.parent(other) == position]
 
     def start(self, position: int) -> int:
-        """Return the round in which a position's first chunk goes up: after its children's, which come one by one."""
-        return 2 * ((position & -position).bit_length() - 1) + (position > self.parent(position) > 0)
+        """Return the round in which a position's first chunk goes up: after its children's, which come together."""
+        return (position & -position).bit_length() - 1
 
     def ups(self, rank: int) -> Iterator[tuple[int, Move]]:
         """Yield a rank's moves on the way up with their rounds: first from its children, then to its parent."""
@@ -155,43 +155,48 @@ class Tree(NamedTuple):
             yield step, Send(self.rank(self.parent(position)), range(index, index + 1))
 
 
-def reduce_up(rank: int, size: int) -> Iterator[Round]:
+def reduce_up(rank: int, size: int, num_chunks: int) -> Iterator[Round]:
     """Reduce the chunks of each tree to its root."""
-    first, second = even_runs(size, 2)
-    turn, shift = (1, 1) if size % 2 else (-1, -1)
-    trees = Tree(size, 1, 0, first), Tree(size, turn, shift, second)
-    rounds: list[list[Move]] = [[] for _ in range(2 * ((size - 1).bit_length() - 1) + len(first))]
+    first, second = even_runs(num_chunks, 2)
+    turn = 1 if size % 2 else -1
+    trees = Tree(size, 1, -1, first), Tree(size, turn, 0, second)  # positions 1 to 2^k are 2^k adjacent ranks
+    rounds: list[list[Move]] = [[] for _ in range((size - 1).bit_length() - 1 + len(first))]
     for step, move in (up for tree in trees for up in tree.ups(rank)):
         rounds[step].append(move)
     yield from map(tuple, rounds)
 
 
-def double_all_reduce(rank: int, size: int) -> Iterator[Round]:
+def double_all_reduce(rank: int, size: int, num_chunks: int = 0) -> Iterator[Round]:
     """Reduce up two binary trees, each for half of the chunks, then broadcast down them.
 
-    A rank that is inside one tree is a leaf of the other; chunks follow each other, so that all levels are busy.
+    A rank that is inside one tree is a leaf of the other; chunks follow each other, so that all levels are busy.  There
+    are c chunks, by default one for each rank: few for short vectors, many for long ones.
 
-    Cost: r alpha + at most 2r n/p beta + r n/p gamma, in r = 2 (2 floor(log2(p-1)) + ceil(p/2)) rounds.
+    Cost: r alpha + at most 2r n/c beta + r n/c gamma, in r = 2 (floor(log2(p-1)) + ceil(c/2)) rounds.
 
     >>> from collectives.schedule.moves import render
     >>> print(render(double_all_reduce, 4))
-    round 0:  1->2 [0]+   2->1 [2]+
-    round 1:  0->1 [2]+   1->2 [1]+   2->1 [3]+   3->2 [0]+
-    round 2:  0->1 [3]+   1->3 [2]+   2->0 [0]+   3->2 [1]+
-    round 3:  1->3 [3]+   2->0 [1]+
-    round 4:  0->2 [1]   3->1 [3]
-    round 5:  0->2 [0]   1->0 [3]   2->3 [1]   3->1 [2]
-    round 6:  1->2 [3]   1->0 [2]   2->1 [1]   2->3 [0]
-    round 7:  1->2 [2]   2->1 [0]
+    round 0:  0->1 [0]+   1->2 [2]+   2->1 [0]+   3->2 [2]+
+    round 1:  0->1 [1]+   1->3 [0]+   1->2 [3]+   2->1 [1]+   2->0 [2]+   3->2 [3]+
+    round 2:  1->3 [1]+   2->0 [3]+
+    round 3:  0->2 [3]   3->1 [1]
+    round 4:  0->2 [2]   1->0 [1]   1->2 [1]   2->3 [3]   2->1 [3]   3->1 [0]
+    round 5:  1->0 [0]   1->2 [0]   2->3 [2]   2->1 [2]
+    >>> print(render(double_all_reduce, 4, num_chunks=1))
+    round 0:  0->1 [0]+   2->1 [0]+
+    round 1:  1->3 [0]+
+    round 2:  3->1 [0]
+    round 3:  1->0 [0]   1->2 [0]
     """
     if size > 1:
-        yield from reduce_up(rank, size)
-        yield from backwards(reduce_up(rank, size), take=Recv)
+        up = list(reduce_up(rank, size, num_chunks or size))
+        yield from up
+        yield from backwards(up, take=Recv)
 
 
 ALGORITHMS = (
     Algorithm("all_reduce", "binomial", all_reduce),
-    Algorithm("all_reduce", "double_tree", double_all_reduce),
+    Algorithm("all_reduce", "double_tree", double_all_reduce, unit=whole_vector),
     Algorithm("broadcast", "binomial", broadcast),
     Algorithm("broadcast", "scatter_all_gather", scatter_all_gather),
     Algorithm("reduce", "binomial", reduce),

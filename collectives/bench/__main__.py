@@ -38,6 +38,7 @@ RUNS, FACTORS, BANDWIDTHS = Range(1, 10**6), Range(2, 2**30), Range(0, 10**9, un
 CALLS = Range(1, 1000)  # of a group, or messages of a window
 CYCLES, ELEMENTS = Range(0, 10**6), Range(0, 10**6)
 ALL_ROOTS = -1
+KEPT_LINKS = ("show", "forget")
 REGISTRATIONS = {"0": "ordinary", "2": "symmetric"}
 
 
@@ -73,16 +74,19 @@ def main() -> int:
     import collectives
 
     comm = collectives.world()  # before any import of MPI
-    from collectives.bench import run
+    from collectives.bench import host_links, run
 
     with comm.agreed():
         flags = parse(comm.size)
-        if flags.links:
+        if flags.links in KEPT_LINKS:
             if comm.rank == 0:
                 print(links_report(flags.links))
             return 0
         if comm.rank == 0:
             refuse_unwritable(flags)  # before minutes of measuring
+    if flags.links:
+        host_links.main(comm, Path(flags.links))
+        return 0
     return run.run(comm, flags)
 
 
@@ -96,7 +100,13 @@ def parser() -> Parser:
         metavar="NAME",
         help="all_reduce, latency, ..., all or overlap (all_reduce)",
     )
-    add("-A", "--algorithms", nargs="+", metavar="NAME", help='or all; "mpi" is the MPI library\'s own (auto mpi)')
+    add(
+        "-A",
+        "--algorithms",
+        nargs="+",
+        metavar="NAME",
+        help='or all, or module:function; "mpi" is the MPI library\'s own (auto mpi)',
+    )
     add("-b", "--begin", "--minbytes", type=size, default="8", metavar="BYTES", help="smallest vector (8)")
     add("-e", "--end", "--maxbytes", type=size, default="64M", metavar="BYTES", help="largest vector (64M)")
     add("-f", "--factor", "--stepfactor", type=FACTORS.whole, default=4, metavar="N", help="between sizes (4)")
@@ -148,11 +158,18 @@ def parser() -> Parser:
     add("-J", "--json", "--output_file", type=Path, metavar="FILE", help=json_help)
     add("--html", type=Path, metavar="FILE", help="write charts and tables, with the machine and the command")
     add("--tune", type=Path, metavar="FILE", help="write a tuning file, for COLLECTIVES_TUNING, of all there is")
-    add("--links", nargs="?", const="show", choices=["show", "forget"], help="show or delete the kept speeds of links")
+    text = "show or forget the kept speeds of links; or measure those between all hosts, and write them as a network"
+    add("--links", nargs="?", const="show", type=links_action, metavar="show | forget | FILE.toml", help=text)
     add("--space-time", metavar="FILE", help="draw one run as planned and as it happened, of one algorithm and size")
     for foreign in FOREIGN:
         add(foreign.short, foreign.name, type=foreign.value, metavar=foreign.neutral or "FILE", help=foreign.remedy)
     return parser
+
+
+def links_action(text: str) -> str:
+    if text in KEPT_LINKS or text.endswith(".toml"):
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} must be {', '.join(KEPT_LINKS)}, or a FILE.toml to be written")
 
 
 def collective(text: str) -> str:
@@ -284,11 +301,19 @@ def check_algorithms(flags: argparse.Namespace, size: int) -> None:
     benchmarks = [BENCHMARKS[name] for name in flags.collectives if not BENCHMARKS[name].messages]
     rows = [(row, each) for each in benchmarks for row in algorithms.rows(each.spec.name)]
     names, others = dict.fromkeys(row.name for row, _ in rows), ("auto", "mpi", ALL)
-    if strange := [name for name in flags.algorithms if name not in (*names, *others)]:
-        raise ValueError(f"--algorithms {strange[0]}: there are {', '.join([*names, *others])}")
+    composed = [name for name in flags.algorithms if is_composed(name)]
+    if strange := [name for name in flags.algorithms if name not in (*names, *others, *composed)]:
+        words = f"{', '.join([*names, *others])}, and schedules of your own as module:function"
+        raise ValueError(f"--algorithms {strange[0]}: there are {words}")
+    rows += [(algorithms.find(each.spec.name, name), each) for name in composed for each in benchmarks]
     for row, each in rows:
         if row.name in flags.algorithms:
             algorithms.check(row, size, equal=not each.is_uneven)
+
+
+def is_composed(name: str) -> bool:
+    """Return whether a name is that of a variant, as double_tree/4, or of a program's function."""
+    return "/" in name or ":" in name
 
 
 def names_of(name: str, size: int, flags: argparse.Namespace) -> list[str]:
@@ -298,7 +323,8 @@ def names_of(name: str, size: int, flags: argparse.Namespace) -> list[str]:
     selection = {*flags.algorithms, *flags.peers}
     if ALL in selection:
         selection |= {*ours} if flags.tune else {*(ours or ["auto"]), "mpi"}
-    return [name for name in dict.fromkeys(("auto", *ours, *PEERS)) if name in selection]
+    composed = [] if messages else filter(is_composed, flags.algorithms)
+    return [name for name in dict.fromkeys(("auto", *ours, *composed, *PEERS)) if name in selection]
 
 
 def workloads(flags: argparse.Namespace, size: int) -> list[Workload]:

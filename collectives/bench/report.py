@@ -12,6 +12,7 @@ from collectives.bench.surroundings import surroundings
 from collectives.bench.trial import PEERS
 from collectives.communicator import Communicator
 from collectives.runtime.choose.auto import Case, Tuning, limits, network_to_json
+from collectives.schedule import spec
 from collectives.schedule.cost import Network
 
 SCHEMA = 1  # of the document
@@ -102,10 +103,7 @@ def bus_factor(name: str, size: int) -> float:
     benchmark = BENCHMARKS.get(name)
     if benchmark and benchmark.messages:
         return benchmark.messages.num_links(size)
-    collective = benchmark.spec.name if benchmark else name
-    if collective in ("broadcast", "reduce"):
-        return 1.0
-    return (2 if collective == "all_reduce" else 1) * (size - 1) / size
+    return spec.bus_factor(benchmark.spec.name if benchmark else name, size)
 
 
 def average_gbps(rows: Sequence[Row]) -> float:

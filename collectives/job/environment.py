@@ -166,7 +166,7 @@ def fake_nodes() -> tuple[int, int] | None:
 
 
 def tuning_file() -> Path | None:
-    """Read COLLECTIVES_TUNING=tuning.json: the results of `python -m collectives.bench --tune tuning.json`."""
+    """Read COLLECTIVES_TUNING=tuning.json, which `python -m collectives.bench --tune` writes, or a network in TOML."""
     path = os.environ.get("COLLECTIVES_TUNING")
     return Path(path) if path else None
 

@@ -6,17 +6,22 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from collectives import algorithms
-from collectives.algorithms import Access, Algorithm
+from collectives.algorithms import Access, Algorithm, variants
+from collectives.algorithms.own import ProvedRounds, is_own
+from collectives.algorithms.own_proof import Proved, prove
 from collectives.arrays.device_memory import DeviceMemory
 from collectives.arrays.memory import probe_address, reads_processes
 from collectives.job.errors import InputError
+from collectives.runtime.backends.vector import chunk_lengths
 from collectives.runtime.call.call import Call, CallFacts
 from collectives.runtime.choose import auto
 from collectives.runtime.choose.auto import Tuning
 from collectives.runtime.context import Context
 from collectives.runtime.lazy import Lazy
-from collectives.schedule.cost import NETWORK, on_device
+from collectives.schedule.network import NETWORK, on_device
 from collectives.schedule.spec import Chunks, spec_of
+
+MOST_PROVED = 256  # schedules of the program's own that are kept
 
 
 class Choice(NamedTuple):
@@ -32,6 +37,7 @@ class Chooser:
     def __init__(self, context: Context):
         self.context, self.size = context, context.size
         self.agreement, self.topology = context.agreement, context.topology
+        self.proved: dict[tuple[Algorithm, int], Proved] = {}  # schedules of the program's own, by root
 
     def choose(self, call: Call) -> Choice:
         """Choose the algorithm that an agreed call names, or by "auto" the best that the ranks' access allows.
@@ -50,11 +56,75 @@ class Chooser:
             tuning = None if facts.on_host else Tuning(on_devices[0], defaults=on_devices[1])
             equal = call.send_counts is None
             question = self.question(call.collective, facts.nbytes, access, memory, equal, call.suits, tuning)
-            algorithm = auto.choose(question)
+            own = [row for row in question.candidates if is_own(row)]
+            able = [row for row in own if not self.unable(row, self.proof(row, call), call, access, shared)]
+            candidates = tuple(row for row in question.candidates if row not in own or row in able)
+            question = question._replace(candidates=candidates)
+            algorithm = self.agreed(call, lambda: auto.choose(question)) if own else auto.choose(question)
         row = algorithms.find(call.collective, algorithm)
+        if is_own(row):
+            return Choice(self.proved_row(row, call, access, shared), shared)
         if row.access > access:
             raise InputError(f"{call.collective}: {self.out_of_reach(row, call, shared)}")
+        if variants.is_open(row):
+            row, _ = auto.best_variant(row, facts.nbytes, self.topology.nodes, self.context.tuning.network)
         return Choice(row, shared)
+
+    def proved_row(self, row: Algorithm, call: Call, access: Access, shared: DeviceMemory | None) -> Algorithm:
+        """Return the row of a schedule of the program's own, with the rounds that were proved for this rank.
+
+        Collective.  Raises: InputError on every rank where it is wrong, differs, or cannot do the call.
+        """
+        proof = self.proof(row, call)
+        if variants.is_open(row):
+            nbytes, network, opened = call.facts.nbytes, self.context.tuning.network, row
+            name = self.agreed(call, lambda: auto.best_variant(opened, nbytes, self.topology.nodes, network)[0].name)
+            row = row.cut_into(int(name.rpartition("/")[2]))
+            proof = self.proof(row, call)
+        if why := self.unable(row, proof, call, access, shared):
+            raise InputError(f"{call.collective}: {why}")
+        return row._replace(access=proof.access, schedule=ProvedRounds(proof.rounds))
+
+    def proof(self, row: Algorithm, call: Call) -> Proved:
+        """Prove a schedule of the program's own for a call, once, and compare it between ranks.  Collective.
+
+        Raises: InputError on every rank where it is wrong on one, or differs.
+        """
+        row = row.cut_into(1) if variants.is_open(row) else row
+        key, failure, digest = (row, call.root), "", ""
+        try:
+            if key not in self.proved:
+                if len(self.proved) == MOST_PROVED:
+                    self.proved.clear()
+                self.proved[key] = prove(row, self.size, call.root or 0, self.topology.nodes, self.context.rank)
+            digest = self.proved[key].digest
+        except ValueError as error:
+            failure = f"{call.collective}: {error}"
+        self.agreement.check(f"{call.collective} with algorithm {row.name} of rounds {digest}", failure)
+        return self.proved[key]
+
+    def unable(self, row: Algorithm, proof: Proved, call: Call, access: Access, shared: DeviceMemory | None) -> str:
+        """Return why a schedule that is right cannot do a call, or nothing."""
+        row = row._replace(access=proof.access)
+        num_chunks = row.num_chunks(self.size, self.topology.nodes)
+        if row.access > access:
+            return self.out_of_reach(row, call, shared)
+        if not call.suits(row):
+            return f"algorithm {row.name!r} cannot do {', '.join(call.demands)}: use {', '.join(call.able(access))}"
+        if not proof.aligned and len(set(chunk_lengths(call, num_chunks))) > 1:
+            needs = "moves chunks to others' places, and so needs chunks of one length"
+            return f"algorithm {row.name!r} {needs}: pass a multiple of {num_chunks} elements"
+        return ""
+
+    def agreed(self, call: Call, choose: Callable[[], str]) -> str:
+        """Return a choice for which schedules of the program's own were called, the same on all ranks.  Collective."""
+        name = failure = ""
+        try:
+            name = choose()
+        except ValueError as error:
+            failure = f"{call.collective}: {error}"
+        self.agreement.check(f"{call.collective} with algorithm {name}", failure)
+        return name
 
     def question(
         self,
@@ -69,7 +139,7 @@ class Chooser:
         """Make the question for a choice among usable algorithms; `tuning` is that of devices for arrays on them."""
         rows = [row for row in algorithms.rows(collective, self.size, equal) if suits(row)]
         if self.topology.is_flat:  # no hierarchy
-            rows = [row for row in rows if row.access != Access.INTRA_NODE]
+            rows = [row for row in rows if not row.over_nodes]
         candidates = auto.usable(rows, access)
         return auto.Question(collective, nbytes, candidates, self.topology.nodes, tuning or self.context.tuning, memory)
 

@@ -179,6 +179,8 @@ class Plan:
         with self._stepping:  # another thread may still have this plan on its list, from the last run
             self._steps, self._to_wait, self._failure = self._run(), True, None
             self._progress.started.append(self)
+            if self._progress.times:
+                self._progress.times.begin(self)
             self._next()
 
     def wait(self, limit_s: float = math.inf) -> Any:
@@ -296,6 +298,8 @@ class Plan:
         if self._last is not None and self.device.is_async:
             self._progress.queued.add(self)
         self._progress.started.remove(self)
+        if self._progress.times:
+            self._progress.times.end(self)
         if self.entry:
             self.entry.under_way = False
         self.at_end()
@@ -303,12 +307,13 @@ class Plan:
     def _run(self) -> Iterator[Waitable]:
         if not (self.rounds or self.before or self.after or self.divide):
             return  # as of a single rank: its device has nothing to wait for
-        device = self.device
+        device, times = self.device, self._progress.times
         device.begin()
         device.copy_pairs(self.before)
         for bound in self.rounds:
             self._round = bound
-            yield from bound.run(device)
+            words = describe(bound.number, bound.moves) if times and bound.moves else ""
+            yield from times.run(self, bound, words, device) if times else bound.run(device)
         if self.divide:
             device.divide(*self.divide)
         device.copy_pairs(self.after)

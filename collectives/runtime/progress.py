@@ -85,6 +85,7 @@ class Progress:
         self.on_devices: WeakValueDictionary[int, Advanceable] = WeakValueDictionary()  # plans whose work devices do
         self.queued: set[Advanceable] = set()  # plans that nobody has waited for, whose arrays a device may still use
         self.tell: Callable[[str], None] = lambda words: None  # tells other ranks that this one's device has failed
+        self.times: Any = None  # the recorder of runs, while there is one; see `run_times`
         self.failure = ""  # of another rank's device, or the deaths of ranks
         self.deaths = dead_ranks  # names the ranks that have died
         self._num_waits = count()

@@ -22,6 +22,7 @@ from collectives.runtime.backends.messages import LARGEST_MESSAGE_BYTES
 from collectives.runtime.backends.point_to_point import Mailbox
 from collectives.runtime.choose import links
 from collectives.runtime.choose.auto import Tuning, parse_tuning, read_tuning
+from collectives.runtime.choose.network_file import network_tuning
 from collectives.runtime.context import Context, Memories
 from collectives.runtime.progress import Progress
 from collectives.runtime.reports.recorder import Recorder
@@ -193,8 +194,11 @@ def tuning_from_file(context: Context) -> Tuning:
     with context.agreed():
         text = read_tuning(Path(path)) if is_first else ""
     text = agreement.gather_texts(text)[0]
+    cores = min(agreement.gather_ints(environment.cores()))
+    hosts = context.host_names() if path.endswith(".toml") else []
     with context.agreed():
-        return parse_tuning(text, path)
+        nodes = context.topology.nodes
+        return network_tuning(text, path, nodes, hosts, cores) if hosts else parse_tuning(text, path)
 
 
 def tuning_of_hosts(context: Context) -> Tuning:

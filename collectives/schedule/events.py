@@ -2,9 +2,10 @@
 
 A rank begins its next round as soon as its own moves are over.  A message starts when both ranks have posted it, and
 completes on both when it has arrived.  Between nodes it passes the sending node's link out and the receiving node's
-link in, which a node's ranks share; each link takes messages in order of arrival, of simultaneous ones the lower
-sender's first, and is free for the next one after `Network.gate`.  Inside a node, a rank's sends are serialized, and so
-are its receives.  Reductions and copies follow as in `collectives.schedule.cost`.
+link in, which a node's ranks share; between groups of a tier also the ports of all groups that it leaves, and of those
+that it enters.  Each takes messages in order of arrival, of simultaneous ones the lower sender's first, and is free for
+the next one after `Network.gates`.  Inside a node, a rank's sends are serialized, and so are its receives.  Reductions
+and copies follow as in `collectives.schedule.cost`.
 """
 
 from collections import defaultdict
@@ -14,10 +15,13 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from collectives.algorithms import Algorithm
-from collectives.schedule.cost import IDLE, Network, Nodes, RoundSummary, summary
+from collectives.schedule.cost import IDLE, RoundSummary, summary
 from collectives.schedule.draw import Bar, MessageLine
+from collectives.schedule.network import Link, Network, Nodes
 
-OUT, IN = 0, 1  # the links that a message passes
+OUT, IN = 0, 1  # the ways of a link
+IN_NODE = -1  # the level of a rank's link; a node's is 0, those of groups follow
+Resource = tuple[int, int, int]  # a way of a rank's, node's or group's link: its way, level and number
 
 
 class Outcome(NamedTuple):
@@ -43,7 +47,7 @@ def simulate(row: Algorithm, nbytes: int, nodes: Nodes, network: Network, root: 
     13.5 us
     """
     rounds = rounds_of(row, nodes, root)
-    simulation = Simulation(rounds, nodes, network, nbytes / len(rounds))
+    simulation = Simulation(rounds, nodes, network, nbytes / row.num_chunks(len(rounds), nodes))
     simulation.run()
     if stuck := [rank for rank, own in enumerate(rounds) if simulation.number[rank] < len(own)]:
         where = f"rank {stuck[0]} waits forever in round {simulation.number[stuck[0]]}"
@@ -70,7 +74,7 @@ class Passage(NamedTuple):
     """A message that both ranks have posted by `begin`, and that reaches a link at `time`."""
 
     time: float
-    way: int
+    step: int  # the number of those passed
     source: int
     dest: int
     chunks: int
@@ -95,19 +99,19 @@ class Simulation:
         self.posts: dict[tuple[int, int, int], Post] = {}  # without the other end yet, by round, source and dest
         self.pending: dict[int, OpenRound] = {}
         self.arrived: dict[tuple[int, ...], list[float]] = defaultdict(list)  # at a barrier, and when
-        self.free: dict[tuple[int, bool, int], float] = defaultdict(float)  # since when a rank's or node's way is
+        self.free: dict[Resource, float] = defaultdict(float)  # since when it is
         self.passing: list[Passage] = []
         self.ready = list(range(len(rounds)))
         self.bars: list[Bar] = []
         self.lines: list[MessageLine] = []
-        self.num_busy = cache(self.count_busy)
+        self.num_busy, self.path = cache(self.count_busy), cache(self.path_between)
 
     def run(self) -> None:
         while self.ready or self.passing:
             if self.ready:
                 self.begin_round(self.ready.pop())
             else:
-                self.pass_way(heappop(self.passing))
+                self.pass_link(heappop(self.passing))
 
     def count_busy(self, node: int, number: int) -> int:
         """Count the ranks of a node that have work in a round."""
@@ -155,21 +159,33 @@ class Simulation:
             self.posts[key] = own
             return
         time = max(own.time, other.time)
-        heappush(self.passing, Passage(time, OUT, source, dest, own.chunks, own.reduced + other.reduced, time))
+        heappush(self.passing, Passage(time, 0, source, dest, own.chunks, own.reduced + other.reduced, time))
 
-    def pass_way(self, message: Passage) -> None:
-        """Move a message from the link out to the link in, or over the latter."""
-        time, way, source, dest, chunks, _, _ = message
-        nodes, network, nbytes = (self.node_of[source], self.node_of[dest]), self.network, chunks * self.chunk_bytes
+    def path_between(self, nodes: tuple[int, int]) -> tuple[Link, list[tuple[Resource, Link]]]:
+        """Return the link of a message from a node to another, and all that it passes, with what it occupies there."""
+        lengths = (1, *(tier.nodes for tier in self.network.tiers))
+        levels = [level for level, length in enumerate(lengths) if nodes[OUT] // length != nodes[IN] // length]
+        passes = [(level, gate) for level in levels if (gate := self.network.gates[level])]
+        ends = [(OUT, level, gate) for level, gate in passes] + [(IN, level, gate) for level, gate in reversed(passes)]
+        path = [((way, level, nodes[way] // lengths[level]), gate) for way, level, gate in ends]
+        return self.network.links[levels[-1]], path
+
+    def pass_link(self, message: Passage) -> None:
+        """Move a message from one link to the next, or over the last one."""
+        time, step, source, dest, chunks, _, _ = message
+        nodes, nbytes = (self.node_of[source], self.node_of[dest]), chunks * self.chunk_bytes
         far = nodes[0] != nodes[1]
-        alpha_s, beta_s_per_byte = network.between if far else network.within
-        takes_s = (1.0 if far else self.crowd(source)) * (alpha_s + nbytes * beta_s_per_byte)
-        keeps_s = network.gate.alpha_s + nbytes * network.gate.beta_s_per_byte if far else takes_s
-        resource = way, far, nodes[way] if far else (source, dest)[way]
+        if far:
+            link, path = self.path(nodes)
+            takes_s, (resource, gate), num_steps = link.seconds(nbytes), path[step], len(path)
+            keeps_s = gate.seconds(nbytes)
+        else:
+            takes_s, num_steps = self.crowd(source) * self.network.within.seconds(nbytes), 2
+            keeps_s, resource = takes_s, (step, IN_NODE, (source, dest)[step])
         begin = max(time, self.free[resource])
         self.free[resource] = begin + keeps_s
-        if way == OUT:
-            heappush(self.passing, message._replace(time=begin, way=IN))
+        if step < num_steps - 1:
+            heappush(self.passing, message._replace(time=begin, step=step + 1))
         else:
             self.end_message(message, begin + takes_s, far)
 

@@ -28,8 +28,8 @@ class Recv(NamedTuple):
 class RecvReduce(NamedTuple):
     """Receive `run` from rank `source` and reduce it with the contents of `run`, at the end of the round.
 
-    The lower rank's operand stands on the left of the operator, so that two ranks that exchange and reduce the same two
-    values get the same bits.
+    Several of one run in a round are reduced one after the other, in their order there.  The lower rank's operand
+    stands on the left of the operator: two ranks that exchange and reduce the same two values get the same bits.
     """
 
     source: int
@@ -112,8 +112,9 @@ def laid(begin: int, lengths: Iterable[int]) -> list[range]:
 
 
 def span(runs: Sequence[range], those: range) -> range:
-    """Join the runs whose indices are in `those`; they must be adjacent."""
-    return range(runs[those.start].start, runs[those.stop - 1].stop) if those else those
+    """Join the runs whose indices are in `those`; those that are not empty must be adjacent."""
+    joined = [run for run in runs[those.start : those.stop] if run]
+    return range(joined[0].start, joined[-1].stop) if joined else range(0)
 
 
 def embed(schedule: Schedule, ranks: Sequence[int], runs: Sequence[range]) -> Iterator[Round]:

@@ -7,6 +7,7 @@ other's memory, barriers must order every read and write: an access without orde
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial, reduce
 from typing import Any, NamedTuple
 
@@ -54,16 +55,17 @@ class Value(NamedTuple):
 Vector = dict[int, Value]
 
 
-def before(spec: Collective, rank: int, size: int, root: int) -> Vector:
+def before(spec: Collective, rank: int, size: int, root: int, num_chunks: int = 0) -> Vector:
     """Return the contents of a rank's working vector before a collective."""
-    return {c: Value(c, contributions((rank,))) for c in spec.gives.on(rank, size, root)}
+    return {c: Value(c, contributions((rank,))) for c in spec.gives.on(rank, size, root, num_chunks)}
 
 
-def after(spec: Collective, rank: int, size: int, root: int) -> Vector:
+def after(spec: Collective, rank: int, size: int, root: int, num_chunks: int = 0) -> Vector:
     """Return its contents due after it; where the result has chunks of its own, `x` unchanged."""
     values = before(spec, rank, size, root) if spec.exchanges else {}
-    for chunk in spec.gets.on(rank, size, root):
-        count = contributions(spec.sources(At(rank, chunk, size, root)))
+    for chunk in spec.gets.on(rank, size, root, num_chunks):
+        owner = chunk * size // (num_chunks or size)
+        count = contributions(spec.sources(At(rank, owner, size, root)))
         values[size + chunk if spec.exchanges else chunk] = Value(rank if spec.exchanges else chunk, count)
     return values
 
@@ -85,22 +87,28 @@ def check(
     *,
     apart: bool = False,
     in_order: bool = False,
+    num_chunks: int = 0,
     **root: int,
 ) -> None:
     """Run every rank's schedule symbolically and compare the result with the collective's contract.
 
-    With `apart` the result is due in chunks p to 2p-1 of the working vector.  With `in_order`, every sum must be
-    ((rank 0 + rank 1) + rank 2) + ...
+    The vector has `num_chunks`, by default one for each rank.  With `apart` the result is due in as many chunks behind
+    them.  With `in_order`, every sum must be ((rank 0 + rank 1) + rank 2) + ...
 
     Raises: ContractError, naming rank, round, peer and chunk.
     """
     spec, at = spec_of(collective), root.get("root", 0)
-    start = [before(spec, rank, size, at) for rank in range(size)]
-    goal = [after(spec, rank, size, at) for rank in range(size)]
-    if apart:
-        goal = [{chunk + size: value for chunk, value in vector.items()} for vector in goal]
     programs = [list(algorithm(rank, size, **root)) for rank in range(size)]
     name = f"{collective} on {size} ranks"
+    bounds = bounds_of_runs(programs, num_chunks or size)
+    if not apart and len(bounds) <= (num_chunks or size) and is_joinable(spec, programs):
+        with suppress(ContractError):  # the run below, with all chunks, says in which one it is wrong
+            check_joined(name, spec, programs, bounds, at, in_order)
+            return
+    start = [before(spec, rank, size, at, num_chunks) for rank in range(size)]
+    goal = [after(spec, rank, size, at, num_chunks) for rank in range(size)]
+    if apart:
+        goal = [{chunk + (num_chunks or size): value for chunk, value in vector.items()} for vector in goal]
     if any(is_direct(moves) for rounds in programs for moves in rounds):
         width = 1 + max((chunk for vector in (*start, *goal) for chunk in vector), default=-1)
         num_chunks = max((run.stop for rs in programs for moves in rs for m in moves for run in runs_of(m)), default=0)
@@ -112,6 +120,37 @@ def check(
     for rank, mask in enumerate(world.heard if spec.gives is Chunks.NONE else ()):
         if missing := [r for r in range(size) if not mask >> r & 1]:
             raise ContractError(f"barrier on {size} ranks: rank {rank} ends without word of ranks {missing}")
+
+
+def bounds_of_runs(programs: Sequence[Sequence[Round]], num_chunks: int) -> list[int]:
+    """Return where runs begin and end, in ascending order: chunks between two bounds always move together."""
+    runs = {run for rounds in programs for moves in rounds for move in moves for run in runs_of(move)}
+    return sorted({0, num_chunks}.union(*((run.start, run.stop) for run in runs)))
+
+
+def is_joinable(spec: Collective, programs: Sequence[Sequence[Round]]) -> bool:
+    """Return whether a few chunks can stand for all: nobody owns single ones, and there are only messages."""
+    return not {Chunks.OWN, Chunks.NONE} & {spec.gives, spec.gets} and all(
+        isinstance(move, Send | Recv | RecvReduce) for rounds in programs for moves in rounds for move in moves
+    )
+
+
+def check_joined(
+    name: str, spec: Collective, programs: list[list[Round]], bounds: Sequence[int], root: int, in_order: bool
+) -> None:
+    """Check a schedule with one chunk in place of all those between two bounds: the work of a few chunks."""
+    index = {bound: number for number, bound in enumerate(bounds)}
+    size, num_chunks = len(programs), len(bounds) - 1
+
+    def joined(run: range) -> range:
+        return range(index[run.start], index[run.stop]) if run else range(0)
+
+    coarse = [[tuple(replaced(m, int, joined) for m in moves) for moves in rounds] for rounds in programs]
+    start, goal = ([of(spec, rank, size, root, num_chunks) for rank in range(size)] for of in (before, after))
+    world = JoinedWorld(name, coarse, start, goal, in_order)
+    world.run()
+    for rank in range(size):
+        world.check_result(rank)
 
 
 class Rerun(NamedTuple):
@@ -165,6 +204,7 @@ class World:
         self.vectors = [dict(vector) for vector in before]
         size = len(programs)
         self.heard = [1 << rank for rank in range(size)]  # a bit for each rank whose start is known here
+        self.too_often = contributions(range(size)) << BITS - 1  # the highest bit of each rank's count
         self.rounds = [0] * size
         self.pending = [0] * size  # unmatched moves of the current round
         self.landings: list[list[Landing]] = [[] for _ in range(size)]
@@ -298,7 +338,7 @@ class World:
 
     def land(self, rank: int) -> None:
         """End the current round: received chunks take effect."""
-        for owner, chunk, value, source in self.landings[rank]:
+        for owner, chunk, value, source in self.in_order_of_moves(rank):
             vector = self.vectors[owner]
             if source is not None:
                 own = vector.get(chunk)
@@ -312,12 +352,23 @@ class World:
         self.heard[rank] |= self.news[rank]
         self.rounds[rank] += 1
 
+    def in_order_of_moves(self, rank: int) -> list[Landing]:
+        """Return the values of a round: of those that are reduced into one chunk, the first move's first."""
+        landings = self.landings[rank]
+        if self.in_order and len(landings) > 1:
+            sources = [m.source for m in self.programs[rank][self.rounds[rank]] if isinstance(m, RecvReduce)]
+            landings.sort(key=lambda landing: -1 if landing.source is None else sources.index(landing.source))
+        return landings
+
     def reduced(self, rank: int, left: Value, right: Value) -> Value:
         if self.in_order:
             last = right.ranks.bit_length() // BITS
             if (left.ranks, right.ranks) != (contributions(range(last)), contributions((last,))):
                 raise ContractError(f"{self.at(rank)} adds {right} to {left}: not in the order of the ranks")
-        return Value(left.chunk, left.ranks + right.ranks)
+        ranks = left.ranks + right.ranks
+        if ranks & self.too_often:
+            raise ContractError(f"{self.at(rank)} adds a rank {1 << BITS - 1} times or more to chunk {left.chunk}")
+        return Value(left.chunk, ranks)
 
     def write(self, rank: int, owner: int, chunk: int) -> None:
         readers = [LastUse(*reader) for reader in self.readers.pop((owner, chunk), {}).items()]
@@ -331,11 +382,11 @@ class World:
         self.writers[owner, chunk] = LastUse(rank, self.rounds[rank])
 
     def check_disjoint(self, rank: int, moves: Round) -> None:
-        """Refuse a chunk written twice in a round, or while it is read; a RecvReduce writes after all Sends."""
+        """Refuse a chunk written twice in a round, or while it is read; RecvReduces write after all Sends, in turn."""
         writers: dict[int, object] = {}
         for move in moves:
             for chunk in move.run if isinstance(move, Recv | RecvReduce | Copy | Get | GetReduce) else ():
-                if chunk in writers:
+                if chunk in writers and not (isinstance(move, RecvReduce) and isinstance(writers[chunk], RecvReduce)):
                     raise ContractError(f"{self.at(rank)} writes [{chunk}] twice: {show(move)}")
                 writers[chunk] = move
         for reader in moves:
@@ -355,6 +406,15 @@ class World:
         ]
         barriers: list[Move] = [Barrier(ranks) for ranks, here in self.barriers.items() if rank in here]
         return f"{self.at(rank)} waits to {', '.join(map(show, [*unmatched, *barriers]))}"
+
+
+class JoinedWorld(World):
+    """A symbolic run with chunks that stand for several: each message must be received where it was sent from."""
+
+    def deliver(self, send: Message, receive: Message) -> None:
+        if send.move.run != receive.move.run:
+            raise ContractError("chunks change their places")
+        super().deliver(send, receive)
 
 
 def own_reads(rank: int, move: Move) -> range:

@@ -1,8 +1,9 @@
 """The collectives and the ops, a row each: arguments, chunks on ranks before and after; names of ops.
 
-A collective is about a vector in p chunks, of which a rank's arrays hold all, its own, or none.  All else follows from
-a collective's row: which arguments are checked, the length of a new result, the places of a call's chunks, the contract
-of a schedule, and the equivalent call of MPI.
+A collective is about a vector in chunks, of which a rank's arrays hold all, its own, or none: p chunks, or as many as
+a schedule cuts it into, a multiple of p where ranks own chunks.  All else follows from a collective's row: which
+arguments are checked, the length of a new result, the places of a call's chunks, the contract of a schedule, and the
+equivalent call of MPI.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,28 +16,31 @@ class Chunks(Enum):
     """The chunks of the vector that an array holds on each rank."""
 
     NONE = "none"
-    OWN = "chunk r on rank r"
+    OWN = "the r-th of p equal parts on rank r"
     ALL = "all"
     ALL_ON_ROOT = "all on the root, none elsewhere"
     ALL_BUT_ON_FIRST = "none on rank 0, all elsewhere"
 
-    def on(self, rank: int, size: int, root: int = 0) -> range:
-        """Return the chunks on a rank.
+    def on(self, rank: int, size: int, root: int = 0, num_chunks: int = 0) -> range:
+        """Return the chunks on a rank, of `num_chunks`, by default one for each rank.
 
-        >>> Chunks.OWN.on(1, size=4), Chunks.ALL_ON_ROOT.on(1, size=4, root=1)
-        (range(1, 2), range(0, 4))
+        >>> Chunks.OWN.on(1, size=4), Chunks.OWN.on(1, size=4, num_chunks=8), Chunks.ALL_ON_ROOT.on(1, size=4, root=1)
+        (range(1, 2), range(2, 4), range(0, 4))
         """
+        num_chunks = num_chunks or size
         if self is Chunks.OWN:
-            return range(rank, rank + 1)
+            each, rest = divmod(num_chunks, size)
+            assert not rest, f"{num_chunks} chunks are no multiple of {size} ranks"
+            return range(rank * each, (rank + 1) * each)
         has_all = {Chunks.ALL: True, Chunks.ALL_ON_ROOT: rank == root, Chunks.ALL_BUT_ON_FIRST: rank > 0}
-        return range(size if has_all.get(self) else 0)
+        return range(num_chunks if has_all.get(self) else 0)
 
 
 class At(NamedTuple):
-    """A chunk of the result, on a rank."""
+    """A chunk of the result, on a rank; its owner, where ranks own chunks."""
 
     rank: int
-    chunk: int
+    owner: int
     size: int
     root: int
 
@@ -44,7 +48,7 @@ class At(NamedTuple):
 # The ranks that a chunk of the result comes from.
 SOURCES: dict[str, Callable[[At], Sequence[int]]] = {
     "everyone": lambda at: range(at.size),
-    "owner": lambda at: (at.chunk,),
+    "owner": lambda at: (at.owner,),
     "root": lambda at: (at.root,),
     "up to own": lambda at: range(at.rank + 1),
     "below": lambda at: range(at.rank),
@@ -122,6 +126,17 @@ def spec_of(collective: str) -> Collective:
     if not isinstance(collective, str) or collective not in COLLECTIVES:
         raise ValueError(f"collective {collective!r} is unknown: use one of {', '.join(COLLECTIVES)}")
     return COLLECTIVES[collective]
+
+
+def bus_factor(collective: str, size: int) -> float:
+    """Compute nccl-tests' factor from a vector's bytes per second to those of a rank's link.
+
+    >>> [bus_factor(collective, 4) for collective in ("all_reduce", "all_gather", "broadcast")]
+    [1.5, 0.75, 1.0]
+    """
+    if collective in ("broadcast", "reduce"):
+        return 1.0
+    return (2 if collective == "all_reduce" else 1) * (size - 1) / size
 
 
 DEFAULTS = {"op": "sum", "root": 0, "reproducible": False, "algorithm": "auto"}  # of options; None of the others

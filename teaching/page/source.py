@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from collectives.algorithms import Algorithm
 from collectives.algorithms.algorithm import Groups
+from collectives.algorithms.own import OwnSchedule
 from collectives.schedule.moves import Round
 
 PACKAGE = Path(__file__).resolve().parent.parent.parent
@@ -96,8 +97,8 @@ def yield_lines(row: Algorithm, rank: int, size: int, root: int, groups: Groups)
 def registered_function(row: Algorithm) -> Any:
     """Return the function of an algorithm's row, of which it may be a partial."""
     schedule: Any = row.schedule
-    while isinstance(schedule, partial):
-        schedule = schedule.func
+    while isinstance(schedule, partial | OwnSchedule):
+        schedule = schedule.func if isinstance(schedule, partial) else schedule.function
     return schedule
 
 
@@ -106,7 +107,9 @@ def function(code: CodeType) -> Function:
     lines, first = inspect.getsourcelines(code)
     indent = len(lines[0]) - len(lines[0].lstrip())
     numbered = [(first + i, line[indent:].rstrip()) for i, line in enumerate(lines)]
-    return Function(code.co_name, str(Path(code.co_filename).resolve().relative_to(PACKAGE)), without_details(numbered))
+    path = Path(code.co_filename).resolve()
+    file = path.relative_to(PACKAGE) if path.is_relative_to(PACKAGE) else path.name
+    return Function(code.co_name, str(file), without_details(numbered))
 
 
 def without_details(lines: list[tuple[int, str]]) -> list[tuple[int, str]]:

@@ -118,8 +118,9 @@ def record(row: Algorithm, size: int, groups: Groups, root: int = 0) -> Recorded
     Raises: ContractError where the algorithm does not do what its collective must.
     """
     spec = COLLECTIVES[row.collective]
-    start = [before(spec, rank, size, root) for rank in range(size)]
-    goal = [after(spec, rank, size, root) for rank in range(size)]
+    num_chunks = row.num_chunks(size, groups)
+    start = [before(spec, rank, size, root, num_chunks) for rank in range(size)]
+    goal = [after(spec, rank, size, root, num_chunks) for rank in range(size)]
     if row.apart:
         goal = [{chunk + size: value for chunk, value in vector.items()} for vector in goal]
     programs = [row.rounds(rank, size, root, groups) for rank in range(size)]

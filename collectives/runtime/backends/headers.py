@@ -24,7 +24,7 @@ from collectives.runtime.context import Context
 from collectives.schedule.moves import Recv, RecvReduce, Send
 
 HEADER_BYTES = 16
-ALL_TO_ALL = ("all_reduce", "all_to_all")  # in which every rank hears of every other
+ALL_TO_ALL = ("all_reduce", "all_gather", "all_to_all")  # in which every rank hears of every other
 LONGEST_BYTES = 1 << 15  # of a vector sent along with headers
 
 

@@ -245,8 +245,11 @@ def with_headers(headers: Headers, call: Call, row: Algorithm) -> MessageProgram
     def allocate(use: str, count: int, dtype: Any) -> Any:
         return context.memory.empty(call.device, count, dtype)
 
-    working = working_vector(call, allocate, in_caller_arrays=False, is_shared=True)
-    schedule = row.rounds(headers.rank, context.size, 0, context.topology.nodes if row.over_nodes else ())
+    groups = context.topology.nodes if row.over_nodes else ()
+    working = working_vector(
+        call, row.num_chunks(context.size, groups), allocate, in_caller_arrays=False, is_shared=True
+    )
+    schedule = row.rounds(headers.rank, context.size, 0, groups)
     working.vector.add_scratch(schedule, call.device.empty)
     assembler = MessageAssembler(headers, working, call.kernel_op if call.spec.reduces else "")
     assembler.assemble(schedule, divisor=context.size if call.op == "avg" else 1)

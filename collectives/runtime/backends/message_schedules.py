@@ -88,11 +88,12 @@ class ScheduleBinder:
         in_nodes = row.access == Access.INTRA_NODE
         empty = partial(context.memory.empty, call.device) if in_nodes else call.device.empty
         allocate = partial(self.working_memory, empty)
-        working = working_vector(call, allocate, not in_nodes or call.facts.shared, is_shared=in_nodes)
+        groups = context.topology.nodes if row.over_nodes else ()
+        num_chunks = row.num_chunks(context.size, groups)
+        working = working_vector(call, num_chunks, allocate, not in_nodes or call.facts.shared, is_shared=in_nodes)
         vector = working.vector
         options = call.device, call.op, self.segment_bytes, call.wire_dtype, self.staging
         requests = RequestBinder(context.mpi, self.first_tag, *options)
-        groups = context.topology.nodes if row.over_nodes else ()
         schedule = row.rounds(context.rank, context.size, call.root, groups)
         num_shared = len(vector.chunks)
         vector.add_scratch(schedule, partial(self.working_memory, call.device.empty, "scratch"))

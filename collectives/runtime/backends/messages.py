@@ -177,7 +177,7 @@ class RequestBinder:
         reduce_late = bool(clashes) and self.in_place
         # Sends through staging memory are in step with the reductions into the same run, but not into another.
         at_once = reduce_late or any(into != sent for into, sent in clashes)
-        copies = [(vector.view(m.run), vector.view(m.source)) for m in moves if isinstance(m, Copy)]
+        copies = [(vector.view(m.run), vector.view(m.source)) for m in moves if isinstance(m, Copy) and m.run]
         plain: list[MPI.Prequest] = []
         lanes: list[Lane] = []
         messages = [m for m in moves if isinstance(m, Send | Recv | RecvReduce)]

@@ -12,6 +12,7 @@ import numpy as np
 from collectives.arrays.addresses import same_memory
 from collectives.arrays.ops import sum_dtype
 from collectives.runtime.call.call import Call
+from collectives.runtime.call.operands import even
 from collectives.runtime.plan import CopyPair
 from collectives.schedule.moves import Barrier, Schedule
 from collectives.schedule.spec import Chunks
@@ -56,8 +57,20 @@ class WorkingVector:
     reduced: Any = None
 
 
-def working_vector(call: Call, allocate: Allocate, in_caller_arrays: bool, is_shared: bool) -> WorkingVector:
-    """Choose the vector in which a schedule of messages works.
+def chunk_lengths(call: Call, num_chunks: int) -> list[int]:
+    """Return the lengths of a schedule's chunks: those of the call's own, each cut into as many, or of the whole."""
+    counts = call.operands.counts
+    if num_chunks == len(counts):
+        return counts
+    if Chunks.OWN in (call.spec.gives, call.spec.gets):
+        return [length for count in counts for length in even(count, num_chunks // call.size)]
+    return even(sum(counts), num_chunks)
+
+
+def working_vector(
+    call: Call, num_chunks: int, allocate: Allocate, in_caller_arrays: bool, is_shared: bool
+) -> WorkingVector:
+    """Choose the vector in which a schedule of messages works, of `num_chunks`.
 
     Whether it may be `in_caller_arrays` is the same on all ranks.  Where memory `is_shared`, all ranks allocate it, or
     none does.
@@ -73,9 +86,11 @@ def working_vector(call: Call, allocate: Allocate, in_caller_arrays: bool, is_sh
         out = allocate("out", len(o.out), o.out.dtype) if is_shared else o.out  # others may write there
         vector = Vector((work, o.counts), (out, [len(view) for view in o.outputs]))
         return WorkingVector(vector, copies(work, o.source), copies(o.out, out))
-    vector = Vector((work, o.counts))
+    vector = Vector((work, chunk_lengths(call, num_chunks)))
     working = WorkingVector(vector)
-    gives, gets = (chunks.on(call.rank, call.size, call.root) for chunks in (call.spec.gives, call.spec.gets))
+    gives, gets = (
+        chunks.on(call.rank, call.size, call.root, num_chunks) for chunks in (call.spec.gives, call.spec.gets)
+    )
     if gives:
         working.before = copies(vector.view(gives), o.source)
     if gets:

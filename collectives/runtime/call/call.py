@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from collectives import algorithms
 from collectives.algorithms import Access, Algorithm, rows
+from collectives.algorithms.own import is_own
 from collectives.arrays.device import Device, host
 from collectives.arrays.ops import Op, has_kernel
 from collectives.arrays.views import check_op, flat
@@ -221,10 +222,15 @@ class Call:
         Raises: ValueError with the names of those that can.
         """
         name = self.algorithm
-        if name not in ("auto", "mpi"):
-            algorithms.check(algorithms.find(self.collective, name), self.size, equal=self.send_counts is None)
-        if name not in self.able():
-            raise ValueError(f"algorithm {name!r} cannot do {', '.join(self.demands)}: use {', '.join(self.able())}")
+        if isinstance(name, str) and name in ("auto", "mpi"):
+            is_able = name in self.able()
+        else:
+            row = algorithms.find(self.collective, name)
+            algorithms.check(row, self.size, equal=self.send_counts is None)
+            is_able = self.suits(row)
+        if not is_able:
+            shown = algorithms.name_of(name)
+            raise ValueError(f"algorithm {shown!r} cannot do {', '.join(self.demands)}: use {', '.join(self.able())}")
 
     def describe(self) -> str:
         """Return the call as every rank must make it, for comparison between ranks."""
@@ -235,4 +241,7 @@ class Call:
             words += [uneven if self.counts is None else f"counts {self.counts}", str(self.flat.dtype)]
         words += [f"op={self.op}"] * self.spec.reduces + [f"root={self.root}"] * self.spec.rooted
         words += [demand for demand in self.demands if demand not in words]
-        return f"{self.collective}({', '.join([*words, f'algorithm={self.algorithm}'])}){note}"
+        algorithm = algorithms.name_of(self.algorithm)
+        if algorithm == "auto" and (registered := [row.name for row in rows(self.collective) if is_own(row)]):
+            algorithm = f"auto or {', '.join(registered)}"
+        return f"{self.collective}({', '.join([*words, f'algorithm={algorithm}'])}){note}"

@@ -2,8 +2,8 @@
 
 Measurements are in the tuning file, with the machine's speeds for the cost model:
 `python -m collectives.bench --tune FILE` writes it, COLLECTIVES_TUNING=FILE makes `algorithm="auto"` follow it.  It is
-JSON; a row of `fastest` gives, for a collective, a kind of memory, a number of ranks and a number of nodes, the best
-algorithms, each up to a number of bytes of the vector:
+JSON, or a network in TOML (network_file.py), which has speeds only; a row of `fastest` gives, for a collective, a kind
+of memory, a number of ranks and a number of nodes, the best algorithms, each up to a number of bytes of the vector:
 
     {"collective": "all_reduce", "memory": "ordinary", "ranks": 4, "nodes": 1,
      "up_to_bytes": [[16384, "recursive_doubling"], [134217728, "ring"]]}
@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from collectives import algorithms
-from collectives.algorithms import Access, Algorithm
-from collectives.schedule.cost import NETWORK, Link, Network, Nodes, predict
+from collectives.algorithms import Access, Algorithm, variants
+from collectives.algorithms.own import is_own
+from collectives.schedule.cost import predict
+from collectives.schedule.network import NETWORK, Link, Network, Nodes, Tier, check_tiers
 
 VERSION = 1
 SHORT_BYTES = 16 << 10  # a vector below which latency decides
@@ -97,7 +99,9 @@ class Question(NamedTuple):
 def choose(question: Question) -> str:
     """Choose a candidate: the fastest by measurement, else by the cost model."""
     measured = question.measured
-    return measured if measured in [row.name for row in question.candidates] else question.ranking()[0][0]
+    usable_names = [each.name for row in question.candidates for each in (row, *algorithms.variants_of(row))]
+    is_usable = measured is not None and (measured in usable_names or measured.rpartition("/")[0] in usable_names)
+    return measured if measured and is_usable else question.ranking()[0][0]
 
 
 def ranking(
@@ -125,17 +129,40 @@ def ranking(
     ['ring', 'recursive_doubling']
     """
     size = sum(map(len, nodes))
-    usual = {row: predicted_s(row, nbytes, nodes, defaults, memory) for row in candidates} if defaults else {}
-    least = min(usual.values(), default=0.0)
     reads_arrays = size > 1 and nbytes >= SHORT_BYTES and any(row.access == Access.DIRECT for row in candidates)
     is_short_in_node = len(nodes) == 1 and nbytes < SHORT_BYTES and any(row.access for row in candidates)
+
+    def priced(row: Algorithm, speeds: Network) -> tuple[str, float]:
+        if reads_arrays and row.access < Access.STAGED:  # it comes last: which of its variants, does not matter
+            some = row.cut_into(1) if is_own(row) and variants.is_open(row) else row
+            return row.name, predicted_s(some, nbytes, nodes, speeds, memory)
+        best, seconds = best_variant(row, nbytes, nodes, speeds, memory)
+        return best.name, seconds
+
+    usual = {row: priced(row, defaults)[1] for row in candidates} if defaults else {}
+    least = min(usual.values(), default=0.0)
 
     def is_last(row: Algorithm) -> bool:
         most_times = 1 if is_short_in_node and row.access == Access.MESSAGES else MOST_TIMES
         return (reads_arrays and row.access < Access.STAGED) or usual.get(row, 0.0) > most_times * least
 
-    predicted = [(is_last(row), predicted_s(row, nbytes, nodes, network, memory), row.name) for row in candidates]
-    return [(name, seconds) for _, seconds, name in sorted(predicted, key=lambda row: row[:2])]
+    predicted = [(row, is_last(row), *priced(row, network)) for row in candidates]
+    best_s = min((seconds for _, last, _, seconds in predicted if not last), default=0.0)
+
+    def key(each: tuple[Algorithm, bool, str, float]) -> tuple[bool, float]:
+        row, last, _, seconds = each
+        return last, best_s if row.over_nodes and seconds <= variants.margin(nbytes) * best_s else seconds
+
+    return [(name, seconds) for _, _, name, seconds in sorted(predicted, key=key)]
+
+
+@lru_cache(maxsize=4096)
+def best_variant(
+    row: Algorithm, nbytes: int, nodes: Nodes, network: Network, memory: str = "ordinary"
+) -> tuple[Algorithm, float]:
+    """Return the variant of an algorithm that takes the least time by the cost model, and its seconds."""
+    num_nodes = [tier.nodes for tier in network.tiers]
+    return variants.best(row, nbytes, nodes, lambda each: predicted_s(each, nbytes, nodes, network, memory), num_nodes)
 
 
 def predicted_s(row: Algorithm, nbytes: int, nodes: Nodes, network: Network, memory: str) -> float:
@@ -173,7 +200,7 @@ def reason(question: Question, choice: str) -> str:
     if choice == question.measured:
         return f"measured to be the fastest ({tuning.source}); the cost model, with the speeds measured, says:"
     if tuning.source:
-        return f"not measured ({tuning.source}); by the cost model, with the speeds measured:"
+        return f"not measured ({tuning.source}); by the cost model, with the speeds of that file:"
     speeds = f"the speeds measured on these hosts {tuning.measured}" if tuning.measured else "default speeds"
     usual = choose(question._replace(tuning=Tuning(tuning.defaults._replace(cores=tuning.network.cores))))
     if usual != choice:
@@ -201,7 +228,14 @@ def to_json(tuning: Tuning) -> str:
 
 
 def network_to_json(network: Network) -> dict[str, Any]:
-    return {name: value._asdict() if isinstance(value, Link) else value for name, value in network._asdict().items()}
+    """Return the speeds, without tiers if there are none, as files have them that were written before there were."""
+    values = network._asdict()
+    tiers = [{name: link_to_json(value) for name, value in tier._asdict().items()} for tier in values.pop("tiers")]
+    return {name: link_to_json(value) for name, value in values.items()} | ({"tiers": tiers} if tiers else {})
+
+
+def link_to_json(value: Any) -> Any:
+    return value._asdict() if isinstance(value, Link) else value
 
 
 def read_tuning(path: Path) -> str:
@@ -247,19 +281,34 @@ def take(data: Any, name: str, kind: type) -> Any:
 
 def parse_network(data: dict[str, Any]) -> Network:
     within, between = (Link(*numbers(take(data, name, dict), *Link._fields)) for name in ("within", "between"))
-    nic = Link(*numbers(take(data, "nic", dict), *Link._fields)) if data.get("nic") else None
+    nic = parse_port(data, "nic")
     system = Link(*numbers(take(data, "system", dict), *Link._fields)) if "system" in data else NETWORK.system
     gamma, copy, barrier, cores = numbers(data, "gamma_s_per_byte", "copy_s_per_byte", "meet_s", "cores")
     (staged,) = numbers({"staged_s_per_byte": NETWORK.staged_s_per_byte} | data, "staged_s_per_byte")
-    return Network(within, between, gamma, copy, barrier, system, staged, cores=int(cores), nic=nic)
+    tiers = tuple(map(parse_tier, take({"tiers": []} | data, "tiers", list)))
+    check_tiers(tiers)
+    return Network(
+        within, between, gamma, copy, barrier, system, staged, cores=int(cores), nic=nic, tiers=tiers
+    )  # fmt: skip
 
 
-def numbers(data: dict[str, Any], *names: str) -> list[float]:
-    """Return fields that must be positive numbers."""
+def parse_tier(data: Any) -> Tier:
+    link = Link(*numbers(take(data, "link", dict), *Link._fields))
+    return Tier(take(data, "nodes", int), link, parse_port(data, "port"))
+
+
+def parse_port(data: dict[str, Any], name: str) -> Link | None:
+    """Return the link that messages occupy, maybe for their bytes only; None for none."""
+    return Link(*numbers(take(data, name, dict), *Link._fields, or_zero="alpha_s")) if data.get(name) else None
+
+
+def numbers(data: dict[str, Any], *names: str, or_zero: str = "") -> list[float]:
+    """Return fields that must be positive numbers, but for the one that may be 0."""
     for name in names:
-        number = data.get(name)
-        if not isinstance(number, int | float) or not 0 < number < math.inf:
-            raise ValueError(f"{name!r} is {json.dumps(number)}, but must be a number above 0")
+        number, words = data.get(name), "of at least 0" if name == or_zero else "above 0"
+        is_number = isinstance(number, int | float) and 0 <= number < math.inf
+        if not is_number or (number == 0 and name != or_zero):
+            raise ValueError(f"{name!r} is {json.dumps(number)}, but must be a number {words}")
     return [data[name] for name in names]
 
 
@@ -270,8 +319,11 @@ def parse_row(data: Any) -> tuple[Case, Limits]:
     for entry in take(data, "up_to_bytes", list):
         if not (isinstance(entry, list) and list(map(type, entry)) == [int, str]):
             raise ValueError(f"'up_to_bytes' has {json.dumps(entry)}, but must have pairs of bytes and a name")
-        if entry[1] not in names:
-            raise ValueError(f"{case.collective} has no algorithm {entry[1]!r}: it has {', '.join(names) or 'none'}")
+        try:
+            algorithms.find(case.collective, entry[1])
+        except ValueError:
+            words = f"{case.collective} has no algorithm {entry[1]!r}: it has {', '.join(names) or 'none'}"
+            raise ValueError(words) from None
         bounds.append(entry[0])
     if any(a >= b for a, b in pairwise(bounds)):
         raise ValueError(f"'up_to_bytes' of {case.collective} does not ascend")

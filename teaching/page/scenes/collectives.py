@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 
 from collectives import algorithms
 from collectives.algorithms import REGISTRY, Access, Algorithm
-from collectives.algorithms.algorithm import Groups
+from collectives.algorithms.algorithm import Groups, Precondition, each_rank
+from collectives.algorithms.own import OwnSchedule
+from collectives.algorithms.own_proof import prove
+from collectives.algorithms.variants import is_open
 from collectives.schedule.cost import NETWORK, predict, summary
 from collectives.schedule.fabrics import FABRICS
 from collectives.schedule.moves import even_runs
 from collectives.schedule.proof import Value, Vector
-from collectives.schedule.spec import COLLECTIVES
+from collectives.schedule.spec import COLLECTIVES, spec_of
 from teaching.page.assemble import Scene
 from teaching.page.source import function, registered_function, yield_lines
 from teaching.page.states import ChunkTransfer, RecordedRun, ranks_of, record
@@ -28,15 +31,45 @@ KINDS = ("Recv", "RecvReduce", "Copy", "Get", "Put", "GetReduce")
 LENGTHS = (1 << 10, 1 << 16, 1 << 22, 1 << 28)
 NETWORKS = {
     "default": ("two cores of a server, 10 Gbit/s Ethernet", NETWORK),
-    **{name: (fabric.words, fabric.network) for name, fabric in FABRICS.items()},
+    **{name: (fabric.words, fabric.network) for name, fabric in FABRICS.items() if not fabric.network.tiers},
 }
 
 
-def scene() -> Scene:
-    sources = SourceTable()
-    data = {f"{row.collective}.{row.name}": algorithm_data(row, sources) for row in REGISTRY}
-    data |= {f"prices.{collective}": prices(collective) for collective in COLLECTIVES}
-    return Scene("collectives", {"catalog": catalog(sources), **data})
+def scene(own: Sequence[Algorithm] = ()) -> Scene:
+    sources, rows = SourceTable(), (*REGISTRY, *own)
+    data = {f"{row.collective}.{row.name}": algorithm_data(row, sources) for row in rows}
+    data |= {f"prices.{name}": prices([row for row in rows if row.collective == name]) for name in COLLECTIVES}
+    return Scene("collectives", {"catalog": catalog(sources, rows), **data})
+
+
+def own_row(text: str) -> Algorithm:
+    """Return the row of a schedule from outside, COLLECTIVE=MODULE:FUNCTION, with a chunk for each rank.
+
+    Raises: ValueError for an unknown one, or one that is wrong on every number of ranks.
+    """
+    collective, _, name = text.partition("=")
+    spec_of(collective)
+    row = algorithms.find(collective, name)
+    own: Any = row.schedule
+    if not isinstance(own, OwnSchedule):
+        raise ValueError(f"--schedule {text}: write COLLECTIVE=MODULE:FUNCTION")
+    row = row._replace(unit=each_rank, cut=1) if is_open(row) else row
+    failures = {size: failure(row, size) for size in SIZES}
+    if all(failures.values()):
+        raise ValueError(f"--schedule {text}: {failures[max(SIZES)]}")
+    right = Precondition(lambda size, equal: not failures.get(size), "a number of ranks on which it is right")
+    passes_on = row.unit is not None and "num_chunks" not in own.takes
+    schedule = own if passes_on else own.function  # whose lines are shown
+    return row._replace(name=name.rpartition(":")[2], precondition=right, schedule=schedule)
+
+
+def failure(row: Algorithm, size: int) -> str:
+    """Return what is wrong with a schedule on so many ranks, one a node, or nothing."""
+    try:
+        prove(row, size, 0, nodes_of(size, 1))
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def nodes_of(size: int, hosts: int) -> Groups:
@@ -54,13 +87,13 @@ def sizes_for(row: Algorithm) -> list[int]:
     return [size for size in SIZES if row.precondition.holds(size, True)]
 
 
-def catalog(sources: "SourceTable") -> dict[str, Any]:
+def catalog(sources: "SourceTable", every: Sequence[Algorithm] = REGISTRY) -> dict[str, Any]:
     """Return the page's choices, and the functions whose lines it shows."""
     rows: dict[str, dict[str, Any]] = {name: {} for name in COLLECTIVES}
-    for row in REGISTRY:
+    for row in every:
         schedule = registered_function(row)
         rows[row.collective][row.name] = {
-            "words": schedule.__doc__.strip().split("\n")[0],
+            "words": (schedule.__doc__ or row.name).strip().split("\n")[0],
             "needs": row.precondition.words,
             "overHosts": row.over_nodes,
             "hosts": {size: hosts_for(row, size) for size in sizes_for(row)},
@@ -212,14 +245,14 @@ def add(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(x + y for x, y in zip(a, b, strict=True))
 
 
-def prices(collective: str) -> dict[str, dict[str, list[list[float]]]]:
-    """Return the microseconds of each algorithm, by ranks and hosts, then by network and length."""
+def prices(rows: Sequence[Algorithm]) -> dict[str, dict[str, list[list[float]]]]:
+    """Return the microseconds of a collective's algorithms, by ranks and hosts, then by network and length."""
     table: dict[str, dict[str, list[list[float]]]] = {}
-    for row in algorithms.rows(collective):
+    for row in rows:
         for size in sizes_for(row):
             for hosts in hosts_for(row, size):
                 nodes = nodes_of(size, hosts)
-                lengths = LENGTHS if COLLECTIVES[collective].takes else (0,)
+                lengths = LENGTHS if COLLECTIVES[row.collective].takes else (0,)
                 times = [
                     [predict(row, nbytes, size, nodes, 0, network) for nbytes in lengths]
                     for _, network in NETWORKS.values()
