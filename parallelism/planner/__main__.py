@@ -19,6 +19,7 @@ from parallelism.planner.layout import ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes, in_unit
 from parallelism.planner.place import Machine
 from parallelism.planner.search import PlannedLayout, SearchResult, nothing, search
+from parallelism.planner.step import Time
 
 REASONS = 3  # listed for refused meshes
 LOSS = 0.001  # part of a step from which a loss is listed
@@ -82,12 +83,13 @@ def report(job: TrainingJob, machine: Machine, result: SearchResult) -> Iterator
     numbers = f"{result.fitting} layouts fit, {result.too_large} don't"
     yield f"{job.global_batch_size} samples, {tokens} tokens a step; {numbers}"
     yield ""
-    yield f"{'step':>10} {'tokens/s':>9} {'a rank':>9} {'bubble':>7} {'comm':>6}  {'bound by':<8}  layout"
+    yield f"{'step':>10} {'tokens/s':>9} {'MFU':>6} {'a rank':>9} {'bubble':>7} {'comm':>6}  {'bound by':<8}  layout"
     for planned in result.best:
-        yield row(planned, tokens)
+        yield row(planned, tokens, utilization(job, machine, planned.time.total))
     yield ""
     first = result.best[0]
     yield f"the first holds {first.memory}"
+    yield f"of its step, {limits(first.time)}"
     yield from unequal(job, machine, first)
     for planned in result.best[1:]:
         yield f"{mesh_words(planned.layout)}: {slower(planned, first)}"
@@ -125,11 +127,32 @@ def step_flops(job: TrainingJob) -> float:
     return 3.0 * sum(layer_flops(job.model)) * job.model.block_size * job.global_batch_size
 
 
-def row(planned: PlannedLayout, tokens: int) -> str:
+def utilization(job: TrainingJob, machine: Machine, seconds: float) -> float:
+    """Return MFU: the model's operations in a step as a fraction of what the ranks' peaks allow in its time.
+
+    Attention counts as if nothing were masked, and no operation twice.  Without a roofline, the peak is the speed that
+    was measured, or assumed, in products.
+    """
+    peak = machine.roofline.flops_per_s * machine.world_size if machine.roofline else machine.sum_of_speeds
+    return step_flops(job) / (peak * seconds)
+
+
+def limits(time: Time) -> str:
+    """Describe what a step's time is spent on, the largest part first.
+
+    >>> limits(Time(compute=0.8, tp=0.1, sp=0, ep=0, zero=0, bubble=0.09, dp=0.0, update=0.01))
+    'computing takes 80.0%, sums between tp ranks 10.0%, waiting in the pipeline 9.0%, the update 1.0%'
+    """
+    parts = sorted(((part / time.total, TIMES[name]) for name, part in time._asdict().items()), reverse=True)
+    (most, what), *others = [part for part in parts if part[0] >= LOSS]
+    return ", ".join([f"{what} takes {most:.1%}", *(f"{words} {part:.1%}" for part, words in others)])
+
+
+def row(planned: PlannedLayout, tokens: int, mfu: float) -> str:
     time, rate = planned.time, in_unit(tokens / planned.time.total, THOUSANDS)
     bound = max(time._fields, key=lambda part: getattr(time, part))  # the part that takes longest
     return (
-        f"{in_unit(time.total, SECONDS):>10} {rate:>9} {in_bytes(planned.memory.total):>9} "
+        f"{in_unit(time.total, SECONDS):>10} {rate:>9} {mfu:>6.1%} {in_bytes(planned.memory.total):>9} "
         f"{time.bubble / time.total:>7.1%} {time.exposed / time.total:>6.1%}  {bound:<8}  {planned.layout}"
     )
 

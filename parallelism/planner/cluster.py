@@ -142,6 +142,8 @@ def read(path: Path) -> Cluster:
         if not isinstance(values.get("network", {}), dict):
             raise ValueError(f"network={values['network']!r} must be a table [network]: write one, or remove it")
         network = parse_network(values["network"]) if "network" in values else None
+        if network and network.tiers:
+            raise ValueError("network has tiers, which the planner does not know: remove them")
         least_us = values.get("least_pass", 1e6 * LEAST_PASS_S)
         if why := refusal("least_pass", least_us, float, {"range": MICROSECONDS}):
             raise ValueError(why)

@@ -1,6 +1,6 @@
 """Element counts: parameters of a rank, and activations that a block saves for its backward pass.
 
-A tp rank has a shard of the parameters that `training.parallel.family.plan_of` splits, and all of the others.
+A tp rank has a shard of the parameters that `training.parallel.decoder.plan_of` splits, and all of the others.
 
 Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, arXiv 2205.05198,
 sections 4.1 to 4.3, for fused attention, which saves no scores.
@@ -9,9 +9,9 @@ sections 4.1 to 4.3, for fused attention, which saves no scores.
 from typing import NamedTuple
 
 from parallelism.numerics.precision import ElementBytes
-from parallelism.planner.flops import mlp_params
+from parallelism.planner.flops import attention_params, mlp_params
 from parallelism.planner.layout import ParallelLayout, TrainingJob
-from parallelism.planner.shape import ModelShape
+from parallelism.planner.shape import ModelShape, attention_span, kv_width, q_width
 
 STATES = {"adamw": (2, 2), "sgd": (1, 1), "muon": (1, 2)}  # states per element: in blocks' matrices, in others
 FULLEST = 1.25  # rows of the fullest ep rank relative to the mean; benchmarks/planner.py has had 1.2 to 1.6
@@ -19,7 +19,7 @@ FULLEST = 1.25  # rows of the fullest ep rank relative to the mean; benchmarks/p
 
 def widths(model: ModelShape) -> tuple[int, int]:
     """Return the widths of q, and of k and v each."""
-    return model.n_embd, model.head_size * model.num_kv_heads
+    return q_width(model), kv_width(model)
 
 
 def fullest_rows(model: ModelShape, ep: int) -> float:
@@ -41,18 +41,18 @@ class ParamCounts(NamedTuple):
         return self.model.num_experts // self.ep * mlp_params(self.model) // self.tp
 
     def matrices(self) -> int:
-        width, kv_width = widths(self.model)
         mlps = self.model.num_experts // self.ep or 1
-        split = width * (width + 2 * kv_width) + width * width + mlps * mlp_params(self.model)
-        return split // self.tp + self.model.num_experts * width
+        split = attention_params(self.model) + mlps * mlp_params(self.model)
+        return split // self.tp + self.model.num_experts * self.model.n_embd
 
     def block(self) -> int:
-        (width, kv_width), hidden = widths(self.model), self.model.hidden_width
-        norms, split_biases, whole_biases = 2 * width, width + 2 * kv_width + hidden, 4 * width
-        if self.model.num_experts:
-            split_biases, whole_biases = split_biases - hidden, whole_biases - width  # experts have no biases
-        biases = split_biases // self.tp + whole_biases if self.model.bias else 0
-        return self.matrices() + norms + biases
+        model = self.model
+        norms = (4 if model.norms == "around" else 2) * self.norm() + model.has_qk_norms * 2 * model.head_size
+        split = (model.bias or model.qkv_bias) * (q_width(model) + 2 * kv_width(model))
+        whole = (model.bias or model.out_bias) * model.n_embd
+        if (model.bias or model.mlp_bias) and not model.num_experts:  # experts have no biases
+            split, whole = split + mlp_inputs(model), whole + model.n_embd
+        return self.matrices() + norms + split // self.tp + whole
 
     def vocabulary(self) -> int:
         """Count those of the embedding or the head, which a rank that has both stores once if they are tied."""
@@ -126,28 +126,46 @@ def block_saved(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     rotations save cosines and sines.
     """
     model, num_tokens = job.model, tokens(job, layout)
-    width, kv_width = widths(model)
+    width, (of_queries, of_keys) = model.n_embd, widths(model)
     between, split = num_tokens / between_tp(layout), num_tokens / layout.tp
     if layout.recompute == "full":
         return SavedElements(between * width)
     keeps_result = layout.sp > job.head_ranks(layout.sp) or model.dropout > 0  # of attention in a ring, or dropped
-    activation = 2 * between * width + split * (2 * width + 2 * kv_width) + split * width * keeps_result
+    activation = 2 * between * width + split * (2 * of_queries + 2 * of_keys) + split * of_queries * keeps_result
     activation += split * mlp_saved(model, layout)
+    if job.kernels.compiled:  # the results of GELU or of a gate are computed again
+        activation -= split * model.hidden_width * fullest_rows(model, layout.ep)
+    if not job.kernels.fused_attention:  # scores, dropped ones, and a mask of a byte
+        activation += 2.5 * split * model.n_head * model.block_size
     attention = split * model.n_head
-    if layout.recompute == "selective":
+    if layout.recompute == "selective" and not job.kernels.compiled:
         activation -= split * model.hidden_width * fullest_rows(model, layout.ep)
     keys = 4 * between if model.dropout else 0  # two keys of 8 bytes
-    norm_tensors, norm_numbers = norm_saved(model)
+    norm_tensors, norm_numbers = norm_saved(job)
     in_float32 = 2 * norm_numbers * between + keys + attention
     if not model.embeds_positions:
         in_float32 += model.block_size // layout.sp * model.head_size
+    if model.has_qk_norms:  # q, k and v as they are before, and normed
+        activation += split * (2 * of_queries + 3 * of_keys)
+        in_float32 += split * (model.n_head + model.num_kv_heads)
+    if model.norms == "around":
+        activation += 2 * norm_tensors * between * width
+        in_float32 += 2 * norm_numbers * between
+    in_float32 += window_fraction(model) * (model.block_size // layout.sp) ** 2
     params = ParamCounts(model, layout.tp, layout.ep).block()
     return SavedElements(2 * norm_tensors * between * width, activation, in_float32, params)
 
 
-def norm_saved(model: ModelShape) -> tuple[int, int]:
+def window_fraction(model: ModelShape) -> float:
+    """Return the fraction of the layers that have a window shorter than the sequence, and so a mask."""
+    return sum(attention_span(model, layer) < model.block_size for layer in range(model.n_layer)) / model.n_layer
+
+
+def norm_saved(job: TrainingJob) -> tuple[int, int]:
     """Count the tensors that a norm saves beside its result, and the numbers per token."""
-    return (2, 1) if model.has_rms_norms else (1, 2)
+    if not job.model.has_rms_norms:
+        return 1, 2
+    return (1 if job.kernels.compiled else 2), 1
 
 
 def mlp_saved(model: ModelShape, layout: ParallelLayout) -> float:
@@ -155,10 +173,13 @@ def mlp_saved(model: ModelShape, layout: ParallelLayout) -> float:
 
     A mixture also saves its rows, before and after, and scores, all of which every tp rank holds.
     """
+    hidden = mlp_inputs(model) + model.hidden_width
+    if model.is_gated and model.activation != "silu" and layout.recompute == "none":  # whose gate is not one operation
+        hidden += model.hidden_width
     if not model.num_experts:
-        return (3 if model.is_gated else 2) * model.hidden_width
+        return hidden
     tp = layout.tp
-    row = 2 * model.hidden_width + 2 * tp * model.n_embd
+    row = hidden + (3 if layout.ep == 1 else 2) * tp * model.n_embd  # the sum of a token's rows saves them, too
     return fullest_rows(model, layout.ep) * row + 3 * tp * model.num_experts
 
 
@@ -171,7 +192,10 @@ def head_saved(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     """Count the saved elements of the head: the norm's input and result, and the log-probabilities."""
     between = tokens(job, layout) / between_tp(layout) * job.model.n_embd
     head = ParamCounts(job.model, layout.tp).vocabulary()
-    return SavedElements(norm_saved(job.model)[0] * between, between, logits(job, layout), head)
+    saved = SavedElements(norm_saved(job)[0] * between, between, logits(job, layout), head)
+    if job.kernels.fused_loss:
+        saved = saved._replace(activation=between + saved.float32, float32=0.0)
+    return saved
 
 
 def logits(job: TrainingJob, layout: ParallelLayout) -> float:

@@ -15,6 +15,7 @@ from collectives.schedule.fabrics import FABRICS, RANKS
 from parallelism.numerics.precision import DTYPES, Precision
 from parallelism.pipeline.schedule import registry
 from parallelism.planner import presets, ranges
+from parallelism.planner.accelerators import ACCELERATORS, BY_FABRIC
 from parallelism.planner.cluster import GIGABYTE, LEAST_PASS_S, MICROSECONDS, Cluster, read
 from parallelism.planner.counts import STATES
 from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, ParallelLayout, TrainingJob
@@ -25,18 +26,12 @@ from parallelism.planner.uses import check_uses
 from parallelism.sequence.token_shards import MODES, ORDERS
 
 LAYOUT = ParallelLayout._fields
-EFFICIENCY = 0.5  # a typical value, from no source
-IN_CLUSTER = ("hosts", "gpus", "tflops", "efficiency", "memory")  # flags that a cluster file replaces
+FLAT = {name: each for name, each in FABRICS.items() if not each.network.tiers}  # groups may be of any nodes
+EFFICIENCY = 0.5  # where no products have been timed: a typical value, from no source
+IN_CLUSTER = ("hosts", "gpus", "accelerator", "tflops", "efficiency", "memory")  # flags that a cluster file replaces
 EFFICIENCIES, SPARES = Range(0, 1, open="above"), Range(0, 1, open="below")
 GIGABYTES = Range(0, 10**6, open="above", unit="GB")
 FLOP_RATES = {" TFLOP/s": 1e12, " GFLOP/s": 1e9}
-# By fabric, a rank's peak speed of matrix products by dtype, in FLOP/s, and its memory in bytes.
-DEVICES = {
-    # NVIDIA, H100 datasheet, SXM: half of the value for sparse matrices; float32 without the tensor cores' TF32.
-    "ndr": ({"bfloat16": 989e12, "float16": 989e12, "float32": 67e12, "float64": 67e12}, 80e9),
-    # NVIDIA, A100 datasheet, 40 GB, likewise.
-    "slingshot": ({"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12, "float64": 19.5e12}, 40e9),
-}
 
 
 def flag(default: Any, text: str, values: Any = None, sets: Sequence[str] = ()) -> Any:
@@ -79,6 +74,10 @@ class Settings:
         ranges.WIDTH,
     )
     tied: bool | None = flag(None, "tie a llama's head to its embedding; by default the model's")
+    architecture: str | None = flag(
+        None,
+        "the rest of the model's description in JSON, such as {\"head_dim\": 64}; by default the model's",
+    )
     block_size: int = flag(None, "sequence length in tokens; by default the model's", ranges.LENGTH)
     num_experts: int = flag(
         None, "number of experts that replace each MLP; by default the model's, 0 for dense MLPs", ranges.EXPERTS
@@ -174,7 +173,7 @@ def parse_request(arguments: Sequence[str] | None, description: str | None) -> P
     nodes, network, links = nodes_and_links(parsed.flags)
     job = parsed.job(sum(map(len, nodes)))
     machine, ranks = machine_of(parsed.flags, job, nodes, network)
-    return request(parsed, machine, [f"{len(nodes)} x {len(nodes[0])} ranks: {links}", ranks])
+    return request(parsed, machine, [f"{nodes_in_words(nodes)} ranks: {links}", ranks])
 
 
 def parse_flags(arguments: Sequence[str] | None, description: str | None) -> PlanFlags:
@@ -192,7 +191,7 @@ def parse_flags(arguments: Sequence[str] | None, description: str | None) -> Pla
     fixed = {name: getattr(settings, name) for name in LAYOUT if name in fixing and name != "num_micro_batches"}
     if flags.cluster:
         for name in IN_CLUSTER:
-            if (value := getattr(flags, name)) not in (None, EFFICIENCY):
+            if (value := getattr(flags, name)) is not None:
                 raise ValueError(f"--{name} {value:g} has no effect with --cluster, which states it: omit one of them")
     return PlanFlags(flags, file, own, settings, fixed)
 
@@ -216,7 +215,11 @@ def request(parsed: PlanFlags, machine: Machine, words: list[str]) -> PlanReques
 def train_settings(flags: argparse.Namespace, settings: Settings, file: Container[str]) -> dict[str, Any]:
     """Return the settings of train.py that the plan stands for, unless the file has them: data, vocabulary, device."""
     rest = {name: getattr(flags, name) for name in ("data", "val_data", "tokenizer", "device") if getattr(flags, name)}
-    if "device" not in file and flags.fabric in DEVICES and not (flags.measure or flags.cluster):
+    if (
+        "device" not in file
+        and (flags.accelerator or flags.fabric in BY_FABRIC)
+        and not (flags.measure or flags.cluster)
+    ):
         rest.setdefault("device", "cuda")
     has_vocabulary = any(name in rest or name in file for name in ("data", "tokenizer", "vocab_size"))
     if not has_vocabulary and settings.vocab_size != presets.PRESETS[presets.DEFAULT].settings["vocab_size"]:
@@ -227,21 +230,24 @@ def train_settings(flags: argparse.Namespace, settings: Settings, file: Containe
 def parser(description: str | None) -> argparse.ArgumentParser:
     command = Parser("python -m parallelism.planner", description, allow_abbrev=False)
     command.add_argument("--config", type=config_file, help=f"{config_help()}; flags override it")
-    names = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
-    text = f"network; measured: the saved measurements; {names} (default: ndr)"
-    command.add_argument("--fabric", default="ndr", choices=[*FABRICS, "measured"], help=text)
+    names = "; ".join(f"{name}: {fabric.words}" for name, fabric in FLAT.items())
+    text = f"network; measured: the saved measurements; a FILE.toml as of collectives.bench --links; {names}"
+    command.add_argument("--fabric", default="ndr", type=fabric, metavar="NAME", help=f"{text} (default: ndr)")
+    by_default = f"by the shape of each product, or {EFFICIENCY} of --tflops and of 32 and 64 bits"
     own, default_us = "by default that of the fabric's devices", 1e6 * LEAST_PASS_S
     for name, kind, default, text in (
-        ("number", Range(1, 1000).whole, 5, "number of best meshes to show (default: 5)"),
+        ("number", Range(1, 1000).whole, 10, "number of best meshes to show (default: 10)"),
         ("hosts", RANKS.whole, None, "number of nodes; by default 1, or the measured ones"),
         ("gpus", RANKS.whole, None, "ranks on each node; by default as many as the fabric's nodes have"),
         ("tflops", ranges.TFLOPS.number, None, f"peak TFLOP/s of a rank in matrix products; {own}"),
-        ("efficiency", EFFICIENCIES.number, EFFICIENCY, f"achieved fraction of the peak (default: {EFFICIENCY})"),
+        ("efficiency", EFFICIENCIES.number, None, f"achieved fraction of the peak; by default {by_default}"),
         ("least_pass", MICROSECONDS.number, None, f"least time of a block's pass in us (default: {default_us:g})"),
         ("memory", GIGABYTES.number, None, f"memory of a rank in GB; {own}"),
         ("spare", SPARES.number, SPARE, f"fraction of memory to spare for what is not counted (default: {SPARE})"),
     ):
         command.add_argument(f"--{name}", type=kind, default=default, help=text)
+    text = "of a rank, by which its speed and memory are known; by default that of the fabric's nodes"
+    command.add_argument("--accelerator", choices=[*ACCELERATORS], help=text)
     command.add_argument("--data", nargs="+", help="training data of the printed command")
     command.add_argument("--val_data", nargs="+", help="validation data of the printed command")
     command.add_argument("--tokenizer", help="tokenizer of the printed command")
@@ -259,6 +265,22 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return command
 
 
+def fabric(text: str) -> str:
+    if text in FLAT or text == "measured" or text.endswith(".toml"):
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} is not a network: use {', '.join(FLAT)}, measured, or a FILE.toml")
+
+
+def topology(text: str) -> tuple[Nodes, Network, str]:
+    """Return a fabric's nodes, speeds and description."""
+    nodes, network, words = fabrics.topology(text, None)
+    if network.tiers:
+        raise ValueError(
+            f"--fabric {text} has levels beyond the node, unknown to the planner: write a file of two levels"
+        )
+    return nodes, network, words
+
+
 def machine_of_cluster(flags: argparse.Namespace, cluster: Cluster) -> tuple[Machine, list[str]]:
     """Return the machine of a cluster, and its description; raise ValueError if the hostfile has other hosts."""
     if flags.hostfile:
@@ -266,7 +288,7 @@ def machine_of_cluster(flags: argparse.Namespace, cluster: Cluster) -> tuple[Mac
             cluster.refuse_other_hosts(Path(flags.hostfile))
         except ValueError as error:
             raise ValueError(f"{flags.cluster}: {error}") from None
-    network = fabrics.with_flags(cluster.network or fabrics.topology(flags.fabric, None)[1], flags)
+    network = fabrics.with_flags(cluster.network or topology(flags.fabric)[1], flags)
     if flags.least_pass is not None:
         cluster = cluster._replace(least_pass_s=flags.least_pass * 1e-6)
     words = [f"{len(cluster.hosts)} hosts of {flags.cluster}; of each rank, {flags.spare:g} of the memory is spared"]
@@ -277,9 +299,21 @@ def machine_of_cluster(flags: argparse.Namespace, cluster: Cluster) -> tuple[Mac
     return cluster.machine(network, flags.spare), words
 
 
+def nodes_in_words(nodes: Nodes) -> str:
+    """Format the nodes' numbers of ranks.
+
+    >>> nodes_in_words(((0, 1), (2, 3))), nodes_in_words(((0, 1), (2,)))
+    ('2 x 2', '2 + 1')
+    """
+    lengths = [len(node) for node in nodes]
+    return f"{len(nodes)} x {lengths[0]}" if len({*lengths}) == 1 else " + ".join(map(str, lengths))
+
+
 def nodes_and_links(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
     """Return the ranks of each node, the link speeds, and the origin of these."""
-    nodes, network, words = fabrics.topology(flags.fabric, None)
+    nodes, network, words = topology(flags.fabric)
+    if flags.hosts is None and flags.gpus is None:
+        return nodes, fabrics.with_flags(network, flags), words
     hosts, gpus = flags.hosts or len(nodes), flags.gpus or max(map(len, nodes))
     fabrics.refuse_too_many(hosts * gpus, f"--hosts {hosts} x --gpus {gpus}")
     return fabrics.in_nodes(hosts * gpus, gpus), fabrics.with_flags(network, flags), words
@@ -287,26 +321,31 @@ def nodes_and_links(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
 
 def machine_of(flags: argparse.Namespace, job: TrainingJob, nodes: Nodes, network: Network) -> tuple[Machine, str]:
     """Return the machine and its origin; ranks are from flags, measurement or the fabric's devices, in this order."""
-    peaks, memory = DEVICES.get(flags.fabric, ({}, None))
-    peak, efficiency, least_s = peaks.get(job.dtype), flags.efficiency, LEAST_PASS_S
-    if flags.measure and flags.tflops is None and efficiency != EFFICIENCY:
+    name = flags.accelerator or BY_FABRIC.get(flags.fabric)
+    device = ACCELERATORS[name] if name else None
+    peak, memory = (device.flops_per_s.get(job.dtype), device.memory_bytes) if device else (None, None)
+    efficiency, least_s = EFFICIENCY if flags.efficiency is None else flags.efficiency, LEAST_PASS_S
+    if flags.measure and flags.tflops is None and flags.efficiency is not None:
         raise ValueError(f"--efficiency {efficiency:g} has no effect with --measure: omit it, or pass --tflops")
+    by_shape = not flags.measure and flags.tflops is None and flags.efficiency is None
+    roofline = device.roofline(job.dtype) if device and by_shape else None
     if flags.measure:
         ranks = import_module("parallelism.planner.ranks")  # the only module here that needs torch
         peak, efficiency, least_s = ranks.flops_per_s(job), 1.0, ranks.least_pass_s(job)
         memory = ranks.memory_bytes(ranks=len(nodes[0]))
     if flags.tflops is not None:
-        peak, efficiency = flags.tflops * 1e12, flags.efficiency
+        peak = flags.tflops * 1e12
     memory = memory if flags.memory is None else flags.memory * 1e9
     least_s = least_s if flags.least_pass is None else flags.least_pass * 1e-6
     if peak is None or memory is None:
-        raise ValueError(f"--fabric {flags.fabric} has no device: pass --tflops and --memory, or --measure")
+        wanted = "pass --accelerator, --tflops and --memory, or --measure"
+        raise ValueError(f"--fabric {flags.fabric} has no accelerator: {wanted}")
     rate, usable = peak * efficiency, memory * (1 - flags.spare)
-    words = (
-        f"a rank: {rate / 1e12:.4g} TFLOP/s, {efficiency:g} of {peak / 1e12:.4g}; "
-        f"{in_bytes(usable)}, as {flags.spare:g} of {in_bytes(memory)} is spared"
-    )
-    return Machine(nodes, network, rate, usable, least_s), words
+    speed = f"{rate / 1e12:.4g} TFLOP/s, {efficiency:g} of {peak / 1e12:.4g}"
+    if roofline:
+        speed = f"{name}, {peak / 1e12:.4g} TFLOP/s at most, by the shape of each kernel"
+    words = f"a rank: {speed}; {in_bytes(usable)}, as {flags.spare:g} of {in_bytes(memory)} is spared"
+    return Machine(nodes, network, rate, usable, least_s, roofline=roofline), words
 
 
 def as_flag(name: str, value: Any) -> str:

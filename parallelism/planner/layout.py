@@ -11,7 +11,7 @@ from parallelism.mesh import AXES, divisors
 from parallelism.numerics.precision import ElementBytes, Precision
 from parallelism.pipeline.schedule.registry import REGISTRY
 from parallelism.planner.presets import shape_of
-from parallelism.planner.shape import ModelShape
+from parallelism.planner.shape import KernelKinds, ModelShape
 from parallelism.sequence.token_shards import check_between_layers, check_heads, head_ranks_of, shard_tokens
 
 # naive runs one stage at a time; gpipe takes as long as 1f1b and needs more memory.
@@ -66,6 +66,7 @@ class TrainingJob(NamedTuple):
     sp_heads: int | None = None
     optimizer: str = "adamw"
     reproducible: bool = False
+    kernels: KernelKinds = KernelKinds()
 
     @classmethod
     def of(cls, settings: Any, vocab_size: int, global_batch_size: int) -> TrainingJob:

@@ -210,7 +210,7 @@ def working(job: TrainingJob, layout: ParallelLayout) -> tuple[float, float]:
         around += ParamCounts(model, layout.tp, layout.ep).experts() * precision.gradient
     if layout.recompute != "none":
         around += counts.block_saved(job, layout._replace(recompute="none")).nbytes(precision)
-    return around, 2 * 4 * counts.logits(job, layout)
+    return around, 2 * 4 * counts.logits(job, layout) * (not job.kernels.fused_loss)
 
 
 def buffers(job: TrainingJob, layout: ParallelLayout, params: int, crosses: bool = False) -> float:

@@ -15,6 +15,7 @@ from parallelism.planner.flops import attention_flops, head_flops, matrix_flops
 from parallelism.planner.layout import ParallelLayout, TrainingJob
 from parallelism.planner.memory import Stages, stages
 from parallelism.planner.place import RankPlacement
+from parallelism.planner.roofline import BACKWARD, Roofline
 
 # A pass is an array of seconds, (kinds, parts).
 FORWARD, INPUTS, WEIGHTS = KINDS = range(3)
@@ -72,9 +73,8 @@ class PassContext(NamedTuple):
     def block(self) -> np.ndarray:
         """Return the costs of one block."""
         costs, model = np.zeros((len(KINDS), len(PARTS))), self.job.model
-        matrices, attention = self.compute_s(matrix_flops(model)), self.compute_s(attention_flops(model))
-        seconds = matrices + attention, matrices + 2 * attention, matrices
-        costs[:, COMPUTE] = np.maximum(seconds, self.placement.machine.least_pass_s)
+        computing_s, attention = self.block_s()
+        costs[:, COMPUTE] = np.maximum(computing_s, self.placement.machine.least_pass_s)
         width, kv_width = counts.widths(model)
         columns = width + 2 * kv_width, counts.mlp_inputs(model)
         costs[FORWARD, TP] = 2 * (self.gather_s() + self.sum_s())
@@ -86,10 +86,34 @@ class PassContext(NamedTuple):
         if self.layout.recompute == "full":
             costs[INPUTS] += costs[FORWARD]
             costs[INPUTS, TP] -= self.sum_s()  # the last sum is not repeated, as its result is not saved
-        if self.layout.recompute == "selective":
+        if self.layout.recompute == "selective" and self.placement.machine.roofline is None:
             relative = counts.mlp_inputs(model) / model.n_embd  # GELU, or a gate, reads and writes so many activations
             costs[INPUTS, COMPUTE] += self.copy_s(relative * self.activation_bytes / self.layout.tp)
         return costs
+
+    def block_s(self) -> tuple[np.ndarray, float]:
+        """Return the seconds of a block's computation by kind of pass, and of its attention in a forward pass."""
+        model, roofline = self.job.model, self.placement.machine.roofline
+        if roofline is None:
+            matrices, attention = self.compute_s(matrix_flops(model)), self.compute_s(attention_flops(model))
+            return np.array((matrices + attention, matrices + 2 * attention, matrices)), attention
+        kernels, tp, (width, kv_width) = self.job.kernels, self.layout.tp, counts.widths(model)
+        rows = self.tokens * counts.fullest_rows(model, self.layout.ep)
+        layers: list[tuple[float, float, float]] = [
+            (self.tokens, model.n_embd, (width + 2 * kv_width) / tp),
+            (self.tokens, width / tp, model.n_embd),
+        ]
+        layers += [(rows, model.n_embd, counts.mlp_inputs(model) / tp), (rows, model.hidden_width / tp, model.n_embd)]
+        products = np.array([self.product_passes(roofline, *layer) for layer in layers]).sum(0)
+        length = attention_flops(model) / (4 * width)  # with windows, the mean of the layers
+        attention = roofline.attention_s(kernels, self.tokens, width / tp, model.n_head / tp, length)
+        moves = roofline.block_moves_s(kernels, model, self.tokens / counts.between_tp(self.layout), self.tokens / tp)
+        return products + attention * np.array((1, 2.5, 0)) + moves * np.array((1, BACKWARD, 0)), attention
+
+    def product_passes(self, roofline: Roofline, rows: float, inner: float, columns: float) -> list[float]:
+        """Return the seconds of a linear layer's products: of the forward pass, and of both gradients."""
+        forward, inputs, weights = (rows, inner, columns), (rows, columns, inner), (inner, rows, columns)
+        return [roofline.product_s(*each) for each in (forward, inputs, weights)]
 
     def column_backward_s(self, outputs: int) -> float:
         """Return the exposed seconds of the collectives of a layer split by outputs.
@@ -130,7 +154,13 @@ class PassContext(NamedTuple):
     def head(self) -> np.ndarray:
         """Return the costs of the head and the loss, in addition to the last block."""
         costs, model, tp = np.zeros((len(KINDS), len(PARTS))), self.job.model, self.placement.tp
-        costs[:, COMPUTE] = self.compute_s(head_flops(model))
+        roofline = self.placement.machine.roofline
+        if roofline is None:
+            costs[:, COMPUTE] = self.compute_s(head_flops(model))
+        else:
+            columns = model.vocab_size / self.layout.tp
+            costs[:, COMPUTE] = self.product_passes(roofline, self.tokens, model.n_embd, columns)
+            costs[[FORWARD, INPUTS], COMPUTE] += roofline.loss_s(self.job.kernels, self.tokens * columns) / 2
         loss_s = sum(tp.seconds("all_reduce", rows * self.tokens * 4) for rows in (1, 3))
         costs[FORWARD, TP] = self.gather_s() + loss_s
         costs[INPUTS, TP] = self.column_backward_s(model.vocab_size) if self.layout.tp > 1 else 0.0

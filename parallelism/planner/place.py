@@ -19,6 +19,7 @@ from collectives.schedule.cost import Link, Network, Nodes, predict
 from parallelism.mesh import Within, axes_of, mesh_shape, replica_axes
 from parallelism.pipeline.balance import relative_speeds
 from parallelism.planner.layout import ParallelLayout
+from parallelism.planner.roofline import Roofline
 
 # In a node; and by messages: those that are the fastest somewhere, or nearly.  Others take long to price.
 IN_NODE = {
@@ -50,7 +51,7 @@ class Machine(NamedTuple):
 
     A pass of a block takes at least `least_pass_s`, however small the block is.  Unless it `overlaps`, gradients do not
     proceed while a rank computes, as where its processor moves messages, too.  Without `hosts`, one for each node, all
-    nodes are alike.
+    nodes are alike.  Of a device with a `roofline`, each kernel's time follows from its shape.
     """
 
     nodes: Nodes
@@ -60,6 +61,7 @@ class Machine(NamedTuple):
     least_pass_s: float = 0.0
     hosts: tuple[Host, ...] = ()
     overlaps: bool = True
+    roofline: Roofline | None = None
 
     @property
     def world_size(self) -> int:

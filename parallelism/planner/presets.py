@@ -2,71 +2,99 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from collectives.job.settings import check
+from parallelism.planner.architecture import ARCHITECTURE, Architecture, read_architecture
 from parallelism.planner.shape import ModelShape
 
 HIDDEN_UNIT = 64  # a gated MLP's default width is a multiple of this
 
 
 class Family(NamedTuple):
-    """A family of models: its settings, with those of its smallest preset, and what all its models have in common."""
+    """A family of models: its settings, with those of its smallest preset, and the rest of their description.
+
+    `label` is its name in words; `common` has what all its models have in common, as `models.config` names it.
+    """
 
     name: str
+    label: str
     settings: dict[str, Any]
     common: dict[str, Any]
 
-    def hidden_width(self, n_embd: int) -> int:
-        """Return the default width of an MLP: 4 n_embd, or 8/3 of it, rounded up, if it is gated.
 
-        >>> GPT2.hidden_width(768), LLAMA.hidden_width(192), LLAMA.hidden_width(4096)
-        (3072, 512, 10944)
-        """
-        return -(-8 * n_embd // (3 * HIDDEN_UNIT)) * HIDDEN_UNIT if self.common["is_gated"] else 4 * n_embd
+def hidden_width(n_embd: int, is_gated: bool) -> int:
+    """Return the default width of an MLP: 4 n_embd, or 8/3 of it, rounded up, if it is gated.
+
+    >>> hidden_width(768, is_gated=False), hidden_width(192, is_gated=True), hidden_width(4096, is_gated=True)
+    (3072, 512, 10944)
+    """
+    return -(-8 * n_embd // (3 * HIDDEN_UNIT)) * HIDDEN_UNIT if is_gated else 4 * n_embd
 
 
 TINY: dict[str, Any] = {"vocab_size": 256, "block_size": 128, "n_layer": 4, "n_head": 4, "n_embd": 192}
 TINY |= {"n_kv_head": None, "n_hidden": None}
 EXPERTS = {"num_experts": 0, "experts_per_token": 2, "expert_capacity": None}
-GPT2 = Family(
-    "gpt2",
-    {**TINY, "dropout": 0.0, "bias": False, **EXPERTS, "balance_loss": 0.0},
-    {"tied": True, "is_gated": False, "has_rms_norms": False, "embeds_positions": True},
+DENSE: dict[str, Any] = {**EXPERTS, "balance_loss": 0.0}
+ROTARY: dict[str, Any] = {"rope_theta": 10000.0, "rope_factor": 1.0, "rope_original_length": 8192, "norm_eps": 1e-5}
+
+
+def family(name: str, label: str, settings: Mapping[str, Any], like: Family | None = None, **common: Any) -> Family:
+    """Return a family whose models have these settings, of which those `like` another have the defaults."""
+    base = like.common if like else {**DENSE, **ROTARY, **ARCHITECTURE, "dropout": 0.0, "bias": False, "tied": True}
+    own = {**(like.settings if like else TINY), **settings}
+    return Family(name, label, own, {**{k: v for k, v in base.items() if k not in own}, "family": name, **common})
+
+
+GPT2 = family("gpt2", "GPT-2", {"dropout": 0.0, "bias": False, **DENSE})
+LLAMA = family(
+    "llama", "Llama", {**ROTARY, "tied": False}, has_rms_norms=True, embeds_positions=False, is_gated=True,
+    activation="silu",
+)  # fmt: skip
+MISTRAL = family("mistral", "Mistral", {}, LLAMA)
+MIXTRAL = family("mixtral", "Mixtral", {**DENSE, "num_experts": 8, "rope_theta": 1e6}, MISTRAL, router="softmax")
+QWEN2 = family("qwen2", "Qwen 2", {"rope_theta": 1e6, "norm_eps": 1e-6}, LLAMA, qkv_bias=True)
+QWEN3 = family("qwen3", "Qwen 3", {}, QWEN2, qkv_bias=False, has_qk_norms=True)
+QWEN3_MOE = family("qwen3_moe", "Qwen 3 MoE", {**DENSE, "num_experts": 8}, QWEN3, router="softmax")
+GEMMA3 = family(
+    "gemma3_text", "Gemma 3", {"rope_theta": 1e6, "norm_eps": 1e-6, "tied": True}, LLAMA, scales_embedding=True,
+    norm_offset=1.0, norms="around", has_qk_norms=True, layers="window window window window window full",
+    local_rope_theta=10000.0, activation="gelu_tanh",
+)  # fmt: skip
+SMOLLM3 = family(
+    "smollm3", "SmolLM 3", {"rope_theta": 5e6, "norm_eps": 1e-6, "tied": True}, LLAMA, layers="full full full unrotated"
 )
-LLAMA = Family(
-    "llama",
-    {
-        **TINY,
-        "rope_theta": 10000.0,
-        "rope_factor": 1.0,
-        "rope_original_length": 8192,
-        "norm_eps": 1e-5,
-        "tied": False,
-    },
-    {"dropout": 0.0, "bias": False, **EXPERTS, "is_gated": True, "has_rms_norms": True, "embeds_positions": False},
-)
-FAMILIES = (GPT2, LLAMA)
+FAMILIES = {each.name: each for each in (GPT2, LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, GEMMA3, SMOLLM3)}
 
 
 class Preset(NamedTuple):
-    """A model's settings by name."""
+    """A model's settings by name, and what describes it beside them and its family."""
 
     family: Family
     settings: Mapping[str, Any]
+    rest: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return {**self.family.common, **self.rest, **self.settings}
 
 
 def preset(
     family: Family, vocab_size: int, block_size: int, n_layer: int, n_head: int, n_embd: int, **more: Any
 ) -> Preset:
     sizes = {"vocab_size": vocab_size, "block_size": block_size, "n_layer": n_layer, "n_head": n_head, "n_embd": n_embd}
-    return Preset(family, {**family.settings, **sizes, **more})
+    rest = {name: value for name, value in more.items() if name in ARCHITECTURE}
+    own = {name: value for name, value in more.items() if name not in rest}
+    return Preset(family, {**family.settings, **sizes, **own}, rest)
 
 
 LLAMA_32 = {"n_kv_head": 8, "n_hidden": 8192, "rope_theta": 5e5, "rope_factor": 32.0, "tied": True}
+OF_7B = {"n_kv_head": 8, "n_hidden": 14336}
 PRESETS = {
     "gpt2-tiny": Preset(GPT2, GPT2.settings),
     "gpt2": preset(GPT2, 50257, 1024, 12, 12, 768, bias=True),
@@ -78,11 +106,30 @@ PRESETS = {
     "llama-1b": preset(LLAMA, 128256, 8192, 16, 32, 2048, **LLAMA_32),
     "llama-3b": preset(LLAMA, 128256, 8192, 28, 24, 3072, **LLAMA_32),
     "llama-8b": preset(LLAMA, 128256, 8192, 32, 32, 4096, n_kv_head=8, n_hidden=14336, rope_theta=5e5),
-}
+    "mistral-tiny": Preset(MISTRAL, MISTRAL.settings, {"layers": "window", "window": 64}),
+    "mistral": preset(MISTRAL, 32000, 32768, 32, 32, 4096, **OF_7B, layers="window", window=4096),
+    "mixtral-tiny": Preset(MIXTRAL, MIXTRAL.settings),
+    "mixtral": preset(MIXTRAL, 32000, 32768, 32, 32, 4096, **OF_7B),
+    "qwen2-tiny": Preset(QWEN2, QWEN2.settings),
+    "qwen2": preset(QWEN2, 151936, 32768, 24, 14, 896, n_kv_head=2, n_hidden=4864, tied=True),
+    "qwen3-tiny": Preset(QWEN3, QWEN3.settings),
+    "qwen3": preset(QWEN3, 151936, 32768, 28, 16, 1024, n_kv_head=8, n_hidden=3072, tied=True, head_dim=128),
+    "qwen3_moe-tiny": Preset(QWEN3_MOE, QWEN3_MOE.settings),
+    "qwen3_moe": preset(
+        QWEN3_MOE, 151936, 32768, 48, 32, 2048, n_kv_head=4, n_hidden=768, head_dim=128, num_experts=128,
+        experts_per_token=8,
+    ),
+    "gemma3_text-tiny": Preset(GEMMA3, GEMMA3.settings, {"window": 64}),
+    "gemma3_text": preset(
+        GEMMA3, 262144, 32768, 26, 4, 1152, n_kv_head=1, n_hidden=6912, head_dim=256, attention_scale=1 / 16, window=512
+    ),
+    "smollm3-tiny": Preset(SMOLLM3, SMOLLM3.settings),
+    "smollm3": preset(SMOLLM3, 128256, 65536, 36, 16, 2048, n_kv_head=4, n_hidden=11008),
+}  # fmt: skip
 DEFAULT = "gpt2-tiny"
 LR = 3e-3  # of the tiny models
 ROPE = ("rope_theta", "rope_factor", "rope_original_length")
-SHAPE = ("n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "bias", *ROPE, "norm_eps", "tied")
+SHAPE = ("n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "bias", *ROPE, "norm_eps", "tied", "architecture")
 SET_BY_MODEL = (*SHAPE, "block_size", "lr")
 SET_BY_DEPTH = (*SHAPE, "lr", "global_batch_size", "num_micro_batches")
 SET_BY_WEIGHTS = ("model", "depth", "vocab_size", "tokenizer", *SHAPE, *EXPERTS)
@@ -95,6 +142,7 @@ def fill(settings: Any, weights: Preset | None = None) -> None:
     """
     if settings.model is None and settings.depth is None and weights is not None:
         settings.model, chosen = weights.family.name, weights
+        set_missing(settings, {"architecture": json.dumps(weights.rest) if weights.rest else None})
     else:
         set_missing(settings, {"model": DEFAULT})
         check(settings, "model", "depth")
@@ -143,7 +191,8 @@ def refuse_other_family(settings: Any) -> None:
     """Raise ValueError for a non-default setting that the model's family lacks."""
     family = PRESETS[settings.model].family
     defaults = {field.name: field.default for field in fields(settings)}
-    for name in [name for other in FAMILIES for name in other.settings if name not in family.settings]:
+    every = dict.fromkeys(name for other in FAMILIES.values() for name in other.settings)
+    for name in [name for name in every if name not in family.settings]:
         value = getattr(settings, name, None)
         if value is not None and value not in (defaults[name], family.common.get(name)):
             raise ValueError(
@@ -151,17 +200,31 @@ def refuse_other_family(settings: Any) -> None:
             )
 
 
-def model_settings(settings: Any, vocab_size: int) -> dict[str, Any]:
-    """Return the settings of the model in filled settings; those that these lack are the preset's."""
-    chosen = PRESETS[settings.model].settings
-    return {**{name: getattr(settings, name, value) for name, value in chosen.items()}, "vocab_size": vocab_size}
+def weights_preset(description: Mapping[str, Any]) -> Preset:
+    """Return the settings of a model of weights; the rest is what differs from the preset named as its family."""
+    family = FAMILIES[description["family"]]
+    base = PRESETS[family.name].description
+    rest = {name: description[name] for name in ARCHITECTURE if description[name] != base[name]}
+    return Preset(family, {name: description[name] for name in family.settings}, rest)
+
+
+def describe(settings: Any, vocab_size: int) -> dict[str, Any]:
+    """Return the description of the model in filled settings; what these lack is the preset's.
+
+    Raises: ValueError for an invalid architecture.
+    """
+    chosen, rest = PRESETS[settings.model], read_architecture(getattr(settings, "architecture", None))
+    own = {name: getattr(settings, name, value) for name, value in chosen.settings.items()}
+    whole = {**chosen.description, **rest, **own, "vocab_size": vocab_size}
+    Architecture(**{name: whole[name] for name in ARCHITECTURE})  # raises for values out of range
+    return whole
 
 
 def shape_of(settings: Any, vocab_size: int) -> ModelShape:
     """Return the shape in filled settings; raise ValueError if its sizes do not fit together."""
-    family, own = PRESETS[settings.model].family, model_settings(settings, vocab_size)
-    sizes = {**family.common, **own}
-    kv_heads, hidden = sizes.pop("n_kv_head"), sizes.pop("n_hidden")
-    sizes["num_kv_heads"] = own["n_head"] if kv_heads is None else kv_heads
-    sizes["hidden_width"] = hidden or family.hidden_width(own["n_embd"])
+    sizes = describe(settings, vocab_size)
+    kv_heads, hidden, head_size = (sizes.pop(name) for name in ("n_kv_head", "n_hidden", "head_dim"))
+    sizes["num_kv_heads"] = sizes["n_head"] if kv_heads is None else kv_heads
+    sizes["hidden_width"] = hidden or hidden_width(sizes["n_embd"], sizes["is_gated"])
+    sizes["head_size"] = sizes["n_embd"] // sizes["n_head"] if head_size is None else head_size
     return ModelShape(**{field.name: sizes[field.name] for field in fields(ModelShape)})

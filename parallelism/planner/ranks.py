@@ -137,7 +137,8 @@ def flops_per_s(job: TrainingJob, device: str = "cpu") -> float:
     model = job.model
     samples = max(1, MOST_TOKENS[torch.device(device).type] // model.block_size)
     dtype = getattr(torch, job.dtype)
-    block = ProbeBlock(model, model.n_embd, model.hidden_width, model.n_head, model.num_kv_heads).to(device, dtype)
+    sizes = model.n_embd, model.hidden_width, model.n_head, model.num_kv_heads, model.head_size
+    block = ProbeBlock(model, *sizes).to(device, dtype)
     x = torch.randn(samples, model.block_size, model.n_embd, device=device, dtype=dtype, requires_grad=True)
     flops = 3 * block_flops(model) * samples * model.block_size
     return flops / seconds(lambda: block(x).sum().backward(), device, BLOCK_S)
@@ -152,7 +153,7 @@ def least_pass_s(job: TrainingJob, device: str = "cpu") -> float:
 
 def minimal_block(model: ModelShape) -> ProbeBlock:
     """Return the operations of a block of a model on as few elements as possible."""
-    return ProbeBlock(model, width=4, hidden=8, heads=2, kv_heads=1 if model.num_kv_heads < model.n_head else 2)
+    return ProbeBlock(model, 4, 8, heads=2, kv_heads=1 if model.num_kv_heads < model.n_head else 2, head_size=2)
 
 
 class ProbeBlock(nn.Module):
@@ -163,15 +164,15 @@ class ProbeBlock(nn.Module):
     Shapes: x and result (batch, seq, width).
     """
 
-    def __init__(self, model: ModelShape, width: int, hidden: int, heads: int, kv_heads: int):
+    def __init__(self, model: ModelShape, width: int, hidden: int, heads: int, kv_heads: int, head_size: int):
         super().__init__()
-        self.heads, self.model, self.width, self.head_size = [heads, kv_heads, kv_heads], model, width, width // heads
+        self.heads, self.model, self.width, self.head_size = [heads, kv_heads, kv_heads], model, width, head_size
         norm = nn.RMSNorm if model.has_rms_norms else nn.LayerNorm
         self.norms = nn.ModuleList(norm(width) for _ in range(2))
-        self.qkv = nn.Linear(width, sum(self.heads) * self.head_size, bias=model.bias)
-        self.out = nn.Linear(width, width, bias=model.bias)
+        self.qkv = nn.Linear(width, sum(self.heads) * self.head_size, bias=model.bias or model.qkv_bias)
+        self.out = nn.Linear(heads * head_size, width, bias=model.bias or model.out_bias)
         num_mlps, columns = model.num_experts or 1, hidden * (2 if model.is_gated else 1)
-        bias = model.bias and not model.num_experts
+        bias = (model.bias or model.mlp_bias) and not model.num_experts
         self.first = nn.ModuleList(nn.Linear(width, columns, bias=bias) for _ in range(num_mlps))
         self.second = nn.ModuleList(nn.Linear(hidden, width, bias=bias) for _ in range(num_mlps))
         self.router = nn.Linear(width, model.num_experts, bias=False) if model.num_experts else None
