@@ -70,7 +70,8 @@ proof-kills:
 	$(RUN) KILLS=30 python -m pytest mpi_tests/systems/test_checkpoint_kill.py
 
 proof-bits:
-	$(RUN) EVERY_SIZE=1 LAYOUTS=64 STEPS=100 $(ON_RANKS) mpi_tests/with_ranks/test_reproducible.py -k 'not other_kinds'
+	$(RUN) EVERY_SIZE=1 $(ON_RANKS) mpi_tests/with_ranks/test_reproducible.py -k 'not at_random'
+	$(RUN) EVERY_SIZE=1 LAYOUTS=64 STEPS=100 $(ON_RANKS) mpi_tests/with_ranks/test_reproducible.py -k layouts_drawn_at_random
 	$(RUN) LAYOUTS=64 STEPS=20 $(ON_RANKS) mpi_tests/with_ranks/test_reproducible.py -k other_kinds
 	$(RUN) PLANTED=10 $(ON_RANKS) mpi_tests/with_ranks/test_planted_bits.py
 

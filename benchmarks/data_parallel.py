@@ -41,7 +41,8 @@ import collectives
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from collectives.schedule import draw
-from models.gpt import GPT, GPTConfig
+from models.config import ModelConfig
+from models.decoder import Decoder
 from parallelism.data.buckets import num_bytes
 from parallelism.data.loop import TrainedModule
 from training.settings.derived import checked
@@ -67,7 +68,7 @@ class Entry:
     def __init__(self, name: str, kind: Kind, contest: "Contest"):
         self.kind, self.contest = kind, contest
         self.comm, before = MessageCommunicator(contest.comm), settled_mib()
-        self.gpt = GPT(contest.config)
+        self.gpt = Decoder(contest.config)
         self.way: Way = kind.make(self.gpt, self.comm, contest.bucket_mb)
         self.way.batch = contest.own_batch()
         settled_mib()
@@ -108,12 +109,12 @@ class Entry:
 class Contest:
     """All ways, on one model and one batch."""
 
-    def __init__(self, comm: collectives.Communicator, args: argparse.Namespace, config: GPTConfig):
+    def __init__(self, comm: collectives.Communicator, args: argparse.Namespace, config: ModelConfig):
         self.comm, self.config, self.bucket_mb = comm, config, args.bucket_mb
         draws, shape = torch.Generator().manual_seed(0), (comm.size * args.batch, config.block_size)
         self.batch = tuple(torch.randint(config.vocab_size, shape, generator=draws) for _ in range(2))
         self.num_tokens = self.batch[0].numel()
-        self.start = {name: p.detach().clone() for name, p in GPT(config).named_parameters()}
+        self.start = {name: p.detach().clone() for name, p in Decoder(config).named_parameters()}
         self.wanted = self.plain()
         self.num_params = sum(p.numel() for p in self.wanted.values())
 
@@ -123,7 +124,7 @@ class Contest:
 
     def plain(self) -> dict[str, Tensor]:
         """Return the parameters after training on the whole batch."""
-        gpt = GPT(self.config)
+        gpt = Decoder(self.config)
         optimizer = adamw(gpt.parameters())
         for _ in range(CHECKED):
             gpt.zero_grad()
@@ -147,7 +148,7 @@ def off(actual: Tensor, expected: Tensor, start: Tensor) -> float:
     return float(((actual - expected).abs().max() / (expected - start).abs().max()).nan_to_num(nan=math.inf))
 
 
-def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:
+def parse(size: int) -> tuple[argparse.Namespace, ModelConfig]:
     """Parse the flags; return them and the model's config.
 
     Raises: ValueError for invalid flags.
@@ -170,7 +171,7 @@ def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:
     if args.picture:
         draw.refuse(str(args.picture), "--picture ")
     shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
-    return args, checked(GPTConfig(block_size=args.seq, **shape))
+    return args, checked(ModelConfig(block_size=args.seq, **shape))
 
 
 def main() -> None:

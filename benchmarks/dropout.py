@@ -19,20 +19,21 @@ from helpers.result_files import output, table, write
 import collectives
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
-from models.gpt import GPT, GPTConfig
+from models.config import ModelConfig
+from models.decoder import Decoder
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.tensor.sharding_plan import parallelize
-from training.parallel.gpt import gpt2_plan
+from training.parallel.decoder import plan_of
 
 
 def step_of(args: argparse.Namespace, dropout: float, ours: bool, comm: collectives.Communicator) -> Callable[[], None]:
     """Build a model; return a function that computes its loss and gradients."""
     shape = {"n_layer": args.n_layer, "n_head": args.n_head, "n_embd": args.n_embd, "block_size": args.block_size}
-    model = GPT(GPTConfig(vocab_size=256, dropout=dropout, bias=False, **shape))
+    model = Decoder(ModelConfig(vocab_size=256, dropout=dropout, bias=False, **shape))
     tokens = torch.randint(0, 256, (args.micro_batch_size, args.block_size))
     if ours:
         position = BatchPosition(1, torch.arange(args.micro_batch_size))
-        parallelize(model, gpt2_plan(256, args.n_head), comm, place=position)
+        parallelize(model, plan_of(model.config), comm, place=position)
 
     def step() -> None:
         model.zero_grad()

@@ -6,8 +6,8 @@ The plain loop is like nanoGPT's, in torch only: the whole model, autocast, fuse
 pinned memory.  Both use the same weights and samples, compiled or not; their losses are compared.  They alternate,
 some steps each, with the device synchronized before and after; results are medians over the turns.
 
-Model FLOP/s are those of `models.gpt.flops_per_token`; they are compared with the rate of one large matrix product of
-the same dtype, the median in the same run.
+Model FLOP/s are those of `models.decoder.flops_per_token`; they are compared with the rate of one large matrix product
+of the same dtype, the median in the same run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from helpers.result_files import output, table, write
 import collectives
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
-from models.gpt import flops_per_token
+from models.decoder import flops_per_token
 from parallelism.numerics.precision import DTYPES, HALVES
 from training.loop import step
 from training.optim.learning_rate import learning_rate

@@ -27,11 +27,13 @@ from torch import Tensor, nn
 import collectives
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
-from models.gpt import GPT, CausalSelfAttention, CrossEntropy, GPTConfig
+from models.attention import SelfAttention
+from models.config import ModelConfig
+from models.decoder import CrossEntropy, Decoder
 from parallelism.sequence.sequence_parallel import SequenceAttention, SequenceParallel
 from parallelism.sequence.token_shards import MODES, TokenShards
 from parallelism.tensor.sharding_plan import Loss, Vocabulary, parallelize
-from training.parallel.gpt import gpt2_plan
+from training.parallel.decoder import plan_of
 from training.settings.derived import checked
 
 SIZES = (1, 2, 4, 8)
@@ -91,7 +93,7 @@ def passes_mib(module: nn.Module, forward: Callable[[], Tensor]) -> dict[str, fl
 
 def attention(comm: collectives.Communicator, args: argparse.Namespace, mode: str) -> dict[str, float]:
     """Measure the attention of one layer, with its projections."""
-    module = CausalSelfAttention(GPTConfig(n_head=args.n_head, n_embd=args.n_embd))
+    module = SelfAttention(ModelConfig(n_head=args.n_head, n_embd=args.n_embd))
     sp = SequenceParallel(comm, mode, "contiguous" if mode == "ulysses" else "zigzag")
     module.attend = SequenceAttention(sp)
     num_tokens = len(sp.positions(args.seq))
@@ -102,10 +104,10 @@ def attention(comm: collectives.Communicator, args: argparse.Namespace, mode: st
 
 def parameters(comm: collectives.Communicator, args: argparse.Namespace) -> dict[str, float]:
     """Measure a GPT after a backward pass."""
-    config = GPTConfig(vocab_size=args.vocab_size, n_head=8, n_embd=args.model_n_embd)
+    config = ModelConfig(vocab_size=args.vocab_size, n_head=8, n_embd=args.model_n_embd)
     before = settled_mib()
-    model = GPT(config)
-    parallelize(model, gpt2_plan(config.vocab_size, config.n_head), comm)
+    model = Decoder(config)
+    parallelize(model, plan_of(config), comm)
     grown = settled_mib() - before
     tokens = torch.zeros(1, 8, dtype=torch.long)
     model(tokens, tokens)[1].backward()
@@ -166,7 +168,7 @@ def parse(size: int) -> argparse.Namespace:
     args = parser.parse_args()
     largest = max(number for number in SIZES if number <= size)
     TokenShards(args.seq, largest).check()
-    checked(GPTConfig(n_head=args.n_head, n_embd=args.n_embd))
+    checked(ModelConfig(n_head=args.n_head, n_embd=args.n_embd))
     if set(args.modes) - {"ring"} and args.n_head % largest:
         raise ValueError(f"--n_head {args.n_head}: {largest} ranks can't exchange these heads, use a multiple")
     return args

@@ -34,7 +34,7 @@ from torch import Tensor
 import collectives
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
-from models.gpt import GPTConfig
+from models.config import ModelConfig
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.schedule.price import Costs, price
@@ -183,7 +183,7 @@ def models(comm: collectives.Communicator, args: argparse.Namespace) -> dict[str
     sent = args.samples, args.seq, args.n_embd
     makers = {
         "sleep": lambda: Sleep(comm, args.num_micro_batches, sent, args.forward_ms / 1e3),
-        "gpt": lambda: Gpt(comm, args.num_micro_batches, args.samples, GPTConfig(block_size=args.seq, **shape)),
+        "gpt": lambda: Gpt(comm, args.num_micro_batches, args.samples, ModelConfig(block_size=args.seq, **shape)),
     }
     return {name: makers[name]() for name in args.models}
 

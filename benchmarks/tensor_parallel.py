@@ -30,13 +30,14 @@ from torch import Tensor
 import collectives
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
-from models.gpt import GPT, GPTConfig
+from models.config import ModelConfig
+from models.decoder import Decoder
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.placement import shards_of
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.sequence.token_shards import TokenShards
 from parallelism.tensor.sharding_plan import parallelize
-from training.parallel.gpt import gpt2_plan
+from training.parallel.decoder import plan_of
 from training.settings.derived import checked
 
 RTOL = 1e-4  # float32 sums differ in order
@@ -46,10 +47,16 @@ class Ours:
     """A GPT split over `tp` ranks, or with sequences split over `sp` ranks."""
 
     def __init__(
-        self, model: GPT, tp: Any, tokens: Tensor, targets: Tensor, sp: SequenceParallel | None = None, sequence=False
+        self,
+        model: Decoder,
+        tp: Any,
+        tokens: Tensor,
+        targets: Tensor,
+        sp: SequenceParallel | None = None,
+        sequence=False,
     ):
         config = model.config
-        parallelize(model, gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head), tp, sp, sequence)
+        parallelize(model, plan_of(config), tp, sp, sequence)
         self.model, self.sp = model, sp
         self.positions = sp.positions(tokens.shape[1]) if sp else None
         self.tokens, self.targets = (sp.own(x) if sp else x for x in (tokens, targets))
@@ -102,7 +109,7 @@ class Silence:
 class Contest:
     """All contestants, on one model and one batch."""
 
-    def __init__(self, comm: collectives.Communicator, config: GPTConfig, batch: int):
+    def __init__(self, comm: collectives.Communicator, config: ModelConfig, batch: int):
         draws = torch.Generator().manual_seed(0)
         shape = batch, config.block_size
         self.batch = tuple(torch.randint(config.vocab_size, shape, generator=draws) for _ in range(2))
@@ -131,8 +138,8 @@ class Contest:
             contestants["sp, ulysses: DeepSpeed"] = Contestant(*theirs)
         return contestants
 
-    def model(self) -> GPT:
-        return GPT(self.config)
+    def model(self) -> Decoder:
+        return Decoder(self.config)
 
     def torch(self, group: Any, sequence: bool) -> tensor_parallel_peers.TorchTensorParallel:
         return tensor_parallel_peers.TorchTensorParallel(self.model(), group, sequence, *self.batch)
@@ -163,7 +170,7 @@ def same(what: str, actual: Tensor, expected: Tensor) -> None:
         sys.exit(f"{what} is off by {worst:.1e} of the plain model's" if MPI.COMM_WORLD.rank == 0 else 1)
 
 
-def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:
+def parse(size: int) -> tuple[argparse.Namespace, ModelConfig]:
     """Parse the flags; return them and the model's config.
 
     Raises: ValueError for invalid flags.
@@ -182,7 +189,7 @@ def parse(size: int) -> tuple[argparse.Namespace, GPTConfig]:
     if args.vocab_size % size:
         raise ValueError(f"--vocab_size {args.vocab_size} can't be split over {size} ranks by torch: use a multiple")
     shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
-    return args, checked(GPTConfig(block_size=args.seq, **shape))
+    return args, checked(ModelConfig(block_size=args.seq, **shape))
 
 
 def main() -> None:

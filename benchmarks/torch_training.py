@@ -25,8 +25,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from collectives.job.settings import Parser, positive
-from models.config import GPTConfig
-from models.gpt import GPT, TransformerBlock
+from models.config import ModelConfig
+from models.decoder import Decoder, TransformerBlock
 
 BACKENDS = ("collectives", "gloo")
 GOAL = 0.35  # fraction of gloo's exposed communication
@@ -126,10 +126,10 @@ def table(jobs: dict[int, dict[str, Times]]) -> str:
 def compare(args: argparse.Namespace) -> dict[str, Times]:
     """Train each model over each backend, in turn."""
     groups = {name: dist.new_group(backend=name) for name in BACKENDS}
-    config = GPTConfig(n_layer=args.n_layer, n_head=args.n_head, n_embd=args.n_embd, block_size=args.seq)
+    config = ModelConfig(n_layer=args.n_layer, n_head=args.n_head, n_embd=args.n_embd, block_size=args.seq)
     results = {}
     for name, wrap, silent in (("DDP", wrap_ddp, silent_ddp), ("FSDP2", wrap_fsdp2, lambda model, _: model)):
-        models = [silent(GPT(config), groups["gloo"]), *(wrap(GPT(config), group) for group in groups.values())]
+        models = [silent(Decoder(config), groups["gloo"]), *(wrap(Decoder(config), group) for group in groups.values())]
         alone, *trainings = (Training(model, args.seq) for model in models)
         for _ in range(1 + args.rounds):
             for training in (alone, *trainings):

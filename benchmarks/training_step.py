@@ -23,10 +23,10 @@ from helpers.result_files import output, table, write
 import collectives
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
-from models.model import Model
+from models.decoder import Decoder
 from training.loop import step
 from training.optim.optimizer import adamw, decay_groups
-from training.parallel.fused import fuse
+from training.parallel.decoder import fuse
 from training.parallel.run import TrainingRun
 from training.settings.config import Config
 from training.settings.derived import make_model
@@ -42,7 +42,7 @@ def train_py_step(run: TrainingRun) -> Callable[[], float]:
     return lambda: step(run, *next(steps)).metrics().loss
 
 
-def plain(model: Model, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]) -> Callable:
+def plain(model: Decoder, optimizer: torch.optim.Optimizer, batch: tuple[torch.Tensor, torch.Tensor]) -> Callable:
     def step() -> float:
         for param in model.parameters():
             param.grad = None

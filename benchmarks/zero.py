@@ -33,7 +33,8 @@ from torch import Tensor, nn
 import collectives
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
-from models.gpt import GPT, GPTConfig
+from models.config import ModelConfig
+from models.decoder import Decoder
 from training.settings.derived import checked
 
 RTOL = 1e-4  # float32 sums differ in order
@@ -43,12 +44,12 @@ NUM_CHECKED = 4  # steps
 class Contest:
     """All contestants, on one model and one batch per rank."""
 
-    def __init__(self, comm: collectives.Communicator, config: GPTConfig, batch: int):
+    def __init__(self, comm: collectives.Communicator, config: ModelConfig, batch: int):
         draws = torch.Generator().manual_seed(0)
         shape = comm.size, batch, config.block_size
         self.tokens, self.targets = (torch.randint(config.vocab_size, shape, generator=draws) for _ in range(2))
         self.comm, self.config = comm, config
-        self.ways: dict[str, Callable[[GPT], Way]] = {
+        self.ways: dict[str, Callable[[Decoder], Way]] = {
             "DataParallel: ours": lambda gpt: data_parallel(gpt, comm),
             "DDP: torch": torch_data_parallel.ddp,
             **{f"ZeRO {stage}: ours": partial(zero, comm=comm, zero_stage=stage) for stage in (1, 2, 3)},
@@ -57,12 +58,12 @@ class Contest:
 
     def way(self, name: str) -> Way:
         """Construct a contestant, with this rank's batch.  Collective."""
-        return self.with_batch(self.ways[name](GPT(self.config)))
+        return self.with_batch(self.ways[name](Decoder(self.config)))
 
     def alone(self, name: str) -> Way:
         """Construct a contestant's computation without its communication."""
         shards_update = name.startswith(("ZeRO", "FSDP2"))
-        return self.with_batch(Alone(GPT(self.config), self.comm.size if shards_update else 1))
+        return self.with_batch(Alone(Decoder(self.config), self.comm.size if shards_update else 1))
 
     def with_batch(self, way: Way) -> Way:
         way.batch = self.tokens[self.comm.rank], self.targets[self.comm.rank]
@@ -70,7 +71,7 @@ class Contest:
 
     def losses(self) -> list[float]:
         """Return the first steps' losses of one process that has all batches."""
-        one = Alone(GPT(self.config))
+        one = Alone(Decoder(self.config))
         one.batch = self.tokens.flatten(0, 1), self.targets.flatten(0, 1)
         return [float(train_step(one)) for _ in range(NUM_CHECKED)]
 
@@ -108,7 +109,7 @@ def train_step(way: Way) -> Tensor:
 class Alone(Way):
     """Computation of a step: the whole model's passes, and the update of one of `num_shards` shards."""
 
-    def __init__(self, gpt: GPT, num_shards: int = 1):
+    def __init__(self, gpt: Decoder, num_shards: int = 1):
         self.num_shards = num_shards
         self.shards = {param: nn.Parameter(self.shard(param.data)) for param in gpt.parameters()}
         super().__init__(gpt, adamw(self.shards.values()), self.update_shard)
@@ -122,7 +123,7 @@ class Alone(Way):
         self.optimizer.step()
 
 
-def parse() -> tuple[argparse.Namespace, GPTConfig]:
+def parse() -> tuple[argparse.Namespace, ModelConfig]:
     """Parse the flags; return them and the model's config."""
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--n_layer", type=positive, default=6)
@@ -135,7 +136,7 @@ def parse() -> tuple[argparse.Namespace, GPTConfig]:
     parser.add_argument("--output", type=output, help="write the numbers as JSON")
     args = parser.parse_args()
     shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
-    return args, checked(GPTConfig(block_size=args.seq, **shape))
+    return args, checked(ModelConfig(block_size=args.seq, **shape))
 
 
 def main() -> None:

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 import collectives
-from models.config import GPTConfig
+from models.config import ModelConfig
 from models.mixture import Mixture
 from parallelism import ExpertExchange, ExpertParallel, parallelize
 
 
 def new_model():
     torch.manual_seed(0)
-    model = nn.Sequential(Mixture(GPTConfig(n_embd=16, num_experts=8, experts_per_token=2)))
+    model = nn.Sequential(Mixture(ModelConfig(n_embd=16, num_experts=8, experts_per_token=2)))
     for param in model.parameters():
         nn.init.normal_(param, std=0.2)
     return model

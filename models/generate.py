@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.model import Model
+from models.decoder import Decoder
 
 
 class CachedAttention(nn.Module):
@@ -32,15 +32,17 @@ class CachedAttention(nn.Module):
         self.keys[:, :, start : self.length], self.values[:, :, start : self.length] = k, v
         if start == 0:
             return self.attend(q, k, v, documents)
-        cache = self.keys[:, :, : self.length], self.values[:, :, : self.length]
+        window = getattr(self.attend, "window", None) or self.length
+        seen = slice(max(0, self.length - window), self.length)
+        cache = self.keys[:, :, seen], self.values[:, :, seen]
         return F.scaled_dot_product_attention(q, *cache, enable_gqa=k.shape[1] < q.shape[1])
 
 
 @contextmanager
-def caching(gpt: Model) -> Iterator[list[CachedAttention]]:
+def caching(model: Decoder) -> Iterator[list[CachedAttention]]:
     """Let a model's attention cache keys and values in this context."""
-    attentions: list[Any] = [block.get_submodule("attn") for block in gpt.transformer.h]
-    caches = [CachedAttention(attention.attend, gpt.config.block_size) for attention in attentions]
+    attentions: list[Any] = [block.get_submodule("attn") for block in model.transformer.h]
+    caches = [CachedAttention(attention.attend, model.config.block_size) for attention in attentions]
     for attention, cache in zip(attentions, caches, strict=True):
         attention.attend = cache
     try:
@@ -52,7 +54,7 @@ def caching(gpt: Model) -> Iterator[list[CachedAttention]]:
 
 @torch.no_grad()
 def generate(
-    gpt: Model,
+    model: Decoder,
     tokens: Tensor,
     num_tokens: int,
     temperature: float = 1.0,
@@ -69,16 +71,18 @@ def generate(
     Shapes: tokens (batch, seq), result (batch, seq + num_tokens).
     """
     check(temperature, top_k, top_p)
-    with caching(gpt) as caches:
+    with caching(model) as caches:
         for _ in range(num_tokens):
             start, length = caches[0].length, tokens.shape[1]
-            if start == 0 or length > gpt.config.block_size:
+            if start == 0 or length > model.config.block_size:
                 for cache in caches:
                     cache.length = 0
-                start = max(0, length - gpt.config.block_size)
-                logits, _ = gpt.forward(tokens[:, start:])  # not compiled, as the length changes
+                start = max(0, length - model.config.block_size)
+                logits, _ = model.forward(tokens[:, start:])  # not compiled, as the length changes
             else:
-                logits, _ = gpt.forward(tokens[:, start:], positions=torch.arange(start, length, device=tokens.device))
+                logits, _ = model.forward(
+                    tokens[:, start:], positions=torch.arange(start, length, device=tokens.device)
+                )
             token = agree(draw(logits[:, -1].float(), temperature, top_k, top_p, generator))
             tokens = torch.cat((tokens, token), dim=1)
     return tokens

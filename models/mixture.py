@@ -2,7 +2,8 @@
 
 Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, arXiv 2412.19437, section 2.1.2 (scores, bias, balance loss
 of a sequence); Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts", 2024, arXiv
-2408.15664 (the bias, and its update by the sign of the load's error).
+2408.15664 (the bias, and its update by the sign of the load's error); Jiang et al., "Mixtral of Experts", 2024, arXiv
+2401.04088, section 2.1 (scores by softmax).
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.config import GPTConfig
+from models.config import ModelConfig
+from models.mlp import make_activation
 
 BIAS_STEP = 1e-3  # change of an expert's bias per step
 DROPPED = -1  # expert number of a choice that exceeds the capacity
@@ -69,6 +71,8 @@ class WithLoss(torch.autograd.Function):
 class Router(nn.Module):
     """Chooses each token's experts by scores and a bias, and weighs them by the scores only.
 
+    Scores are sigmoids, or, as in Mixtral, a softmax, whose bias stays 0.
+
     The backward pass adds each expert's number of tokens to `loads`, from which `update_bias` favours experts with too
     few.  With a capacity, in training an expert takes at most `expert_capacity` x seq x experts_per_token / num_experts
     tokens of a sequence, the first ones.  `balance_loss` is the weight of a loss that penalizes sequences whose tokens
@@ -81,10 +85,11 @@ class Router(nn.Module):
     bias: Tensor
     loads: Tensor
 
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__()
         self.num_experts, self.num_choices = config.num_experts, config.experts_per_token
         self.capacity, self.balance_loss = config.expert_capacity, config.balance_loss
+        self.has_softmax, self.normalizes = config.router == "softmax", config.normalizes_choices
         self.loss_scale: Any = 1.0
         self.weight = nn.Parameter(torch.empty(config.num_experts, config.n_embd))
         self.register_buffer("bias", torch.zeros(config.num_experts))
@@ -92,10 +97,11 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         logits = F.linear(x, self.weight)
-        scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).sigmoid()  # (batch, seq, num_experts)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        scores = wide.softmax(-1) if self.has_softmax else wide.sigmoid()  # (batch, seq, num_experts)
         experts = (scores.detach() + self.bias).topk(self.num_choices).indices
         weights = scores.gather(-1, experts)
-        if self.num_choices > 1:  # with one choice, the weight would be constant
+        if self.normalizes and (self.num_choices > 1 or self.has_softmax):  # of one sigmoid, it would be constant
             weights = weights / weights.sum(-1, keepdim=True)
         if weights.requires_grad:
             if self.balance_loss:
@@ -128,8 +134,9 @@ class Router(nn.Module):
 
     @torch.no_grad()
     def update_bias(self) -> None:
-        """Raise the bias of experts chosen less often than the mean, and lower that of the others."""
-        self.bias += BIAS_STEP * (self.loads.mean() - self.loads).sign()
+        """Raise the bias of experts chosen less often than the mean, and lower that of the others; none by softmax."""
+        if not self.has_softmax:
+            self.bias += BIAS_STEP * (self.loads.mean() - self.loads).sign()
         self.loads.zero_()
 
 
@@ -151,11 +158,12 @@ class ExpertLinear(nn.Module):
 class Mixture(nn.Module):
     """Sends each token to the experts chosen by its router, and sums their results by weight."""
 
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: ModelConfig):
         super().__init__()
         self.router = Router(config)
-        self.c_fc = ExpertLinear(config.num_experts, config.n_embd, config.hidden_width)
-        self.gelu = nn.GELU(approximate="tanh")
+        columns = config.hidden_width * (2 if config.is_gated else 1)  # of gates and values, if gated
+        self.c_fc = ExpertLinear(config.num_experts, config.n_embd, columns)
+        self.activation = make_activation(config)
         self.c_proj = ExpertLinear(config.num_experts, config.hidden_width, config.n_embd)
         self.dropout = nn.Dropout(config.dropout)
         self.route: Callable[[Tensor, int], Any] = LocalRouting  # by the choices (tokens, experts_per_token)
@@ -171,7 +179,7 @@ class Mixture(nn.Module):
         return routing.combine((rows * weighed).to(rows.dtype)).view(x.shape)
 
     def project(self, hidden: Tensor, counts: Sequence[int]) -> Tensor:
-        return self.c_proj(self.gelu(hidden), counts)
+        return self.c_proj(self.activation(hidden), counts)
 
 
 def routers(model: nn.Module) -> Iterator[tuple[str, Router]]:

@@ -194,7 +194,7 @@ def flags(draws: random.Random, ranges: dict[str, Range], whole: set[str]) -> tu
 def simulate_case(draws: random.Random) -> Case:
     words, absurd = flags(draws, {"ranks": fabrics.RANKS, "factor": simulate.FACTOR}, {"ranks", "factor"})
     network, too = network_flags(draws)
-    words += [f"--topology={draws.choice(('ndr', '2x2', '3x1', 'slingshot'))}"] * (draws.random() < 0.3)
+    words += [f"--topology={draws.choice(('ndr', '2x2', '3x1', 'slingshot', 'pods'))}"] * (draws.random() < 0.3)
     if draws.random() < 0.2:
         words.append(f"--topology={draws.choice(('0x2', '9999999x9999999', 'x', '2x', '²x2', '-1x2', ''))}")
         absurd.append(words[-1])

@@ -80,8 +80,8 @@ ALGORITHMS = [
     ),
     mutant(
         "collectives/algorithms/chain.py",
-        "[Recv(rank + 1, run) for run in nth(down + 1, size)",
-        "[RecvReduce(rank + 1, run) for run in nth(down + 1, size)",
+        "[Recv(rank + 1, run) for run in nth(down + 1, num_chunks)",
+        "[RecvReduce(rank + 1, run) for run in nth(down + 1, num_chunks)",
         ("test_schedule.py", "contract_holds and all_reduce-chain"),
     ),
     mutant(
@@ -92,9 +92,45 @@ ALGORITHMS = [
     ),
     mutant(
         "collectives/algorithms/tree.py",
-        "(1, 1) if size % 2 else (-1, -1)",
-        "(1, 1) if size % 2 else (1, 0)",
-        ("test_schedule.py", "cost_line and double_tree"),
+        "return (position & -position).bit_length() - 1\n",
+        "return (position & -position).bit_length() // 2\n",
+        ("test_schedule.py", "contract_holds and double_tree"),
+    ),
+    mutant(
+        "collectives/schedule/proof.py",
+        "if send.move.run != receive.move.run:",
+        "if len(send.move.run) != len(receive.move.run):",
+        ("test_schedule.py", "joined_chunks"),
+    ),
+    mutant(
+        "collectives/schedule/proof.py",
+        "if not apart and len(bounds) <= (num_chunks or size) and is_joinable(spec, programs):",
+        "if not apart and len(bounds) <= (num_chunks or size):",
+        ("test_schedule.py", "contract_holds or catches"),
+    ),
+    mutant(
+        "collectives/algorithms/own_proof.py",
+        "if len(rounds) != len(programs[0]):",
+        "if len(rounds) < len(programs[0]):",
+        ("test_own_schedules.py", "wrong_schedules"),
+    ),
+    mutant(
+        "collectives/algorithms/own_proof.py",
+        "if strange := [peer for peer in peers if peer not in node]:",
+        "if strange := [peer for peer in peers if peer < 0]:",
+        ("test_own_schedules.py", "cannot_be_run"),
+    ),
+    mutant(
+        "collectives/algorithms/variants.py",
+        "        if seconds >= least_s:\n            break\n",
+        "        if seconds >= least_s:\n            continue\n",
+        ("test_own_schedules.py", "dearer"),
+    ),
+    mutant(
+        "collectives/algorithms/groups.py",
+        "runs = laid(0, (each * row.count(member) for member in node))",
+        "runs = laid(0, (each for member in node))",
+        ("test_hierarchical.py", "variants"),
     ),
     mutant(
         "collectives/algorithms/bruck.py",
@@ -412,9 +448,21 @@ CHECKS = [
 TOOLS = [
     mutant(
         "collectives/schedule/cost.py",
-        "return queue + far.alpha_s",
-        "return far.alpha_s",
+        "max(waits) + link.alpha_s",
+        "link.alpha_s",
         ("test_cost.py", "shares_its_way_out"),
+    ),
+    mutant(
+        "collectives/schedule/cost.py",
+        "max(waits) + link.alpha_s",
+        "min(waits) + link.alpha_s",
+        ("test_simulate.py", "slowest_of_the_ports"),
+    ),
+    mutant(
+        "collectives/schedule/cost.py",
+        "num_inner / len(inner) if n in inner else 1",
+        "num_inner if n in inner else 1",
+        ("test_simulate.py", "some_stand_for_all"),
     ),
     mutant(
         "collectives/schedule/cost.py",
@@ -477,7 +525,13 @@ TOOLS = [
         ("test_simulate.py", "share_a_node_s_way"),
     ),
     mutant(
-        "collectives/bench/report.py",
+        "collectives/schedule/events.py",
+        "self.network.links[levels[-1]], path",
+        "self.network.links[levels[0]], path",
+        ("test_simulate.py", "lone_message"),
+    ),
+    mutant(
+        "collectives/schedule/spec.py",
         '(2 if collective == "all_reduce" else 1) * (size - 1) / size',
         '(2 if collective == "all_reduce" else 1) * (size - 1)',
         ("test_bench.py", "bus_bandwidth"),
@@ -1074,8 +1128,8 @@ CHECKPOINTS = [
 PLANNER = [
     mutant(
         "parallelism/planner/counts.py",
-        "width * (width + 2 * kv_width) + width * width + mlps",
-        "width * (width + 2 * kv_width) + 2 * width * width + mlps",
+        "split = attention_params(self.model) + mlps",
+        "split = 2 * attention_params(self.model) + mlps",
         ("test_planner.py", "bytes_of_each_layout and 1f1b"),
     ),
     mutant(
@@ -1100,34 +1154,58 @@ PLANNER = [
 
 MODELS = [
     mutant(
-        "models/gpt.py",
-        "return same.tril()[:, None]",
-        "return same[:, None]",
+        "models/attention.py",
+        "documents[:, None, :]).tril()[:, None]",
+        "documents[:, None, :])[:, None]",
         ("test_gpt.py", "documents_and_positions"),
     ),
     mutant(
-        "models/gpt.py",
+        "models/decoder.py",
         'num_residuals = 2 * n_layer if name.endswith("c_proj.weight") else 1',
         "num_residuals = 1",
         ("test_gpt.py", "follow_gpt2"),
     ),
     mutant(
-        "models/llama.py",
+        "models/rotary.py",
         "second * cos + first * sin",
         "second * cos - first * sin",
         ("test_llama.py", "complex_numbers or formulas"),
     ),
     mutant(
-        "training/weights/hf_llama.py",
-        '("mlp.gate_proj.weight", "mlp.up_proj.weight")',
-        '("mlp.up_proj.weight", "mlp.gate_proj.weight")',
+        "training/weights/families.py",
+        '("mlp.gate_proj", "mlp.up_proj")',
+        '("mlp.up_proj", "mlp.gate_proj")',
         ("test_llama.py", "formulas"),
     ),
     mutant(
-        "training/weights/hf_gpt2.py",
-        '"layer_norm_epsilon": 1e-5',
-        '"layer_norm_epsilon": 1e-6',
-        ("test_hf.py", "config_file or formulas"),
+        "training/weights/gpt2.py",
+        'constant("layer_norm_epsilon", 1e-5)',
+        'constant("layer_norm_epsilon", 1e-6)',
+        ("test_families.py", "bad_sizes and gpt2"),
+    ),
+    mutant(
+        "models/attention.py",
+        ".tril().triu(1 - self.window)",
+        ".tril().triu(-self.window)",
+        ("test_families.py", "formulas and mistral"),
+    ),
+    mutant(
+        "models/rotary.py",
+        "factor *= (0.1 * math.log(config.rope_factor) + 1) ** 2",
+        "factor *= 0.1 * math.log(config.rope_factor) + 1",
+        ("test_families.py", "formulas and yarn"),
+    ),
+    mutant(
+        "models/mixture.py",
+        "if not self.has_softmax:",
+        "if True:",
+        ("test_mixture.py", "softmax"),
+    ),
+    mutant(
+        "parallelism/tensor/layers.py",
+        "(autograd.copy(param, self.axis.ranks) for param in params)",
+        "params",
+        ("test_families.py", "qwen3 and tp2", 4),
     ),
     mutant(
         "training/weights/hf.py",
@@ -1185,7 +1263,7 @@ MODELS = [
     ),
     mutant(
         "training/settings/config.py",
-        "None if shape is None else presets.Preset(family_of(shape), vars(shape))",
+        "None if shape is None else presets.weights_preset(vars(shape))",
         "None",
         ("test_init_from.py", "the_shape"),
     ),
@@ -1246,6 +1324,55 @@ MODELS = [
 ]
 
 TRAINING = [
+    mutant(
+        "training/reports/pending.py",
+        "meter.peak_flops_per_s and flops_per_s / meter.peak_flops_per_s",
+        "meter.peak_flops_per_s and tokens_per_s / meter.peak_flops_per_s",
+        ("test_peak_rate.py", "mfu"),
+    ),
+    mutant(
+        "training/reports/peak_rate.py",
+        "rate, source = listed / num_sharing,",
+        "rate, source = listed,",
+        ("test_peak_rate.py", "share_counts_once", 2),
+    ),
+    mutant(
+        "training/reports/peak_rate.py",
+        "return count * 2 * size**3",
+        "return 2 * size**3",
+        ("test_peak_rate.py", "work_by_its_time"),
+    ),
+    mutant("training/reports/summary.py", "steps[1:] or steps", "steps", ("test_report.py", "summary")),
+    mutant(
+        "training/loop.py",
+        "mean_loss(run, windows) for path, windows in",
+        "mean_loss(run, run.val_windows) for path, windows in",
+        ("test_validation_files.py", "each_file", 1),
+    ),
+    mutant(
+        "training/reports/profile.py",
+        'BACKWARD: "backward"',
+        'BACKWARD: "forward"',
+        ("test_training_report.py", "last_steps and 1-ranks", 1),
+    ),
+    mutant(
+        "training/reports/torch_events.py",
+        'event["args"]["Bytes"]\n',
+        "0\n",
+        ("test_profile.py", "a_counter", 1),
+    ),
+    mutant(
+        "training/reports/torch_events.py",
+        '{**event, "ts": event["ts"] - ahead_us}',
+        "{**event}",
+        ("test_profile.py", "passes_collectives and dp", 2),
+    ),
+    mutant(
+        "collectives/runtime/reports/run_times.py",
+        "        progress.started.remove(times)\n",
+        "",
+        ("test_run_times.py", "afterwards", 1),
+    ),
     mutant(
         "training/reports/pending.py",
         "        if not step.readback.is_late:\n",
@@ -1313,10 +1440,58 @@ TRAINING = [
         ("test_refusals.py", "settings and global_batch_size"),
     ),
     mutant(
+        "training/parallel/run.py",
+        "num_targets * ranks / total",
+        "torch.ones_like(num_targets) / len(num_targets)",
+        ("test_chat.py", "all_answers and accumulated", 4),
+    ),
+    mutant(
         "training/loop.py",
-        "weight = run.scale.value / (run.num_micro_batches if config.reproducible else len(batches))",
-        "weight = run.scale.value",
-        ("test_optimizers.py", "sgd_is_that", 4),
+        "loss_sum = (run.pipeline.step_losses * num_targets).sum()",
+        "loss_sum = run.pipeline.step_losses.sum() * num_targets.mean()",
+        ("test_chat.py", "all_answers and accumulated", 4),
+    ),
+    mutant(
+        "training/parallel/validation.py",
+        "number = windows.num_targets(part)",
+        "number = len(part)",
+        ("test_chat.py", "all_answers and accumulated", 4),
+    ),
+    mutant(
+        "training/data/packing.py",
+        "np.where(is_answer[1:], ids[1:], CrossEntropy.ignored)",
+        "ids[1:]",
+        ("test_chat.py", "hold_each_conversation"),
+    ),
+    mutant(
+        "training/data/conversations.py",
+        "inside[common[0] : common[-1] + 1] = True",
+        "inside[common[0] : common[-1]] = True",
+        ("test_chat.py", "learns_the_answers"),
+    ),
+    mutant(
+        "training/data/chat_template.py",
+        "begin, turn = self.text(messages[:number], tools, prompts=True)",
+        "begin, turn = self.text(messages[:number], tools, prompts=False)",
+        ("test_chat.py", "learns_the_answers"),
+    ),
+    mutant(
+        "training/lora/adapters.py",
+        "part = layer.weight.split(rows)[target.number]",
+        "part = layer.weight.split(rows)[0]",
+        ("test_lora.py", "product_of_its_matrices"),
+    ),
+    mutant(
+        "training/lora/adapters.py",
+        "return self.B(self.A(x)) * self.scale",
+        "return self.B(self.A(x))",
+        ("test_lora.py", "product_of_its_matrices"),
+    ),
+    mutant(
+        "parallelism/tensor/layers.py",
+        "return between_layers(F.linear, self.axis, x, self.weight)",
+        "return F.linear(x, self.weight)",
+        ("test_lora.py", "one_process and sequence-parallel", 4),
     ),
     mutant(
         "training/parallel/validation.py",
@@ -1723,8 +1898,8 @@ DEVICES = [
     mutant("collectives/runtime/plan.py", "            self.device.end(last)", "            pass", ORDER),
     mutant(
         "collectives/runtime/plan.py",
-        "        device = self.device\n        device.begin()",
-        "        device = self.device",
+        "        device, times = self.device, self._progress.times\n        device.begin()",
+        "        device, times = self.device, self._progress.times",
         ORDER,
     ),
 ]

@@ -2,13 +2,14 @@
 
 python -m mpi_tests.rig run --hosts 4 --slots 2 --rate 1gbit -- python -m collectives.bench
 python -m mpi_tests.rig run --hosts 4 --slots 1 --rate 1gbit,1gbit,300mbit,1gbit --cpu 1,1,0.5,0.25 -- python train.py
+python -m mpi_tests.rig run --hosts 4 --slots 2 --rate 1gbit --link 1-3=100mbit --link 1-4=100mbit -- python train.py
 python -m mpi_tests.rig up --hosts 4 --slots 2 --rate 100mbit
 python -m mpi_tests.rig down
 
 A host is a network namespace with an address, a hostname and a /dev/shm of its own: rig1, rig2, ...; a bridge in one
-more namespace, rig0, connects them.  `tc` limits the rate at which each host sends and receives, and a control group
-its CPU time, a fraction of its part of the machine's cores.  mpirun runs on rig1 and starts the ranks of the other
-hosts through `rig_agent.sh` in place of ssh.
+more namespace, rig0, connects them.  `tc` limits the rate at which each host sends and receives, or by `--link` sends
+to another host, and a control group its CPU time, a fraction of its part of the machine's cores.  mpirun runs on rig1
+and starts the ranks of the other hosts through `rig_agent.sh` in place of ssh.
 """
 
 import argparse
@@ -37,6 +38,9 @@ MOST_HOSTS = 200
 # Burst size of a link at any rate: small, so that short messages are limited, too, but large enough for one offloaded
 # bundle of packets, as segmenting longer bundles would cost a sixth of the rate.
 BURST_BYTES, BUNDLE_BYTES = 20480, 16384
+QUEUED_BUNDLES = 64  # on their way to one host, beyond which TCP sends no faster
+NO_LIMIT = "100gbit"  # for a class of htb, which must have a rate
+LINK = re.compile(r"(\d+)-(\d+)=(\w+)")
 TOOLS = ("ip", "tc", "nsenter", "unshare", "mount", "hostname")
 # Messages of ip and tc on a kernel without namespaces, veth, bridge or tbf, or in a container that may not use them.
 BARRED = ("Operation not permitted", "Operation not supported", "Unknown device type", "qdisc kind is unknown")
@@ -53,10 +57,11 @@ class UnavailableError(RigError):
 class Rig:
     """Context manager of emulated hosts with `slots` slots each; a second rig waits for the first to go down.
 
-    `rate` and `cpu` are one for all hosts, or, separated by commas, each host's; cpu is a fraction, or "none".
+    `rate` and `cpu` are one for all hosts, or, separated by commas, each host's; cpu is a fraction, or "none".  `links`
+    are rates between two hosts, counted from 1, each way, as "1-3=100mbit".
     """
 
-    def __init__(self, hosts=4, slots=2, rate="1gbit", cpu="none"):
+    def __init__(self, hosts=4, slots=2, rate="1gbit", cpu="none", links=()):
         if not 1 <= hosts <= MOST_HOSTS:
             raise RigError(f"--hosts {hosts}: pass 1 to {MOST_HOSTS}")
         if slots < 1:
@@ -65,6 +70,7 @@ class Rig:
         self.rates, self.cpus = split_values("rate", rate, hosts), split_values("cpu", cpu, hosts)
         for fraction in self.cpus:
             check_fraction(fraction)
+        self.links = rates_of_links(links, hosts)
 
     def __enter__(self):
         self.lock = lock()
@@ -101,8 +107,12 @@ class Rig:
             ip("-n", name, "addr", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
             ip("-n", name, "link", "set", "eth0", "up", "gso_max_size", BUNDLE_BYTES)
             ip("-n", name, "link", "set", "lo", "up")
-            for namespace, device in link_of(number):
-                limit(namespace, device, self.rates[number - 1])
+            switch, host = link_of(number)
+            limit(*switch, self.rates[number - 1])
+            if self.links[number]:
+                limit_by_dest(*host, self.rates[number - 1], self.links[number])
+            else:
+                limit(*host, self.rates[number - 1])
 
     def describe(self):
         """Write the files that the agent and mpirun read."""
@@ -119,7 +129,7 @@ class Rig:
         HOSTFILE.write_text("".join(f"{name}{slots}{self.slots}\n" for name in self.names))
 
     def set_rate(self, number, rate):
-        """Change the rate of a host, counted from 1, which has one."""
+        """Change the rate of a host, counted from 1, which has one, and no links of other rates."""
         for namespace, device in link_of(number):
             limit(namespace, device, rate, "change")
 
@@ -168,7 +178,7 @@ def refuse():
 
 
 def ip(*arguments):
-    run("ip", *map(str, arguments))
+    run("ip", *arguments)
 
 
 def split_values(flag, values, hosts):
@@ -188,6 +198,23 @@ def check_fraction(fraction):
         raise RigError(f"--cpu {fraction}: pass fractions above 0, up to 1, or none")
 
 
+def rates_of_links(links, hosts):
+    """Return, by host, counted from 1, the rates at which it sends to some others.
+
+    >>> rates_of_links(["1-3=100mbit"], hosts=3)
+    {1: {3: '100mbit'}, 2: {}, 3: {1: '100mbit'}}
+    """
+    rates = {number: {} for number in range(1, hosts + 1)}
+    for text in links:
+        match = LINK.fullmatch(text)
+        ends = {int(match[1]), int(match[2])} if match else set()
+        if len(ends) != 2 or not ends <= rates.keys():
+            raise RigError(f"--link {text}: pass two hosts from 1 to {hosts} and a rate, as 1-2=100mbit")
+        for source, dest in (sorted(ends), sorted(ends, reverse=True)):
+            rates[source][dest] = match[3]
+    return rates
+
+
 def link_of(number):
     """Return both ends of the link of a host, counted from 1: namespace and device."""
     return (SWITCH, f"port{number}"), (f"rig{number}", "eth0")
@@ -200,8 +227,29 @@ def limit(namespace, device, rate, action="add"):
         run("tc", "-n", namespace, "qdisc", action, "dev", device, "root", *shape)
 
 
+def limit_by_dest(namespace, device, rate, rates):
+    """Limit the outgoing rate of `device`, and the part of it that goes to each host in `rates`."""
+    qdisc, cls, filters = (("tc", "-n", namespace, kind, "add", "dev", device) for kind in ("qdisc", "class", "filter"))
+    rate = NO_LIMIT if rate == "none" else rate
+
+    def add_class(parent, name, rate):
+        burst = f"{BURST_BYTES}b"
+        speed = ("rate", rate, "ceil", rate, "burst", burst, "cburst", burst, "quantum", BUNDLE_BYTES)
+        run(*cls, "parent", parent, "classid", name, "htb", *speed)
+
+    run(*qdisc, "root", "handle", "1:", "htb", "default", MOST_HOSTS + 1)
+    add_class("1:", f"1:{MOST_HOSTS + 2}", rate)
+    for number, own in {MOST_HOSTS + 1: rate, **rates}.items():
+        add_class(f"1:{MOST_HOSTS + 2}", f"1:{number}", own)
+        run(*qdisc, "parent", f"1:{number}", "pfifo", "limit", QUEUED_BUNDLES)
+    for number in rates:
+        dest = ("u32", "match", "ip", "dst", f"{NETWORK}.{number}", "flowid", f"1:{number}")
+        run(*filters, "parent", "1:", "protocol", "ip", *dest)
+
+
 def run(*command):
     """Run a command; raise RigError with its message if it fails."""
+    command = [*map(str, command)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         complaint = " ".join((result.stderr or result.stdout).split())
@@ -269,7 +317,7 @@ def lock():
 
 def bring_up(flags):
     with lock():
-        rig = Rig(flags.hosts, flags.slots, flags.rate, flags.cpu)
+        rig = Rig(flags.hosts, flags.slots, flags.rate, flags.cpu, flags.link)
         rig.up()
     agent = os.path.relpath(AGENT)
     print(f"the rig is up: {agent} rig1 mpirun --hostfile {HOSTFILE} -n {flags.hosts * flags.slots} ...")
@@ -281,7 +329,7 @@ def take_down(_):
 
 
 def run_on(flags):
-    with Rig(flags.hosts, flags.slots, flags.rate, flags.cpu) as rig:
+    with Rig(flags.hosts, flags.slots, flags.rate, flags.cpu, flags.link) as rig:
         env = job_environment()
         return subprocess.run(rig.mpirun(*flags.command, env=env), env=env, check=False).returncode
 
@@ -312,6 +360,8 @@ def parse():
         action.add_argument("--rate", default="1gbit", help=text)
         text = "fraction of its part of the cores that a host gets, or none; one, or one a host (%(default)s)"
         action.add_argument("--cpu", default="none", help=text)
+        text = "two hosts, counted from 1, and the rate between them each way; may be passed several times"
+        action.add_argument("--link", action="append", default=[], metavar="A-B=RATE", help=text)
     runs.add_argument("command", nargs="+", metavar="-- command", help="command of every rank")
     return parser.parse_args()
 

@@ -1,5 +1,6 @@
 """Start training: `python -m training`, and train.py."""
 
+import os
 import signal
 
 from collectives.job import environment
@@ -9,6 +10,7 @@ def main() -> None:
     hold_signals()
     if environment.launched_size() > 1 and environment.launched_rank() == 0:
         print(f"{environment.launched_size()} ranks are starting", flush=True)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler writes lines where it begins and ends
     from training.loop import main as train  # imports torch, which takes long on many ranks
 
     train()

@@ -1,13 +1,15 @@
-"""Continue a text with a model trained by `python -m training`, or a GPT-2 or Llama in Hugging Face's format.
+"""Continue a text with a model trained by `python -m training`, or one in Hugging Face's format.
 
 python -m training.sample --from out --prompt "def "
 mpirun -n 2 python -m training.sample --from out --prompt "def " --num_samples 3 --top_p 0.9
+python -m training.sample --from out --chat "How are you?"
 """
 
 from __future__ import annotations
 
 import os
 from argparse import Namespace
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,14 @@ import torch
 
 import collectives
 from collectives.job.settings import Parser, Range
+from models.decoder import Decoder
 from models.generate import check, generate
-from models.model import Model
 from parallelism.tensor.sharding_plan import parallelize
+from training.data.chat_template import ChatTemplate, load_template
 from training.data.token_files import TokenSequence
 from training.data.tokenizer import BYTE_VOCABULARY, BYTES, Tokenizer, load_tokenizer, saved_tokenizer, token_ids
+from training.parallel.decoder import plan_of
 from training.parallel.device import prepare_process
-from training.parallel.family import plan_of
 from training.settings.fields import RunSettings
 from training.settings.ranges import SEED, TEXT
 from training.weights.hf import load_hugging_face
@@ -31,7 +34,7 @@ from training.weights.hf import load_hugging_face
 SAMPLES = Range(1, 1000)
 
 
-def sample(model: Model, prompt: np.ndarray | TokenSequence, config: RunSettings, tokenizer: Tokenizer) -> str:
+def sample(model: Decoder, prompt: np.ndarray | TokenSequence, config: RunSettings, tokenizer: Tokenizer) -> str:
     """Return a continuation of some tokens, as text or token ids, or a line with the reason why there is none."""
     start = torch.from_numpy(np.asarray(prompt, np.int64))[None].to(config.device)  # (1, seq)
     generator = torch.Generator(config.device).manual_seed(config.seed)
@@ -50,7 +53,9 @@ def main() -> None:
         args = parse()
         model = load_hugging_face(args.directory).eval()
         tokenizer = tokenizer_of(Path(args.directory), model, args.tokenizer)
-        prompt = torch.tensor([encode(tokenizer, args.prompt, model)])  # (1, seq)
+        template = None if args.chat is None else load_template(Path(args.directory))
+        text = template.text([{"role": "user", "content": args.chat}], prompts=True) if template else args.prompt
+        prompt = torch.tensor([encode(tokenizer, text, model)])  # (1, seq)
     if comm.size > 1:
         split(model, comm)
     for number in range(args.num_samples):
@@ -58,7 +63,10 @@ def main() -> None:
         tokens = generate(
             model, prompt, args.num_tokens, args.temperature, args.top_k, args.top_p, generator, comm.broadcast
         )
-        print(f"{'---' + os.linesep if number else ''}{tokenizer.decode(tokens[0].tolist())}", flush=True)
+        ids: Sequence[int] = tokens[0].tolist()
+        if template:
+            ids = answer(ids[prompt.shape[1] :], template, tokenizer)
+        print(f"{'---' + os.linesep if number else ''}{tokenizer.decode(ids)}", flush=True)
 
 
 def parse() -> Namespace:
@@ -70,6 +78,7 @@ def parse() -> Namespace:
     add: Any = parser.add_argument
     add("--from", dest="directory", default="out", help="a run's out_dir, or a folder of Hugging Face's (out)")
     add("--prompt", default="\n", help="text to go on from (a new line)")
+    add("--chat", help="question to answer, asked by the folder's chat template, instead of a text to go on from")
     add("--tokenizer", help="a tokenizer.json, .tiktoken file or meta.pkl, where the folder has none of its own")
     add("--num_tokens", type=TEXT.whole, default=200, help="tokens to add (200)")
     add("--num_samples", type=SAMPLES.whole, default=1, help="texts to draw (1)")
@@ -82,7 +91,7 @@ def parse() -> Namespace:
     return args
 
 
-def tokenizer_of(folder: Path, model: Model, name: str | None) -> Tokenizer:
+def tokenizer_of(folder: Path, model: Decoder, name: str | None) -> Tokenizer:
     """Return the requested tokenizer, or the folder's, or bytes or token ids, depending on the vocabulary's size.
 
     Raises: ValueError for a tokenizer with more tokens than the model.
@@ -96,7 +105,7 @@ def tokenizer_of(folder: Path, model: Model, name: str | None) -> Tokenizer:
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, prompt: str, model: Model) -> list[int]:
+def encode(tokenizer: Tokenizer, prompt: str, model: Decoder) -> list[int]:
     """Return the prompt's tokens.
 
     Raises: ValueError for an empty prompt, or tokens that the model lacks.
@@ -109,7 +118,14 @@ def encode(tokenizer: Tokenizer, prompt: str, model: Model) -> list[int]:
     return ids
 
 
-def split(model: Model, comm: collectives.Communicator) -> None:
+def answer(ids: Sequence[int], template: ChatTemplate, tokenizer: Tokenizer) -> Sequence[int]:
+    """Return the tokens before the one that ends an answer."""
+    end = template.special_tokens.get("eos_token")
+    last = [int(token) for token in tokenizer.encode(end)][-1] if end else None
+    return ids[: ids.index(last)] if last in ids else ids
+
+
+def split(model: Decoder, comm: collectives.Communicator) -> None:
     """Split attention and MLPs over the ranks; embeddings and experts are replicated.  Collective."""
     whole = ("transformer.wte", "lm_head", "loss", "transformer.h.*.mlp")
     with redirect_stdout(None):

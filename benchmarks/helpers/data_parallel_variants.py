@@ -12,7 +12,7 @@ from helpers.zero_bytes import HeldBytes, expected_held_bytes, expected_sent_byt
 from torch import Tensor, nn
 
 from collectives import Communicator
-from models.gpt import GPT
+from models.decoder import Decoder
 from parallelism.buffers.arena import Arena
 from parallelism.data.loop import DataParallel
 from parallelism.data.units import ShardGroups
@@ -75,28 +75,30 @@ class ParameterServer(nn.Module):
         self.arena.zero_grad()
 
 
-def parameter_server(gpt: GPT, comm: MessageCommunicator, bucket_mb: float) -> Way:
+def parameter_server(gpt: Decoder, comm: MessageCommunicator, bucket_mb: float) -> Way:
     arena = Arena(gpt, comm)
     model = ParameterServer(gpt, comm, arena)
     return Way(model, model.optimizer, model.update, (arena.parameters, arena.gradients))
 
 
-def data_parallel(gpt: GPT, comm: MessageCommunicator | Communicator, bucket_mb: float = 4.0, **reduction: Any) -> Way:
+def data_parallel(
+    gpt: Decoder, comm: MessageCommunicator | Communicator, bucket_mb: float = 4.0, **reduction: Any
+) -> Way:
     model = DataParallel(gpt, comm, bucket_mb=bucket_mb, **reduction)
     optimizer = adamw(gpt.parameters())
     return Way(model, optimizer, optimizer.step, model.replica.arrays)
 
 
-def all_reduce_at_the_end(gpt: GPT, comm: MessageCommunicator, bucket_mb: float) -> Way:
+def all_reduce_at_the_end(gpt: Decoder, comm: MessageCommunicator, bucket_mb: float) -> Way:
     """Reduce a single bucket, which is complete with the last gradient."""
     return data_parallel(gpt, comm, EVERYTHING_MB)
 
 
-def hierarchical(gpt: GPT, comm: MessageCommunicator, bucket_mb: float) -> Way:
+def hierarchical(gpt: Decoder, comm: MessageCommunicator, bucket_mb: float) -> Way:
     return data_parallel(gpt, comm, bucket_mb, algorithm="hierarchical")
 
 
-def zero(gpt: GPT, comm: MessageCommunicator | Communicator, bucket_mb: float = 4.0, zero_stage: int = 1) -> Way:
+def zero(gpt: Decoder, comm: MessageCommunicator | Communicator, bucket_mb: float = 4.0, zero_stage: int = 1) -> Way:
     layers = [f"transformer.h.{number}" for number in range(gpt.config.n_layer)]
     model = Sharded(gpt, ShardGroups(comm, comm), adamw, zero_stage, layers, bucket_mb=bucket_mb)
     return Way(model, model.replica.optimizer, model.replica.update, model.replica.arrays)

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import collectives
-from models.gpt import GPT, CrossEntropy, GPTConfig
+from models.config import ModelConfig
+from models.decoder import CrossEntropy, Decoder
 from parallelism.mesh import Mesh
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.driver import Pipeline
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.stage import Batch, Stage, cut
-from training.parallel.gpt import gpt2_layers
+from training.parallel.decoder import layers_of
 
 Result = tuple[float, dict[str, Tensor]]  # loss and gradients
 
@@ -60,7 +61,7 @@ class Model:
 class Gpt(Model):
     computes = True
 
-    def __init__(self, comm: collectives.Communicator, num_micro_batches: int, samples: int, config: GPTConfig):
+    def __init__(self, comm: collectives.Communicator, num_micro_batches: int, samples: int, config: ModelConfig):
         draws = torch.Generator().manual_seed(0)
         shape = samples * num_micro_batches, config.block_size
         batch = (torch.randint(config.vocab_size, shape, generator=draws) for _ in range(2))
@@ -69,17 +70,17 @@ class Gpt(Model):
         self.config = config
 
     def plain(self, num_stages: int) -> Result:
-        model = GPT(self.config)
+        model = Decoder(self.config)
         _, loss = model(*self.batch)
         loss.backward()
         return loss.item(), gradients_of(model)
 
     def ours(self, schedule: Schedule) -> Ours:
-        model = GPT(self.config)
-        pp = PipelineParallel(model, gpt2_layers(model), schedule, Mesh(self.comm, pp=self.comm.size))
+        model = Decoder(self.config)
+        pp = PipelineParallel(model, layers_of(model), schedule, Mesh(self.comm, pp=self.comm.size))
         step, gradients = partial(pp.step, self.batches), partial(gradients_of, model)
-        timed, splits = GPT(self.config), any(stage.splits for stage in pp.stages.values())
-        stages = cut(timed, gpt2_layers(timed), pp.parts, splits=splits)
+        timed, splits = Decoder(self.config), any(stage.splits for stage in pp.stages.values())
+        stages = cut(timed, layers_of(timed), pp.parts, splits=splits)
         return Ours(stages, step, gradients, pp.zero_grad)
 
     def torch(self, schedule: Schedule) -> TorchPipeline:
@@ -91,8 +92,8 @@ class Gpt(Model):
         )
 
     def stage(self, stage: int, num_stages: int) -> GPTStage:
-        model = GPT(self.config)
-        layers = gpt2_layers(model)
+        model = Decoder(self.config)
+        layers = layers_of(model)
         part = balance([layer.cost for layer in layers], num_stages)[stage]  # as in our pipeline
         cut(model, layers, {stage: part})
         return GPTStage(model, part)

@@ -17,7 +17,7 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-from models.gpt import GPT
+from models.decoder import Decoder
 
 SCHEDULES = {
     "gpipe": ScheduleGPipe,
@@ -91,9 +91,9 @@ TIED = ("transformer.wte.weight", "lm_head.weight")
 
 
 class GPTStage(nn.Module):
-    """Some layers of a GPT, numbered as by `gpt2_layers`; `model` has been cut."""
+    """Some layers of a GPT, numbered as by `layers_of`; `model` has been cut."""
 
-    def __init__(self, model: GPT, layers: range):
+    def __init__(self, model: Decoder, layers: range):
         super().__init__()
         num_blocks = model.config.n_layer
         self.transformer, self.lm_head = model.transformer, model.lm_head

@@ -93,7 +93,7 @@ def page(collective: str) -> Iterator[str]:
     yield "| machine | vector | fastest |\n|---|---|---|"
     for words, of in ranked.items():
         for name, sizes in winners(of):
-            yield f"| {words} | {sizes} | [{name}](#{name}) |"
+            yield f"| {words} | {sizes} | [{name}](#{name.partition('/')[0]}) |"
     for row in rows:
         yield from section(row, verdict(row.name, ranked))
 
@@ -170,7 +170,14 @@ def rankings(collective: str, machine: Machine) -> Rankings:
     if max(map(len, machine.nodes)) == 1 or len(machine.nodes) == 1:  # nothing to compose
         usable = [row for row in usable if not row.over_nodes]
     sizes = SIZES if COLLECTIVES[collective].takes else (0,)
-    return {nbytes: ranking(nbytes, tuple(usable), machine.nodes, machine.network) for nbytes in sizes}
+    ranked = {nbytes: ranking(nbytes, tuple(usable), machine.nodes, machine.network) for nbytes in sizes}
+    return {nbytes: [(without_cut(name), seconds) for name, seconds in order] for nbytes, order in ranked.items()}
+
+
+def without_cut(name: str) -> str:
+    """Return the name of a variant without the number of chunks, which is another one for each size."""
+    base, _, cut = name.rpartition("/")
+    return base if cut.isdecimal() else name
 
 
 def winners(ranked: Rankings) -> list[tuple[str, str]]:
@@ -181,7 +188,10 @@ def winners(ranked: Rankings) -> list[tuple[str, str]]:
 
 def verdict(name: str, ranked: dict[str, Rankings]) -> str:
     """Say where an algorithm is the fastest, or else where it comes nearest to that."""
-    spans = [(words, [span for winner, span in winners(of) if winner == name]) for words, of in ranked.items()]
+    spans = [
+        (words, [span for winner, span in winners(of) if winner.partition("/")[0] == name])
+        for words, of in ranked.items()
+    ]
     if won := [f"{' and '.join(of)} on {words}" for words, of in spans if of]:
         return f"Fastest: {'; '.join(won)}."
     ratios = [
@@ -189,7 +199,7 @@ def verdict(name: str, ranked: dict[str, Rankings]) -> str:
         for words, of in ranked.items()
         for nbytes, order in of.items()
         for other, seconds in order
-        if other == name
+        if other.partition("/")[0] == name
     ]
     if not ratios:
         return "Not a candidate on the machines above."

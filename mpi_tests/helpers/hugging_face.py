@@ -1,4 +1,4 @@
-"""GPT-2 and Llama in NumPy, after Hugging Face's implementations."""
+"""GPT-2 and the kin of Llama in NumPy, after Hugging Face's implementations."""
 
 import numpy as np
 
@@ -32,6 +32,34 @@ def gpt2_logits(tensors, tokens, n_head=3):
     return norm(x, "transformer.ln_f") @ w["transformer.wte.weight"].T
 
 
+def rope_of(config, kind):
+    """Return the settings of rotations for a kind of layers, from an entry of transformers 5 or several of 4."""
+    if rope := config.get("rope_parameters"):
+        return rope.get(kind, rope)
+    if kind == "sliding_attention" and "rope_local_base_freq" in config:
+        return {"rope_type": "default", "rope_theta": config["rope_local_base_freq"]}
+    return {"rope_type": "default", "rope_theta": config["rope_theta"], **(config["rope_scaling"] or {})}
+
+
+def speeds_of(rope, size):
+    """Return the rotary frequencies of a head, and the factor of its rotations.  Source: modeling_rope_utils.py."""
+    kind, theta, factor = rope["rope_type"], rope["rope_theta"], rope.get("factor")
+    speeds = theta ** -(np.arange(0, size, 2) / size)
+    if kind == "llama3":
+        names = "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"
+        return llama3_speeds(speeds, kind, factor, *(rope[name] for name in names)), 1.0
+    if kind == "linear":
+        return speeds / factor, 1.0
+    if kind == "yarn":
+        length = rope["original_max_position_embeddings"]
+        bounds = [size * np.log(length / (turns * 2 * np.pi)) / (2 * np.log(theta)) for turns in (32, 1)]
+        low, high = max(np.floor(bounds[0]), 0), min(np.ceil(bounds[1]), size - 1)
+        ramp = np.clip((np.arange(size // 2) - low) / (high - low), 0, 1)
+        return speeds / factor * ramp + speeds * (1 - ramp), 0.1 * np.log(factor) + 1
+    assert kind == "default"
+    return speeds, 1.0
+
+
 def llama3_speeds(speeds, rope_type, factor, low_freq_factor, high_freq_factor, original_max_position_embeddings):
     """Scale the rotary frequencies one by one by their wavelengths.  Source: their modeling_rope_utils.py."""
     assert rope_type == "llama3"
@@ -48,42 +76,90 @@ def llama3_speeds(speeds, rope_type, factor, low_freq_factor, high_freq_factor, 
     return np.array(scaled)
 
 
-def llama_of_hugging_face(tensors, tokens, config):
-    """Compute a Llama's logits in NumPy from Hugging Face's tensors and settings.  Source: their modeling_llama.py."""
-    w = {name: tensor.double().numpy() for name, tensor in tensors.items()}
-    n_head, n_kv_head = config["num_attention_heads"], config["num_key_value_heads"]
-    seq, size = len(tokens[0]), config["hidden_size"] // n_head
-    speeds = 1 / config["rope_theta"] ** (np.arange(0, size, 2) / size)
-    if config["rope_scaling"]:
-        speeds = llama3_speeds(speeds, **config["rope_scaling"])
-    turns = np.exp(1j * np.arange(seq)[:, None] * speeds)  # (seq, size / 2)
+def softmax(x):
+    x = np.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
 
-    def norm(x, name):
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + config["rms_norm_eps"]) * w[f"{name}.weight"]
 
-    def heads(x, name, number):
-        return np.stack(np.split(x @ w[f"{name}.weight"].T, number, -1), 1)  # (batch, heads, seq, size)
+ACTIVATIONS = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu_pytorch_tanh": lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+}
 
-    def turned(x):
-        z = (x[..., : size // 2] + 1j * x[..., size // 2 :]) * turns
-        return np.concatenate([z.real, z.imag], -1)
 
-    def attention(x, name):
-        q = turned(heads(x, f"{name}.q_proj", n_head))
-        k = turned(heads(x, f"{name}.k_proj", n_kv_head)).repeat(n_head // n_kv_head, 1)
-        v = heads(x, f"{name}.v_proj", n_kv_head).repeat(n_head // n_kv_head, 1)
-        scores = np.exp(np.where(np.tri(seq, dtype=bool), q @ k.swapaxes(-1, -2) / np.sqrt(size), -np.inf))
-        y = scores / scores.sum(-1, keepdims=True) @ v
-        return np.concatenate(list(y.swapaxes(0, 1)), -1) @ w[f"{name}.o_proj.weight"].T
+class NumpyDecoder:
+    """The decoders of Llama's kin in NumPy, from Hugging Face's tensors and settings.  Source: their modeling_*.py."""
 
-    def mlp(x, name):
-        gate, up = (x @ w[f"{name}.{part}_proj.weight"].T for part in ("gate", "up"))
-        return (gate / (1 + np.exp(-gate)) * up) @ w[f"{name}.down_proj.weight"].T
+    def __init__(self, tensors, config):
+        self.w, self.config = {name: tensor.double().numpy() for name, tensor in tensors.items()}, config
+        self.size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+        self.is_gemma = config["model_type"].startswith("gemma")
 
-    x = w["model.embed_tokens.weight"][tokens]
-    for number in range(config["num_hidden_layers"]):
-        block = f"model.layers.{number}"
-        x = x + attention(norm(x, f"{block}.input_layernorm"), f"{block}.self_attn")
-        x = x + mlp(norm(x, f"{block}.post_attention_layernorm"), f"{block}.mlp")
-    head = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
-    return norm(x, "model.norm") @ w[head].T
+    def logits(self, tokens):
+        x = self.w["model.embed_tokens.weight"][tokens]  # (batch, seq, hidden_size)
+        x = x * np.sqrt(x.shape[-1]) if self.is_gemma else x
+        for number in range(self.config["num_hidden_layers"]):
+            x = self.block(x, f"model.layers.{number}", number)
+        tied = self.config["tie_word_embeddings"]
+        return self.norm(x, "model.norm") @ self.w["model.embed_tokens.weight" if tied else "lm_head.weight"].T
+
+    def block(self, x, name, number):
+        y = self.attention(self.norm(x, f"{name}.input_layernorm"), f"{name}.self_attn", number)
+        mlp = self.experts if any("experts" in each for each in self.w) else self.mlp
+        if not self.is_gemma:
+            x = x + y
+            return x + mlp(self.norm(x, f"{name}.post_attention_layernorm"), name)
+        x = x + self.norm(y, f"{name}.post_attention_layernorm")
+        y = mlp(self.norm(x, f"{name}.pre_feedforward_layernorm"), name)
+        return x + self.norm(y, f"{name}.post_feedforward_layernorm")
+
+    def norm(self, x, name):
+        weight = self.w[f"{name}.weight"] + self.is_gemma
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + self.config["rms_norm_eps"]) * weight
+
+    def linear(self, x, name):
+        return x @ self.w[f"{name}.weight"].T + self.w.get(f"{name}.bias", 0)
+
+    def attention(self, x, name, number):
+        config, seq = self.config, x.shape[1]
+        kind = (config.get("layer_types") or ["full_attention"] * 99)[number]
+        is_rotated = not config.get("no_rope_layers") or config["no_rope_layers"][number]
+        speeds, factor = speeds_of(rope_of(config, kind), self.size)
+        turns = factor * np.exp(1j * np.arange(seq)[:, None] * speeds) if is_rotated else 1  # (seq, size / 2)
+
+        def heads(part, count, is_turned=True):
+            y = self.linear(x, f"{name}.{part}_proj")
+            y = np.stack(np.split(y, count, -1), 1)  # (batch, heads, seq, size)
+            if is_turned and f"{name}.{part}_norm.weight" in self.w:
+                y = self.norm(y, f"{name}.{part}_norm")
+            if is_turned:
+                z = (y[..., : self.size // 2] + 1j * y[..., self.size // 2 :]) * turns
+                y = np.concatenate([z.real, z.imag], -1)
+            return y.repeat(config["num_attention_heads"] // count, 1)
+
+        q, k = heads("q", config["num_attention_heads"]), heads("k", config["num_key_value_heads"])
+        v = heads("v", config["num_key_value_heads"], is_turned=False)
+        scale = config.get("query_pre_attn_scalar", self.size) ** -0.5
+        ago = np.arange(seq)[:, None] - np.arange(seq)
+        everywhere = config["model_type"] in ("mistral", "mixtral", "qwen3_moe")
+        window = config.get("sliding_window") if everywhere or kind == "sliding_attention" else None
+        scores = np.where((ago >= 0) & (ago < (window or seq)), scale * q @ k.swapaxes(-1, -2), -np.inf)
+        return self.linear(np.concatenate(list((softmax(scores) @ v).swapaxes(0, 1)), -1), f"{name}.o_proj")
+
+    def mlp(self, x, name, gate="mlp.gate_proj", up="mlp.up_proj", down="mlp.down_proj"):
+        act = ACTIVATIONS[self.config.get("hidden_act") or self.config["hidden_activation"]]
+        return self.linear(act(self.linear(x, f"{name}.{gate}")) * self.linear(x, f"{name}.{up}"), f"{name}.{down}")
+
+    def experts(self, x, name):
+        """Compute all experts of all tokens, and weigh those chosen."""
+        is_mixtral = self.config["model_type"] == "mixtral"
+        part, names = (
+            ("block_sparse_moe", ("w1", "w3", "w2")) if is_mixtral else ("mlp", ("gate_proj", "up_proj", "down_proj"))
+        )
+        p = softmax(self.linear(x, f"{name}.{part}.gate"))
+        chosen = p >= np.sort(p, -1)[..., -self.config["num_experts_per_tok"], None]
+        weights = np.where(chosen, p, 0)
+        if is_mixtral or self.config["norm_topk_prob"]:
+            weights = weights / weights.sum(-1, keepdims=True)
+        each = [self.mlp(x, f"{name}.{part}.experts.{number}", *names) for number in range(p.shape[-1])]
+        return sum(weights[..., number, None] * y for number, y in enumerate(each))

@@ -5,9 +5,20 @@ import gc
 import pytest
 import torch
 
-from models.config import GPTConfig
-from models.model import make
+from models.config import ModelConfig
+from models.decoder import Decoder
 from parallelism.placement import shard_of
+from parallelism.planner.presets import FAMILIES
+
+
+def llama(*sizes, **settings) -> ModelConfig:
+    """Describe a Llama, of the sizes in their order, and with the default settings of the family."""
+    names = "vocab_size", "block_size", "n_layer", "n_head", "n_embd"
+    return family_config("llama", **dict(zip(names, sizes, strict=False)), **settings)
+
+
+def family_config(family, **settings) -> ModelConfig:
+    return ModelConfig(**{**FAMILIES[family].common, **FAMILIES[family].settings, **settings})
 
 
 def own_rows(comm, x: torch.Tensor) -> torch.Tensor:
@@ -20,7 +31,7 @@ def random_tokens(batch, seq, seed=0):
 
 def randomized(config):
     """Make a float64 model with random biases and norms, which are constant in a freshly initialised one."""
-    model = make(config).double()
+    model = Decoder(config).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in model.parameters():
@@ -28,7 +39,7 @@ def randomized(config):
     return model
 
 
-CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=8, n_embd=32, bias=True, n_kv_head=4)
+CONFIG = ModelConfig(vocab_size=29, block_size=8, n_layer=2, n_head=8, n_embd=32, bias=True, n_kv_head=4)
 TOKENS, TARGETS = random_tokens(2, 8), random_tokens(2, 8, seed=1)
 
 

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import torch
 
-from models.gpt import GPT
+from models.decoder import Decoder
 from training.optim.optimizer import BETAS, decay_groups
 
 
@@ -22,7 +22,7 @@ def in_full_precision():
 class PlainMuon:
     """Muon for the matrices of a GPT's blocks, queries, keys and values as three, and AdamW for other parameters."""
 
-    def __init__(self, model: GPT, lr_factor: float = 1.0):
+    def __init__(self, model: Decoder, lr_factor: float = 1.0):
         named = {name: p for name, p in model.named_parameters() if name.startswith("transformer.h.") and p.dim() == 2}
         self.stacks = [(p, p.data.chunk(3) if "c_attn" in name else [p.data]) for name, p in named.items()]
         self.matrices = [[torch.nn.Parameter(part) for part in parts] for _, parts in self.stacks]

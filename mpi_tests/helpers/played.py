@@ -10,16 +10,16 @@ from functools import cache
 import pytest
 import torch
 
-from models.gpt import GPTConfig
+from models.config import ModelConfig
 from mpi_tests.helpers.models import close, random_tokens, randomized
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.stage import Batch, cut, within
 from parallelism.step.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 from parallelism.tensor.sharding_plan import parallelize
-from training.parallel.gpt import gpt2_layers, gpt2_plan
+from training.parallel.decoder import layers_of, plan_of
 
-CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=8, n_head=4, n_embd=16, bias=True, n_kv_head=2)
+CONFIG = ModelConfig(vocab_size=29, block_size=8, n_layer=8, n_head=4, n_embd=16, bias=True, n_kv_head=2)
 DROPPING = replace(CONFIG, n_layer=9, dropout=0.2)
 IGNORED = -100
 
@@ -83,7 +83,7 @@ class Players:
         self.models = [make() for _ in schedule.orders]
         splits = any(action.kind == INPUTS for order in schedule.orders for action in order)
         for rank, model in enumerate(self.models):
-            layers = [within(self.set_samples, layer) for layer in gpt2_layers(model)]
+            layers = [within(self.set_samples, layer) for layer in layers_of(model)]
             parts = balance([layer.cost for layer in layers], schedule.num_stages)
             own = {stage: parts[stage] for stage in schedule.stages(rank)}
             self.stages |= cut(model, layers, own, splits=splits)
@@ -144,7 +144,7 @@ def model_of(config, position=None, tp=ALONE, sp=None, sequence=False):
     """Make a GPT, parallelized and with dropout by position; without `position`, a plain one."""
     model = randomized(config)
     if position:
-        parallelize(model, gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head), tp, sp, sequence, position)
+        parallelize(model, plan_of(config), tp, sp, sequence, position)
     return model
 
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.numpy import load_file
 
 from collectives import Communicator
-from models.gpt import GPT
+from models.decoder import Decoder
 from models.mixture import balance, routers
 from mpi_tests.helpers.ranks import from_first
 from parallelism.data.sampler import DistributedSampler
@@ -24,7 +24,7 @@ from training.optim.learning_rate import learning_rate
 from training.reports.facts import RunFacts
 from training.settings.config import Config
 from training.settings.derived import make_model
-from training.weights.hf import to_hugging_face
+from training.weights.export import to_hugging_face
 
 GLOBAL_BATCH = 24
 TEXT = Path(__file__).parents[2] / "LICENSE"  # the default text would be another with each version of Python
@@ -60,7 +60,7 @@ def facts(first: int = 1, vocab_size: int = 64, **settings) -> RunFacts:
     return RunFacts(
         Config(**settings), data="text", num_tokens=9, vocab_size=vocab_size, family="GPT", num_params=8, batch_size=4,
         num_micro_batches=1, lengths={"dp": 1, "pp": 1, "sp": 1, "tp": 1}, attention="", schedule="", num_stages=1,
-        source="", first=first, out_dir="", conditions={}, conditions_before={}, surroundings={},
+        source="", first=first, out_dir="", conditions={}, conditions_before={}, surroundings={}, peak=None,
         profiler=SimpleNamespace(steps=[], planned=None, happened=[]),
     )  # fmt: skip
 
@@ -107,11 +107,11 @@ def left_in(out_dir: Path) -> Outcome:
     return Outcome(records, load_file(out_dir / "model.safetensors"))
 
 
-def numpy_of(gpt: GPT) -> dict[str, np.ndarray]:
+def numpy_of(gpt: Decoder) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in to_hugging_face(gpt).items()}
 
 
-def plain_adamw(model: GPT) -> torch.optim.Optimizer:
+def plain_adamw(model: Decoder) -> torch.optim.Optimizer:
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
@@ -128,7 +128,7 @@ class PlainStep(NamedTuple):
     gradients: dict[str, torch.Tensor]  # by name, before clipping; tied parameters under each of their names
 
 
-def plain_steps(config: Config, model: GPT, make_optimizer=plain_adamw) -> Iterator[PlainStep]:
+def plain_steps(config: Config, model: Decoder, make_optimizer=plain_adamw) -> Iterator[PlainStep]:
     """Train without our parallel code: one process, whole batches, plain torch."""
     train_ids, _ = split(load_tokens(config.data), config.val_fraction, config.block_size)
     windows = TokenWindows(train_ids, config.block_size, config.seed)
@@ -163,12 +163,12 @@ def plain_training(make_optimizer=plain_adamw, **changes) -> Outcome:
 
 
 @torch.no_grad()
-def validation(model: GPT, ids: np.ndarray) -> float:
+def validation(model: Decoder, ids: np.ndarray) -> float:
     windows = TokenWindows(ids, SMALL.block_size, None)
     return loss_of(model, windows, np.arange(len(windows))).item()
 
 
-def loss_of(model: GPT, windows: TokenWindows, indices: np.ndarray) -> torch.Tensor:
+def loss_of(model: Decoder, windows: TokenWindows, indices: np.ndarray) -> torch.Tensor:
     return model(*map(torch.from_numpy, windows.batch(indices)))[1]
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from models.gpt import GPT, GPTConfig
+from models.config import ModelConfig
+from models.decoder import Decoder
 from parallelism.mesh import Mesh
 from parallelism.numerics.clipping import GradientClip
 from parallelism.numerics.non_finite import GradientMonitor, StepGuard
@@ -14,9 +15,9 @@ from parallelism.pipeline.stage import Batch, within
 from parallelism.step.local_parameters import tied_names
 from parallelism.tensor.sharding_plan import parallelize
 from training.optim.optimizer import adamw
-from training.parallel.gpt import gpt2_layers, gpt2_plan
+from training.parallel.decoder import layers_of, plan_of
 
-CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=2, n_embd=32, bias=True)
+CONFIG = ModelConfig(vocab_size=29, block_size=8, n_layer=2, n_head=2, n_embd=32, bias=True)
 
 
 SAMPLES, MICRO_BATCHES, STEPS = 24, 2, 8
@@ -55,9 +56,9 @@ class Training:
 
     def __init__(self, comm, precision, scale=UNSKIPPED, schedule="1f1b", zero_stage=0, **axes):
         self.mesh, self.warnings = Mesh(comm, **axes), []
-        self.gpt, self.precision, self.scale = GPT(CONFIG), precision, precision.loss_scale()
+        self.gpt, self.precision, self.scale = Decoder(CONFIG), precision, precision.loss_scale()
         self.scale.value.clamp_(max=scale)
-        parallelize(self.gpt, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head), self.mesh.tp)
+        parallelize(self.gpt, plan_of(CONFIG), self.mesh.tp)
         tied = tied_names(self.gpt)
         self.model = self.staged(schedule, zero_stage)
         self.replica = self.model.replica
@@ -68,7 +69,7 @@ class Training:
         self.clip = GradientClip(1.0, self.gpt, self.masters, self.mesh, tied)
 
     def staged(self, schedule, zero_stage):
-        layers = [within(self.computing, layer) for layer in gpt2_layers(self.gpt)]
+        layers = [within(self.computing, layer) for layer in layers_of(self.gpt)]
         pipeline_schedule = registry.make_schedule(schedule, self.mesh.pp.size, MICRO_BATCHES)
         options = {"make_optimizer": make_optimizer, "zero_stage": zero_stage, "bucket_mb": 0.02}
         precision = {**self.precision.arena_dtypes, "wire_dtype": self.precision.wire_dtype}

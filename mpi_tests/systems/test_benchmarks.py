@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from models.gpt import GPT, GPTConfig
+from models.config import ModelConfig
+from models.decoder import Decoder
 from mpi_tests.helpers.launch import ROOT, environment, launch, refusal
 
 pytestmark = pytest.mark.shares_cores
@@ -245,7 +246,7 @@ def test_memory(tmp_path):
 def test_data_parallel(tmp_path):
     picture = tmp_path / "ways.png"
     results, output = run(4, "data_parallel.py", tmp_path / "ways.json", "--picture", picture)
-    num_params = GPT(GPTConfig(vocab_size=32, block_size=8, n_layer=4, n_head=2, n_embd=64)).num_params() + 8 * 64
+    num_params = Decoder(ModelConfig(vocab_size=32, block_size=8, n_layer=4, n_head=2, n_embd=64)).num_params() + 8 * 64
     mib = 4 * num_params / 2**20  # size of the parameters
     expected = {  # in units of `mib`: sent and received, sent out of a group, allocated between steps
         "parameter server": (5, 2, 4),
@@ -295,7 +296,9 @@ def test_planner(tmp_path):
     results, output = run(4, "planner.py", tmp_path / "planner.json", "--layouts", *names)
     layouts = results["layouts"]
     assert list(layouts) == names
-    num_params = GPT(GPTConfig(vocab_size=256, block_size=8, n_layer=4, n_head=2, n_embd=128)).num_params() + 8 * 128
+    num_params = (
+        Decoder(ModelConfig(vocab_size=256, block_size=8, n_layer=4, n_head=2, n_embd=128)).num_params() + 8 * 128
+    )
     state_mib = 16 * num_params / 2**20  # parameters, gradients and two moments, in MiB
     for whose in ("predicted", "measured"):
         assert state_mib < layouts["dp 4"][f"{whose}_mib"]
@@ -337,6 +340,29 @@ for benchmark, words in json.load(sys.stdin):
         reasons.append(str(error))
 print(json.dumps(reasons))
 """
+
+
+def test_graphs(tmp_path):
+    path, links = tmp_path / "graphs.json", "examples/links/ring.toml"
+    command = [
+        sys.executable,
+        "benchmarks/graphs.py",
+        "--links",
+        links,
+        "--collectives",
+        "all_gather",
+        "--output",
+        path,
+    ]
+    result = subprocess.run(command, cwd=ROOT, env=environment(), text=True, capture_output=True)
+    assert result.returncode == 0, result.stderr
+    (row,) = json.loads(path.read_text())["results"]
+    assert (row["graph, ranks, collective"], row["bound"], row["best named"]) == (
+        "ring, 8, all_gather",
+        "28.57",
+        "neighbor",
+    )
+    assert "ring, 8, all_gather" in result.stdout
 
 
 def test_flags_that_make_no_sense():

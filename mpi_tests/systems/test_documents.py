@@ -34,7 +34,7 @@ SAYS = {  # patterns of a command's output, besides the output that its page sho
     r"pipeline\.schedule check": "holds: 4 ranks, 8 stages",
     r"teaching\.exercise .*/ring\.py": "right on 1 to 16 ranks",
     r"mpi4py\.bench helloworld": "Hello, World!",
-    r"schedule\.simulate": "65536 ranks of 8192 nodes",
+    r"schedule\.simulate": r"all_reduce on \d+ ranks of \d+ nodes: ",
     r"--space-time": ": planned, ",
 }
 PYTHON_ELSEWHERE = {"docs/torch.md": "systems/test_torch_backend.py"}
@@ -78,13 +78,22 @@ def test_text_from_what_was_trained(tmp_path):
     folder = checkout(tmp_path)
     trained = run(with_forks(small("mpirun -n 2 python train.py")), folder).stdout
     assert trained.splitlines()[-1] == "for more: python -m training.sample --from out"
-    sampling = {command.text for command in COMMANDS if "sample.py" in command.text}
+    sampling = {each.text for each in COMMANDS if str(each.elsewhere).endswith("test_text_from_what_was_trained")}
     texts = {command: run(f"{command} --num_tokens 9", folder).stdout for command in sampling}
     for command, text in texts.items():
         num_samples = int((re.findall(r"--num_samples (\d+)", command) or ["1"])[0])
         assert (text.count("def "), text.count("\n---\n")) == (num_samples, num_samples - 1), command
     whole = run("python sample.py --from out --num_tokens 9 --prompt 'def '", folder).stdout
     assert texts['mpirun -n 2 python sample.py --from out --prompt "def "'] == whole
+
+
+def test_a_model_is_tuned_as_shown(tmp_path):
+    folder = checkout(tmp_path)
+    tuning = [each for each in COMMANDS if str(each.elsewhere).endswith("test_a_model_is_tuned_as_shown")]
+    assert len(tuning) == 6
+    for command in tuning:
+        output = run(with_forks(command.text), folder).stdout
+        assert command.output in (None, output), command.text
 
 
 def test_commands_for_gpus_say_what_is_missing():

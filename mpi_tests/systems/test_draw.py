@@ -13,7 +13,7 @@ def test_what_happened_is_drawn_beside_the_plan(tmp_path):
     """The algorithm uses shared memory and messages; test_documents.py draws one that uses messages only."""
     words = ["-A", "hierarchical_direct", "-b", "64K", "-n", "2", "--space-time", tmp_path / "both.png"]
     result = launch(4, *BOTH, *words, env={"COLLECTIVES_FAKE_NODES": "2x2"})
-    assert "all_reduce hierarchical_direct, 64K: planned, " in result.stdout, result.stderr
+    assert "all_reduce hierarchical_direct/" in result.stdout, result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["both.png"]
 
 

@@ -10,8 +10,6 @@ from mpi_tests.rig import Rig, UnavailableError
 from parallelism.planner.__main__ import main
 from parallelism.planner.cluster import read
 
-pytestmark = pytest.mark.shares_cores
-
 MODEL = "--block_size 64 --n_embd 128 --num_micro_batches 8 --micro_batch_size 1"
 PROGRAM = (sys.executable, "-m", "parallelism.planner", *MODEL.split())
 
@@ -37,6 +35,7 @@ def test_a_slow_host_is_measured_and_gets_less(tmp_path, capsys):
     assert "of the sum of the hosts' speeds" in result.stdout
 
 
+@pytest.mark.shares_cores
 @pytest.mark.parametrize(
     ("flags", "why"),
     [

@@ -189,9 +189,49 @@ def test_hosts_have_a_rate_and_a_part_of_the_cores_each(allowed):
     assert all_gone()
 
 
+def test_a_link_has_a_rate_each_way(allowed):
+    """So much goes from one host to another, while both send to a third at their own rates."""
+    receive = """
+import socket
+with socket.create_server(("0.0.0.0", 5001)) as server:
+    print("ready", flush=True)
+    while True:
+        connection, _ = server.accept()
+        while connection.recv(1 << 16):
+            pass
+        connection.close()
+"""
+    send = """
+import socket, sys, time
+rates = []
+for number in sys.argv[1:]:
+    with socket.create_connection((f"rig{number}", 5001)) as connection:
+        begin_s = time.monotonic()
+        sent = sum(connection.send(bytes(1 << 16)) for _ in iter(lambda: time.monotonic() < begin_s + 1, False))
+    rates.append(8e-6 * sent / (time.monotonic() - begin_s))
+print(*rates)
+"""
+    with Rig(hosts=3, rate="500mbit", links=["1-3=50mbit"]):
+        servers = [
+            subprocess.Popen(on(f"rig{n}", sys.executable, "-c", receive), stdout=subprocess.PIPE) for n in (1, 2, 3)
+        ]
+        for server in servers:
+            assert server.stdout.readline() == b"ready\n"
+        for sender, others in ((1, (2, 3)), (3, (2, 1))):
+            output = subprocess.check_output(on(f"rig{sender}", sys.executable, "-c", send, *others), text=True)
+            fast, slow = map(float, output.split())
+            assert slow < 75 < 100 < fast, output
+    for server in servers:  # ended with their hosts
+        server.communicate(timeout=10)
+    assert all_gone()
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        (["--link", "1-5=1gbit"], "--link 1-5=1gbit: pass two hosts from 1 to 4 and a rate, as 1-2=100mbit"),
+        (["--link", "2-2=1gbit"], "--link 2-2=1gbit: pass two hosts from 1 to 4 and a rate, as 1-2=100mbit"),
+        (["--link", "2=1gbit"], "--link 2=1gbit: pass two hosts from 1 to 4 and a rate, as 1-2=100mbit"),
         (["--rate", "1gbit,1gbit,1gbit"], "--rate 1gbit,1gbit,1gbit: pass one for all hosts, or 4 separated by commas"),
         (["--cpu", "1,2,1,1"], "--cpu 2: pass fractions above 0, up to 1, or none"),
         (["--cpu", "half"], "--cpu half: pass fractions above 0, up to 1, or none"),

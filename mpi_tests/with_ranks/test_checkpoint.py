@@ -14,7 +14,7 @@ import torch
 
 import parallelism.checkpoint.checkpoints as module
 from collectives import InputError
-from models.gpt import GPTConfig
+from models.config import ModelConfig
 from mpi_tests.helpers.models import randomized
 from parallelism.checkpoint import Checkpoints, Extent, Stop, TensorShard, make_states, model_parts, state_parts
 from parallelism.mesh import Mesh
@@ -23,9 +23,9 @@ from parallelism.pipeline.schedule import registry
 from parallelism.step.local_parameters import tied_names
 from parallelism.tensor.sharding_plan import parallelize
 from training.optim.optimizer import adamw
-from training.parallel.gpt import gpt2_layers, gpt2_plan
+from training.parallel.decoder import layers_of, plan_of
 
-CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=3, n_head=8, n_embd=16, bias=True, n_kv_head=4)
+CONFIG = ModelConfig(vocab_size=29, block_size=8, n_layer=3, n_head=8, n_embd=16, bias=True, n_kv_head=4)
 LAYOUTS = {1: [(1, 1)], 2: [(1, 1), (2, 1), (1, 2)], 4: [(1, 1), (4, 1), (1, 4), (2, 2)]}  # pp, tp
 
 
@@ -52,10 +52,10 @@ class Held:
     def __init__(self, comm, pp, tp):
         mesh = Mesh(comm, pp=pp, tp=tp)
         model = randomized(CONFIG)
-        parallelize(model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head, CONFIG.n_kv_head), mesh.tp)
+        parallelize(model, plan_of(CONFIG), mesh.tp)
         tied = tied_names(model)
         if pp > 1:
-            PipelineParallel(model, gpt2_layers(model), registry.make_schedule("1f1b", pp, pp), mesh)
+            PipelineParallel(model, layers_of(model), registry.make_schedule("1f1b", pp, pp), mesh)
         optimizer = adamw(model.parameters(), 0.1, 0.1)
         make_states(optimizer)
         parts = model_parts(model, mesh, tied)

@@ -154,7 +154,7 @@ def test_a_hierarchy_talks_within_nodes_and_to_counterparts(mpi_comm, monkeypatc
     local_size = mpi_comm.size // 2
     monkeypatch.setenv("COLLECTIVES_FAKE_NODES", f"2x{local_size}")
     comm = Communicator(mpi_comm)
-    plan = comm.plan("all_reduce", np.ones(100), algorithm="hierarchical")
+    plan = comm.plan("all_reduce", np.ones(100), algorithm="hierarchical/ring/ring")
     peers = {m.to for bound in plan.rounds for m in bound.moves if isinstance(m, Send)}
     right = comm.rank // local_size * local_size + (comm.rank + 1) % local_size
     assert peers == {right, (comm.rank + local_size) % comm.size}
@@ -326,7 +326,7 @@ def test_a_collective_is_a_row_and_a_schedule(comm, monkeypatch):
     scan = Collective("prefix", Chunks.ALL, Chunks.ALL, upward, ("op", "out"), "Scan", in_place=True)
 
     def climb(rank, size):
-        return ((*chain.climb(rank, size, step),) for step in range(2 * (size - 1)))
+        return ((*chain.climb(rank, size, step, size),) for step in range(2 * (size - 1)))
 
     monkeypatch.setitem(spec.COLLECTIVES, "prefix", scan)
     rows = (*algorithms.REGISTRY, Algorithm("prefix", "chain", climb, in_order=True))

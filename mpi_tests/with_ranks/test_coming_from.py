@@ -38,7 +38,7 @@ def largest(source, into, datatype):
 
 def models(folder):
     """Return what the page's code has of a model: one of four layers, one with experts, an optimizer, batches."""
-    from models.config import GPTConfig
+    from models.config import ModelConfig
     from models.mixture import Mixture
     from parallelism import Batch, Layer
 
@@ -52,7 +52,7 @@ def models(folder):
             x = model[int(name)](batch.tokens if name == "0" else x)
         return (x - batch.targets).square().mean() if "4" in names else x
 
-    mixture = torch.nn.Sequential(Mixture(GPTConfig(n_embd=8, num_experts=4, experts_per_token=2)))
+    mixture = torch.nn.Sequential(Mixture(ModelConfig(n_embd=8, num_experts=4, experts_per_token=2)))
     for parameter in mixture.parameters():
         torch.nn.init.normal_(parameter)
     return {

@@ -6,14 +6,14 @@ import torch
 from mpi_tests.helpers.models import CONFIG, TARGETS, TOKENS, close, each_mode, part, plain_gradients, randomized
 from parallelism.step.deferred import WeightGradients, deferring
 from parallelism.tensor.sharding_plan import parallelize
-from training.parallel.gpt import gpt2_plan
+from training.parallel.decoder import plan_of
 
 
 @pytest.mark.sizes(1, 2, 4)
 @each_mode
 def test_split_layers(comm, sequence):
     model, deferred, expected = randomized(CONFIG), WeightGradients(), plain_gradients()
-    parallelize(model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head, CONFIG.n_kv_head), comm, sequence=sequence)
+    parallelize(model, plan_of(CONFIG), comm, sequence=sequence)
     with deferring(deferred):
         _, loss = model(TOKENS, TARGETS)
     loss.backward()
@@ -31,7 +31,7 @@ def test_split_layers_in_bfloat16(comm, sequence):
     results = []
     for deferred in (None, WeightGradients()):
         model = randomized(CONFIG).float()
-        parallelize(model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head, CONFIG.n_kv_head), comm, sequence=sequence)
+        parallelize(model, plan_of(CONFIG), comm, sequence=sequence)
         with torch.autocast("cpu", torch.bfloat16), deferring(deferred):
             _, loss = model(TOKENS, TARGETS)
         loss.backward()

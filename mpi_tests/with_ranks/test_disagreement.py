@@ -412,7 +412,7 @@ def test_an_algorithm_for_other_numbers_of_ranks(comm):
     assert words == (
         "all_gather: algorithm 'neighbor' needs an even number of ranks, or one: "
         f"on {comm.size} ranks, use auto, ring, recursive_doubling, bruck, hierarchical, hierarchical_direct, direct, "
-        "staged, mpi"
+        "staged, leaders, mpi"
     )
 
 

@@ -14,7 +14,7 @@ from parallelism.planner.settings import parse
 from training.data.tokens import TokenWindows, load_tokens, split
 from training.loop import train
 from training.settings.config import Config
-from training.weights.hf import save_hugging_face
+from training.weights.export import save_hugging_face
 
 
 @pytest.fixture

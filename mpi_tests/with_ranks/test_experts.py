@@ -7,16 +7,16 @@ from torch import nn
 from torch.nn import functional as F
 
 from collectives import Communicator
-from models.gpt import GPTConfig
+from models.config import ModelConfig
 from models.mixture import LocalRouting, routers
 from mpi_tests.helpers.models import close, each_mode, random_tokens, randomized
 from parallelism import ExpertExchange, ExpertParallel, Mesh, Within, parallelize
 from parallelism.placement import shards_of
-from training.parallel.gpt import gpt2_plan
+from training.parallel.decoder import plan_of
 
 NODES = {1: "1x1", 2: "2x1", 4: "2x2", 5: "2x3", 8: "4x2"}  # by size; with 5 ranks, the last node has fewer
 WIDTH, CHOICES, PER_RANK = 6, 3, 4
-CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=4, n_embd=16, n_hidden=24, bias=True, num_experts=8)
+CONFIG = ModelConfig(vocab_size=29, block_size=8, n_layer=2, n_head=4, n_embd=16, n_hidden=24, bias=True, num_experts=8)
 
 
 @pytest.fixture(params=["one host", "several"])
@@ -141,11 +141,11 @@ def local(parameter, whole, mesh):
     ({"expert_capacity": 0.6, "balance_loss": 0.2}, 2),
 ], ids=str)  # fmt: skip
 def test_loss_and_every_gradient_are_the_plain_mixtures(new_comm, sequence, changes, tp):
-    config = GPTConfig(**{**vars(CONFIG), **changes})
+    config = ModelConfig(**{**vars(CONFIG), **changes})
     mesh = Mesh(new_comm, tp=tp, **({"ep": Within("dp", 2)} if new_comm.size // tp > 1 else {}))
     plain, split = randomized(config), randomized(config)
     exchange = ExpertExchange(mesh.ep) if mesh.ep.size > 1 else None
-    plan = gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head, has_experts=True)
+    plan = plan_of(config)
     parallelize(split, plan, mesh.tp, sequence=sequence, ep=exchange)
     dp = mesh.dp
     tokens, targets = random_tokens(2 * dp.size, 8), random_tokens(2 * dp.size, 8, seed=1)

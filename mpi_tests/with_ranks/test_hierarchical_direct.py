@@ -122,7 +122,7 @@ def test_auto_takes_it_between_nodes(mpi_comm, monkeypatch):
     x = comm.empty(1 << 18)
     x[:] = comm.rank
     plan = comm.plan("all_reduce", x)
-    assert plan.name == "all_reduce hierarchical_direct"
+    assert plan.name.startswith("all_reduce hierarchical_direct/")
     assert (plan() == 6).all()
     plan.free()
     comm.free()

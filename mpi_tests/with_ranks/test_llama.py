@@ -9,7 +9,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from models.model import make
+from models.decoder import Decoder
 from mpi_tests.helpers.folders import shared_folder
 from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.models import close, random_tokens, randomized
@@ -23,7 +23,8 @@ from training.parallel.run import TrainingRun
 from training.sample import split as split_blocks
 from training.settings.config import Config
 from training.settings.derived import make_model, model_config
-from training.weights.hf import load_hugging_face, save_hugging_face
+from training.weights.export import save_hugging_face
+from training.weights.hf import load_hugging_face
 
 RANKS, GLOBAL_BATCH = 8, 16
 AXES = "dp", "tp", "sp", "pp", "zero_stage"
@@ -70,7 +71,7 @@ def plain_results(config):
     sampler = DistributedSampler(len(windows), GLOBAL_BATCH, 0, 1, seed=config.seed)
     inputs, targets = map(torch.from_numpy, windows.batch(next(iter(sampler))))
     ends = (inputs == config.document_end).long()
-    model = make(model_config(config, tokens.vocab_size), config.seed).double()
+    model = Decoder(model_config(config, tokens.vocab_size), config.seed).double()
     _, loss = model(inputs, targets, documents=ends.cumsum(1) - ends)  # documents end at `ends`
     loss.backward()
     return loss.detach(), {name: p.grad for name, p in model.named_parameters()}

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from collectives import InputError
-from models.config import GPTConfig, LlamaConfig
+from models.config import ModelConfig
 from mpi_tests.helpers.folders import shared_folder
+from mpi_tests.helpers.models import llama
 from mpi_tests.helpers.plain_muon import PlainMuon
 from mpi_tests.helpers.trained import SMALL, alone, by_torch, check_bits, on
 from training.optim.make import rows_of
@@ -84,12 +85,12 @@ def test_experts_are_made_orthogonal_one_by_one(comm):
 
 @pytest.mark.sizes(4)
 def test_a_llamas_gate_is_made_orthogonal_apart(comm):
-    llama = {"model": "llama-tiny", "dtype": "float64", **MUON}
-    check(on(comm, tp=2, zero_stage=1, **llama), alone(comm, num_micro_batches=2, **llama))
-    shape = LlamaConfig()
+    settings = {"model": "llama-tiny", "dtype": "float64", **MUON}
+    check(on(comm, tp=2, zero_stage=1, **settings), alone(comm, num_micro_batches=2, **settings))
+    shape = llama()
     assert rows_of("transformer.h.0.mlp.c_fc.weight", shape) == (1, 1)  # of the gate and of the gated projection
     assert rows_of("transformer.h.0.attn.c_attn.weight", shape) == (4, 4, 4)
-    assert rows_of("transformer.h.0.mlp.c_fc.weight", GPTConfig()) == (1,)
+    assert rows_of("transformer.h.0.mlp.c_fc.weight", ModelConfig()) == (1,)
 
 
 @pytest.mark.parametrize("optimizer", [MUON, SGD], ids=["muon", "sgd"])

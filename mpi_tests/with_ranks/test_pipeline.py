@@ -9,7 +9,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from models.gpt import GPT, CrossEntropy, GPTConfig
+from models.config import ModelConfig
+from models.decoder import CrossEntropy, Decoder
 from mpi_tests.helpers.played import loss_weights
 from mpi_tests.helpers.ranks import IS_PROOF
 from parallelism.mesh import Mesh
@@ -24,9 +25,9 @@ from parallelism.pipeline.trace import SpanRecorder
 from parallelism.step.actions import WEIGHTS
 from parallelism.step.events import Listener
 from parallelism.tensor.sharding_plan import parallelize
-from training.parallel.gpt import gpt2_layers, gpt2_plan
+from training.parallel.decoder import layers_of, plan_of
 
-CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=16 if IS_PROOF else 8, n_head=2, n_embd=8, bias=True)
+CONFIG = ModelConfig(vocab_size=19, block_size=8, n_layer=16 if IS_PROOF else 8, n_head=2, n_embd=8, bias=True)
 SEQ = 6
 each_schedule = pytest.mark.parametrize("name", registry.names())
 
@@ -41,13 +42,13 @@ def batches_of(count, samples=2):
 
 
 def together(batches):
-    tokens, targets, _, _, samples = zip(*batches, strict=True)
+    tokens, targets, _, _, samples, _ = zip(*batches, strict=True)
     return Batch(torch.cat(tokens), torch.cat(targets), samples=torch.cat(samples))
 
 
 def plain_gradients(batches, dtype=torch.float64):
     """Return the plain model's loss and gradients on the whole batch."""
-    model, batch = GPT(CONFIG).to(dtype), together(batches)
+    model, batch = Decoder(CONFIG).to(dtype), together(batches)
     _, loss = model(batch.tokens, batch.targets)
     loss.backward()
     return loss.item(), {name: p.grad for name, p in model.named_parameters(remove_duplicate=False)}
@@ -70,10 +71,10 @@ def piped(comm):
     pipelines = []
 
     def make(name, count, dtype=torch.float64, model=None, context=nullcontext, **axes):
-        model = model or GPT(CONFIG).to(dtype)
+        model = model or Decoder(CONFIG).to(dtype)
         mesh = Mesh(comm, **(axes or {"pp": comm.size}))
         schedule = registry.make_schedule(name, mesh.pp.size, count)
-        pp = PipelineParallel(model, [within(context, layer) for layer in gpt2_layers(model)], schedule, mesh)
+        pp = PipelineParallel(model, [within(context, layer) for layer in layers_of(model)], schedule, mesh)
         pipelines.append((pp, mesh))
         return model, pp
 
@@ -190,12 +191,12 @@ def test_gradients_are_on_their_way_after_a_stages_last_backward_pass(comm, pipe
 @pytest.mark.parametrize("recomputed", [False, True])
 @pytest.mark.sizes(2)
 def test_dropout_and_recomputation_do_not_depend_on_the_layout(comm, piped, name, recomputed):
-    config = GPTConfig(vocab_size=19, block_size=8, n_layer=4, n_head=2, n_embd=8, dropout=0.3)
+    config = ModelConfig(vocab_size=19, block_size=8, n_layer=4, n_head=2, n_embd=8, dropout=0.3)
     alone = comm.split(comm.rank)
 
     def dropping():
-        model, position = GPT(config).double(), BatchPosition(seed=3)
-        parallelize(model, gpt2_plan(config.vocab_size, config.n_head), alone, place=position)
+        model, position = Decoder(config).double(), BatchPosition(seed=3)
+        parallelize(model, plan_of(config), alone, place=position)
         return model, position
 
     batches = batches_of(3)
@@ -265,7 +266,7 @@ def test_what_a_rank_does_is_recorded(comm, piped):
 def test_what_does_not_fit(comm, piped):
     from collectives.job.errors import InputError
 
-    model = GPT(CONFIG)
+    model = Decoder(CONFIG)
     layers, mesh = CONFIG.n_layer + 1, Mesh(comm, pp=2)
     for ranks, stages, words in (
         (3, 3, "schedule 1f1b is for 3 ranks, but there are 2: make one for those"),
@@ -274,7 +275,7 @@ def test_what_does_not_fit(comm, piped):
         name, each = ("1f1b", None) if stages == ranks else ("interleaved", stages // ranks)
         schedule = registry.make_schedule(name, ranks, 4, each)
         with pytest.raises(InputError, match=words):
-            PipelineParallel(model, gpt2_layers(model), schedule, mesh)
+            PipelineParallel(model, layers_of(model), schedule, mesh)
     _, pp = piped("1f1b", 4)
     with pytest.raises(
         ValueError, match="3 micro-batches, but schedule 1f1b is for 4: pass as many, or make one for 3"

@@ -9,7 +9,7 @@ import torch
 
 from collectives import InputError
 from collectives.job import system
-from models.config import GPTConfig
+from models.config import ModelConfig
 from mpi_tests.helpers.trained import config
 from parallelism.planner import Machine, ParallelLayout, TrainingJob, best, counts
 from parallelism.planner.cluster import read
@@ -19,7 +19,7 @@ from training.loop import step
 from training.parallel.run import TrainingRun
 from training.settings.layout import job_of
 
-SMALL = GPTConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
+SMALL = ModelConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
 
 
 @pytest.mark.sizes(2, 4)

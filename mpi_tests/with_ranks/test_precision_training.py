@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.gpt import GPT
+from models.decoder import Decoder
 from mpi_tests.helpers.ranks import IS_PROOF
 from mpi_tests.helpers.training import (
     CONFIG,
@@ -29,7 +29,7 @@ each_mode = pytest.mark.parametrize("precision", MODES.values(), ids=MODES)
 @pytest.fixture(scope="module")
 def plain():
     """Return the losses of plain torch in one process in float32."""
-    model, losses = GPT(CONFIG), []
+    model, losses = Decoder(CONFIG), []
     matrices = [p for p in model.parameters() if p.dim() > 1]
     rest = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
@@ -184,7 +184,7 @@ def test_gradients_in_float32_keep_what_16_bits_lose(comm):
 
 @pytest.mark.sizes(1)
 def test_masters_begin_as_the_weights_before_they_were_rounded(comm):
-    plain, model = GPT(CONFIG), GPT(CONFIG)
+    plain, model = Decoder(CONFIG), Decoder(CONFIG)
     arena = Arena(model, comm, **MODES["bfloat16"].arena_dtypes)
     masters = MasterWeights.of(model, arena)
     for (name, param), expected in zip(model.named_parameters(), plain.parameters(), strict=True):
@@ -198,7 +198,7 @@ def test_masters_begin_as_the_weights_before_they_were_rounded(comm):
 
 @pytest.mark.sizes(1)
 def test_float32_weights_are_their_own_masters(comm):
-    model = GPT(CONFIG)
+    model = Decoder(CONFIG)
     model.lm_head.requires_grad_(False)
     arena = Arena(model, comm)
     masters = MasterWeights.of(model, arena)
@@ -229,7 +229,7 @@ def test_masters_of_pieces_are_those_of_the_whole(comm, name):
 
     Parts have whole cache lines, as the fused optimizer rounds differently in incomplete vectors of the CPU.
     """
-    whole, parted = GPT(CONFIG), GPT(CONFIG)
+    whole, parted = Decoder(CONFIG), Decoder(CONFIG)
     arenas = [Arena(model, comm, **MODES[name].arena_dtypes) for model in (whole, parted)]
     parameters = arenas[1].parameters
     line = line_length(parameters.dtype)

@@ -5,12 +5,12 @@ from functools import partial
 import pytest
 import torch
 
-from models.gpt import GPTConfig
+from models.config import ModelConfig
 from mpi_tests.helpers.models import close, each_mode, random_tokens, randomized
 from parallelism.numerics.dropout import BatchPosition
 from parallelism.step.deferred import WeightGradients, deferring
 from parallelism.tensor.sharding_plan import parallelize
-from training.parallel.gpt import MODES, gpt2_plan, recompute_model
+from training.parallel.decoder import MODES, plan_of, recompute_model
 
 TOKENS, TARGETS = random_tokens(2, 8), random_tokens(2, 8, seed=1)
 each_kind = pytest.mark.parametrize("mode", MODES)
@@ -26,11 +26,11 @@ def recomputing(model, position=None, mode="full"):
 @pytest.mark.parametrize("defers", [False, True], ids=["", "put-off"])
 @each_kind
 def test_split_layers(comm, sequence, defers, mode):
-    config = GPTConfig(vocab_size=29, block_size=8, n_layer=2, n_head=4, n_embd=16, dropout=0.2)
+    config = ModelConfig(vocab_size=29, block_size=8, n_layer=2, n_head=4, n_embd=16, dropout=0.2)
     results = []
     for wrap in (lambda model, position: model, partial(recomputing, mode=mode)):
         model, deferred, position = randomized(config), WeightGradients() if defers else None, BatchPosition(seed=1)
-        parallelize(model, gpt2_plan(29, 4), comm, sequence=sequence, place=position)
+        parallelize(model, plan_of(model.config), comm, sequence=sequence, place=position)
         with deferring(deferred):
             _, loss = wrap(model, position)(TOKENS, TARGETS)
         position.samples = torch.tensor([7, 8])

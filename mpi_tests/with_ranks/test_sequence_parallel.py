@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from models.gpt import GPTConfig
+from models.config import ModelConfig
 from mpi_tests.helpers.models import close, part, random_tokens, randomized
 from parallelism import Mesh, SequenceAttention, SequenceParallel, parallelize
 from parallelism.numerics.dropout import BatchPosition
-from training.parallel.gpt import gpt2_plan
+from training.parallel.decoder import plan_of
 
 BATCH = 2
 LENGTHS = pytest.mark.sizes(1, 2, 4, proof=(3, 8))
@@ -21,7 +21,7 @@ MODES = {
 }
 each_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 SHAPE = {"vocab_size": 29, "block_size": LENGTH, "n_layer": 2, "n_head": 24, "n_embd": 48}
-CONFIGS = {"plain": GPTConfig(**SHAPE), "grouped heads": GPTConfig(**SHAPE, n_kv_head=1)}
+CONFIGS = {"plain": ModelConfig(**SHAPE), "grouped heads": ModelConfig(**SHAPE, n_kv_head=1)}
 
 
 def documents_of(batch, length):
@@ -34,10 +34,6 @@ def batch_of(length=LENGTH):
     tokens, targets = random_tokens(BATCH, length), random_tokens(BATCH, length, seed=1)
     targets[0, : length // 3] = -100  # ranks have different numbers of tokens with a target
     return tokens, targets
-
-
-def plan_of(config):
-    return gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head)
 
 
 def plain_results(config, documents=None, dtype=torch.float64):
@@ -128,7 +124,7 @@ def rtol_of(dtype):
 @pytest.mark.parametrize("mode", ["ring", "ulysses", "hybrid"])
 def test_dropout_is_the_same_on_any_layout(comm, mode):
     """Results equal one rank's with tensor parallelism, in its sequence-parallel mode, and with split sequences."""
-    config = GPTConfig(**SHAPE, dropout=0.3)
+    config = ModelConfig(**SHAPE, dropout=0.3)
     alone = comm.split(comm.rank)
 
     def results(tp, sp, sequence=False, samples=(7, 8)):

@@ -13,11 +13,12 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from models.gpt import GPT, GPTConfig
+from models.config import ModelConfig
+from models.decoder import Decoder
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.tensor.sharding_plan import parallelize
-from training.parallel.gpt import gpt2_plan
+from training.parallel.decoder import plan_of
 
 BATCH, SEQ, N_EMBD, N_HEAD, N_KV_HEAD = 2, 768, 192, 24, 8
 WIDTH_BYTES = 4 * N_EMBD
@@ -91,9 +92,9 @@ def far_comm(mpi_comm, monkeypatch, traffic):
 
 def layer(tp, sp=None, sequence=False, n_kv_head=None):
     """Make one parallelized transformer layer."""
-    config = GPTConfig(vocab_size=8, block_size=SEQ, n_layer=1, n_head=N_HEAD, n_embd=N_EMBD, n_kv_head=n_kv_head)
-    model = GPT(config)
-    parallelize(model, gpt2_plan(config.vocab_size, N_HEAD, n_kv_head), tp, sp, sequence)
+    config = ModelConfig(vocab_size=8, block_size=SEQ, n_layer=1, n_head=N_HEAD, n_embd=N_EMBD, n_kv_head=n_kv_head)
+    model = Decoder(config)
+    parallelize(model, plan_of(config), tp, sp, sequence)
     return model.transformer.h[0]
 
 

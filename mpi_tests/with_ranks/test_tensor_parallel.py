@@ -3,17 +3,18 @@
 import pytest
 import torch
 
-from models.gpt import GPT, GPTConfig
+from models.config import ModelConfig
+from models.decoder import Decoder
 from mpi_tests.helpers.models import close, each_mode, part, random_tokens, randomized
 from parallelism import ColumnParallel, RowParallel, parallelize
 from parallelism.placement import shard_of
-from training.parallel.gpt import gpt2_plan
+from training.parallel.decoder import plan_of
 
 BATCH, SEQ = 2, 8
 WIDTHS = pytest.mark.sizes(1, 2, 4, proof=(8,))
 CONFIGS = {
-    "plain": GPTConfig(vocab_size=29, block_size=12, n_layer=2, n_head=8, n_embd=32),
-    "biases, grouped heads, odd vocabulary, narrow MLP": GPTConfig(
+    "plain": ModelConfig(vocab_size=29, block_size=12, n_layer=2, n_head=8, n_embd=32),
+    "biases, grouped heads, odd vocabulary, narrow MLP": ModelConfig(
         vocab_size=37, block_size=SEQ, n_layer=2, n_head=16, n_embd=64, bias=True, n_kv_head=8, n_hidden=48
     ),
 }
@@ -23,7 +24,7 @@ each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def models(config, comm, sequence, seed_targets=1):
     """Make a plain model and a parallelized one with the same weights."""
     plain, split = randomized(config), randomized(config)
-    plan = gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head)
+    plan = plan_of(config)
     parallelize(split, plan, comm, sequence=sequence)
     return plain, split
 
@@ -87,12 +88,12 @@ def test_what_cannot_be_split(comm):
     from collectives import InputError
 
     def check_refusal(match, plan=None, **changes):
-        model = GPT(
-            GPTConfig(**({"vocab_size": 29, "block_size": 8, "n_layer": 1, "n_head": 6, "n_embd": 24} | changes))
+        model = Decoder(
+            ModelConfig(**({"vocab_size": 29, "block_size": 8, "n_layer": 1, "n_head": 6, "n_embd": 24} | changes))
         )
         config = model.config
         with pytest.raises(InputError, match=match):
-            parallelize(model, plan or gpt2_plan(config.vocab_size, config.n_head, config.n_kv_head), comm)
+            parallelize(model, plan or plan_of(config), comm)
 
     check_refusal(r"^n_head=6 is not divisible by tp=4: use a tp of 1, 2, 3, 6, or n_head=8$")
     check_refusal(r"^n_kv_head=2 is not divisible by tp=4: use a tp of 1, 2, or n_kv_head=4$", n_head=8, n_kv_head=2)
@@ -108,7 +109,7 @@ def test_what_cannot_be_split(comm):
 def test_modules_without_a_plan_are_named(comm, capsys):
     models(CONFIGS["plain"], comm, sequence=False)
     assert capsys.readouterr().out == ""  # that plan covers all modules
-    model = GPT(CONFIGS["plain"])
+    model = Decoder(CONFIGS["plain"])
     parallelize(
         model, {"transformer.h.*.mlp.c_fc": ColumnParallel(), "transformer.h.*.mlp.c_proj": RowParallel()}, comm
     )

@@ -1,5 +1,6 @@
 """Reports of runs: their points are the run's records, and the kinds of a step's time add up to the whole."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,7 +66,8 @@ def test_the_kinds_of_a_step_are_all_of_it(comm, folder, profilers, layout):
         assert set(step.seconds) == {*KINDS}
         assert sum(step.seconds.values()) == pytest.approx(step.step_s)
         assert min(step.seconds.values()) > -1e-6, step  # no time counts twice
-        assert step.seconds["computing"] > 0
+        assert step.seconds["forward"] > 0
+        assert step.seconds["backward"] > 0
         assert step.seconds["optimizer"] > 0
         axes = {axis for axis in AXES if layout.get(axis, 1) > 1} | ({"ep"} if "ep" in layout else set())
         assert all(step.seconds[axis] > 0 for axis in axes - {"pp", "dp"})
@@ -83,6 +85,22 @@ def test_the_kinds_of_a_step_are_all_of_it(comm, folder, profilers, layout):
     check_charts(page)
     assert [row["loss"] for row in page.tables["records"]] == pytest.approx(outcome.losses, rel=1e-5)
     assert ("pipeline" in page.tables) == ("pp" in layout)
+
+
+@pytest.mark.parametrize("interval", [0, 2])
+@pytest.mark.sizes(1, 2)
+def test_the_log_has_tables_of_the_last_steps(comm, capsys, interval):
+    on(comm, max_iters=5, times_interval=interval)
+    printed = capsys.readouterr().out
+    first, *others = [(2, 5)] if interval == 0 else [(2, 2), (3, 4), (5, 5)]
+    headings = re.findall(r"^time of steps? (\d)(?: to (\d))?: ms", printed, re.MULTILINE)
+    assert [(int(a), int(b or a)) for a, b in headings] == ([first, *others] if comm.rank == 0 else [])
+    tables = re.findall(r"^time of .*\n((?:  .*\n)+)", printed, re.MULTILINE)
+    for table in tables:
+        rows = {line[:20].strip(): float(line[20:].split()[0]) for line in table.splitlines()}
+        step = rows.pop("step")
+        assert sum(rows.values()) == pytest.approx(step, abs=0.05 * (len(rows) + 1))
+        assert rows["forward"] > 0 < rows["backward"]
 
 
 ALL_AXES = {

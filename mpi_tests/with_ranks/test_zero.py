@@ -9,7 +9,8 @@ from torch import nn
 
 from benchmarks.helpers.zero_bytes import expected_held_bytes, expected_sent_bytes, held, with_counters
 from collectives import Communicator, InputError
-from models.gpt import GPT, GPTConfig
+from models.config import ModelConfig
+from models.decoder import Decoder
 from mpi_tests.helpers.models import own_rows
 from mpi_tests.helpers.ranks import IS_PROOF
 from parallelism import (
@@ -27,14 +28,14 @@ from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.master_weights import MasterWeights
 from parallelism.numerics.precision import Precision
 from parallelism.pipeline.schedule import registry
-from training.parallel.gpt import gpt2_layers, gpt2_plan
+from training.parallel.decoder import layers_of, plan_of
 
 NUM_STEPS = 50 if IS_PROOF else 8
 SAMPLES = 24  # divisible by 1, 2, 3, 4 and 8 ranks
 STAGES = (1, 2, 3)
 LAYERS = ["blocks.0", "blocks.1", "blocks.2"]
 SMALL_BUCKETS = 2e-3  # MiB: several buckets
-GPT_CONFIG = GPTConfig(vocab_size=32, block_size=8, n_layer=4, n_head=2, n_embd=16)
+GPT_CONFIG = ModelConfig(vocab_size=32, block_size=8, n_layer=4, n_head=2, n_embd=16)
 FLOAT32, MIXED = Precision(), Precision("bfloat16", master_weights=True, grad_dtype="bfloat16")
 
 each_stage = pytest.mark.parametrize("zero_stage", STAGES)
@@ -372,8 +373,8 @@ def gpt_layers(config):
 
 
 def gpt_run(mesh, zero_stage, recomputed):
-    model = GPT(GPT_CONFIG).double()
-    parallelize(model, gpt2_plan(GPT_CONFIG.vocab_size, GPT_CONFIG.n_head), mesh.tp)
+    model = Decoder(GPT_CONFIG).double()
+    parallelize(model, plan_of(GPT_CONFIG), mesh.tp)
     for block in model.transformer.h if recomputed else ():
         recompute(block, BatchPosition())
     return Run(mesh.dp, zero_stage, model=model, layers=gpt_layers(GPT_CONFIG), mesh=mesh)
@@ -383,10 +384,10 @@ def gpt_run(mesh, zero_stage, recomputed):
 @pytest.mark.sizes(4)
 def test_clipped_steps_are_those_of_plain_data_parallelism_bit_for_bit(comm, zero_stage):
     """Norms are equal, too, although each rank sums the squares of its own shards, cut at any place of a parameter."""
-    config = GPTConfig(vocab_size=61, block_size=8, n_layer=2, n_head=3, n_embd=30, bias=True)
+    config = ModelConfig(vocab_size=61, block_size=8, n_layer=2, n_head=3, n_embd=30, bias=True)
     layers, each = gpt_layers(config), {"reproducible": True}
-    plain = Run(comm, 0, model=GPT(config), **each)
-    run = Run(comm, zero_stage, model=GPT(config), layers=layers, **each)
+    plain = Run(comm, 0, model=Decoder(config), **each)
+    run = Run(comm, zero_stage, model=Decoder(config), layers=layers, **each)
     for seed in range(10):
         for one in (plain, run):
             one.step(*tokens(comm, seed), clip=0.3)
@@ -408,10 +409,10 @@ def test_split_layers_tied_and_recomputed(comm, zero_stage, recomputed):
 
 
 def piped(comm, mesh, zero_stage, group="all"):
-    model = GPT(GPT_CONFIG).double()
+    model = Decoder(GPT_CONFIG).double()
     schedule = registry.make_schedule("1f1b", 2, 2)
     sharing = {"make_optimizer": adamw, "zero_group": group, "zero_stage": zero_stage}
-    pp = PipelineParallel(model, gpt2_layers(model), schedule, mesh, **sharing)
+    pp = PipelineParallel(model, layers_of(model), schedule, mesh, **sharing)
     return model, pp
 
 
@@ -448,8 +449,8 @@ def test_pipelines_share_states(comm, group):
 @pytest.mark.sizes(4, proof=(8,))
 def test_bytes_are_those_of_the_formulas(comm, zero_stage, precision, each):
     """In mixed precision, the memory is (2 + 2 + K) Psi bytes with K = 12."""
-    config = GPTConfig(vocab_size=64, block_size=8, n_layer=4, n_head=2, n_embd=64)
-    model = GPT(config)
+    config = ModelConfig(vocab_size=64, block_size=8, n_layer=4, n_head=2, n_embd=64)
+    model = Decoder(config)
     num_params = sum(p.numel() for p in model.parameters())
     run = Run(comm, zero_stage, model=model, layers=gpt_layers(config), count=True, precision=precision)
     for counter in run.counters:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from benchmarks.helpers.zero_bytes import with_counters
-from models.gpt import GPT, GPTConfig
+from models.config import ModelConfig
+from models.decoder import Decoder
 from mpi_tests.helpers.ranks import IS_PROOF, from_first
 from parallelism import Batch, GradientClip, Mesh, PipelineParallel, ShardGroups, parallelize, recompute
 from parallelism.checkpoint import Checkpoints, make_states, model_parts, state_parts
@@ -22,9 +23,9 @@ from parallelism.placement import fill, wholes
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import memory, model_shards
 from parallelism.step.events import SHARED
-from training.parallel.gpt import gpt2_layers, gpt2_plan
+from training.parallel.decoder import layers_of, plan_of
 
-CONFIG = GPTConfig(vocab_size=19, block_size=8, n_layer=8, n_head=2, n_embd=8, bias=True)
+CONFIG = ModelConfig(vocab_size=19, block_size=8, n_layer=8, n_head=2, n_embd=8, bias=True)
 STEPS, COUNT, SAMPLES = 2, 4, 2  # steps, micro-batches per rank, samples per micro-batch
 CLIP = 0.3
 TIED = [("transformer.wte.weight", "lm_head.weight")]
@@ -50,7 +51,7 @@ def sgd(params):
 
 
 def make_model(dtype, frozen, seed=0):
-    model = GPT(CONFIG, seed).to(dtype)
+    model = Decoder(CONFIG, seed).to(dtype)
     for name, param in model.named_parameters():
         param.requires_grad_(not name.startswith(FROZEN[frozen] or ("none",)))
     return model
@@ -92,10 +93,10 @@ class Run:
     def __init__(self, mesh, zero_stage, schedule, dtype, frozen, group, make, recomputed):
         self.mesh, self.dtype, self.frozen, self.make = mesh, dtype, frozen, make
         self.model = make_model(dtype, frozen, seed=mesh.dp.rank)  # dp rank 0's parameters are broadcast
-        parallelize(self.model, gpt2_plan(CONFIG.vocab_size, CONFIG.n_head), mesh.tp)
+        parallelize(self.model, plan_of(CONFIG), mesh.tp)
         for block in self.model.transformer.h if recomputed else ():
             recompute(block, BatchPosition())
-        arguments = self.model, gpt2_layers(self.model), schedule_of(schedule), mesh
+        arguments = self.model, layers_of(self.model), schedule_of(schedule), mesh
         self.pp = PipelineParallel(*arguments, make_optimizer=make, zero_group=group, zero_stage=zero_stage)
         self.zero = self.pp.replica
 
@@ -213,7 +214,7 @@ def test_a_rank_never_has_more_than_it_needs(started, schedule, zero_stage):
     """Limits are one layer's gradients, and the embedding's and norm's; two layers' parameters, and tied ones."""
     run = started(zero_stage, schedule)
     params = list(run.model.parameters())
-    layer = sum(p.numel() for p in GPT(CONFIG).transformer.h[0].parameters())
+    layer = sum(p.numel() for p in Decoder(CONFIG).transformer.h[0].parameters())
     rest = 2 * sum(p.numel() for name, p in run.model.named_parameters() if ".h." not in name)
     whole = sum(p.numel() for p in params)
     gradients, present = [], []

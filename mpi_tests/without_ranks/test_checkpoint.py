@@ -2,12 +2,12 @@
 
 import torch
 
-from models.gpt import GPTConfig
+from models.config import ModelConfig
 from mpi_tests.helpers.models import randomized
 from parallelism.checkpoint import make_states
 from training.optim.optimizer import adamw
 
-CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=3, n_head=8, n_embd=16, bias=True, n_kv_head=4)
+CONFIG = ModelConfig(vocab_size=29, block_size=8, n_layer=3, n_head=8, n_embd=16, bias=True, n_kv_head=4)
 
 
 def test_a_model_is_as_it_was_when_its_optimizer_has_made_states():

@@ -16,6 +16,7 @@ from training import compare
 from training.reports.facts import on_ranks
 from training.reports.jsonl import JSONLines
 from training.reports.log import RunLog
+from training.reports.metrics import Validation
 
 WHOLE = {"wte": {"parameter": "0a", "exp_avg": "0b"}, "wpe": {"parameter": "0c", "exp_avg": "0d"}}
 
@@ -167,8 +168,8 @@ def test_a_run_says_what_its_bits_depend_on_and_marks_a_change(tmp_path):
     assert "resumed with threads 1, before 2; torch 2.13, before 2.12: " in of_run.announcement
     with RunLog(of_run, [JSONLines(str(tmp_path))]) as log:
         log.open()
-        log.validation(1, 2.0)
-        log.validation(2, 2.0)
+        log.validation(1, Validation(2.0))
+        log.validation(2, Validation(2.0))
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert records[0] == {"iter": 1, "val_loss": 2.0, "resumed_with": {"threads": 1, "torch": "2.13"}}
     assert records[1] == {"iter": 2, "val_loss": 2.0}

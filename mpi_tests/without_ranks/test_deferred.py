@@ -7,19 +7,19 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from models.config import LlamaConfig
 from mpi_tests.helpers.models import (
     CONFIG,
     TARGETS,
     TOKENS,
     close,
+    llama,
     plain_gradients,
     randomized,
     tensors_alive,
 )
 from parallelism.step.deferred import WeightGradients, deferring
 
-LLAMA = LlamaConfig(vocab_size=29, block_size=8, n_layer=2, n_head=4, n_kv_head=2, n_embd=32)
+LLAMA = llama(vocab_size=29, block_size=8, n_layer=2, n_head=4, n_kv_head=2, n_embd=32)
 
 
 def linear_parameters(model):

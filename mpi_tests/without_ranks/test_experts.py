@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from models.gpt import GPT, GPTConfig
+from models.config import ModelConfig
+from models.decoder import Decoder
 from parallelism.experts.expert_parallel import check_experts
 from parallelism.experts.route import make_route
 from parallelism.planner.layout import ParallelLayout, TrainingJob, meshes
@@ -126,11 +127,11 @@ def test_experts_that_ranks_cannot_divide_are_refused(settings, words):
 
 @pytest.mark.parametrize(("ep", "tp", "bias"), [(1, 1, True), (2, 1, False), (4, 2, True)])
 def test_the_planner_counts_the_parameters_that_a_rank_holds(ep, tp, bias):
-    config = GPTConfig(vocab_size=32, block_size=8, n_layer=2, n_head=2, n_embd=16, num_experts=8, bias=bias)
+    config = ModelConfig(vocab_size=32, block_size=8, n_layer=2, n_head=2, n_embd=16, num_experts=8, bias=bias)
     layout = ParallelLayout(dp=ep, tp=tp, ep=ep)
     split = ("attn.c_attn", "attn.c_proj.weight", "mlp.c_fc", "mlp.c_proj", "wte")
     expected = 0
-    for name, p in GPT(config).named_parameters():
+    for name, p in Decoder(config).named_parameters():
         parts = (tp if any(part in name for part in split) else 1) * (ep if "mlp.c_" in name else 1)
         expected += p.numel() // parts
     assert rank_params(TrainingJob(config, 8), layout) == (expected,)

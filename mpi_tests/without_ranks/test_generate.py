@@ -5,17 +5,17 @@ import re
 import pytest
 import torch
 
-from models.config import LlamaConfig
+from models.config import ModelConfig
+from models.decoder import Decoder
 from models.generate import caching, draw, generate
-from models.gpt import GPT, GPTConfig
-from mpi_tests.helpers.models import random_tokens, randomized
+from mpi_tests.helpers.models import llama, random_tokens, randomized
 
 SMALL = {"vocab_size": 29, "block_size": 12, "n_layer": 2, "n_head": 3, "n_embd": 24}
 
 
 @pytest.mark.parametrize(
     "config",
-    [GPTConfig(**SMALL), GPTConfig(**SMALL, n_kv_head=1), GPTConfig(**SMALL, bias=True), LlamaConfig(**SMALL)],
+    [ModelConfig(**SMALL), ModelConfig(**SMALL, n_kv_head=1), ModelConfig(**SMALL, bias=True), llama(**SMALL)],
     ids=["", "grouped heads", "biases", "llama"],
 )
 def test_kept_keys_and_values_give_the_logits_of_the_whole_text(config):
@@ -43,7 +43,7 @@ def test_logits_that_are_not_finite():
         draw(torch.tensor([[0.0, float("nan")]]), 1.0, None, None, None)
 
 
-@pytest.mark.parametrize("kind", [GPTConfig, LlamaConfig])
+@pytest.mark.parametrize("kind", [ModelConfig, llama])
 def test_generate_with_top_k_1_repeats_the_likeliest_token(kind):
     model = randomized(kind(**SMALL))
     tokens = random_tokens(2, 9)
@@ -56,7 +56,7 @@ def test_generate_with_top_k_1_repeats_the_likeliest_token(kind):
 
 
 def test_generate_samples_from_the_softmax():
-    model = randomized(GPTConfig(**SMALL))
+    model = randomized(ModelConfig(**SMALL))
     prompt = random_tokens(1, 3)
     draws = generate(
         model, prompt.expand(20000, -1), 1, temperature=2.0, top_k=5, generator=torch.Generator().manual_seed(0)
@@ -69,7 +69,7 @@ def test_generate_samples_from_the_softmax():
 
 
 def test_generate_repeats_with_its_generator():
-    model = GPT(GPTConfig(**SMALL))
+    model = Decoder(ModelConfig(**SMALL))
     first, again, other = (
         generate(model, random_tokens(1, 3), 20, top_k=100, generator=torch.Generator().manual_seed(seed))
         for seed in (3, 3, 4)
@@ -88,4 +88,4 @@ def test_generate_repeats_with_its_generator():
 )
 def test_generate_errors(options, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        generate(GPT(GPTConfig(**SMALL)), random_tokens(1, 3), 1, **options)
+        generate(Decoder(ModelConfig(**SMALL)), random_tokens(1, 3), 1, **options)

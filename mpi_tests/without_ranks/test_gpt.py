@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.gpt import GPT, CrossEntropy, GPTConfig, flops_per_token
+from models.config import ModelConfig
+from models.decoder import CrossEntropy, Decoder, flops_per_token
 from mpi_tests.helpers.models import random_tokens, randomized
 from training.settings.derived import checked
 
@@ -56,7 +57,7 @@ def numpy_logits(model, tokens, positions=None, documents=None):
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("seq", [1, 7, 12])
 def test_forward_agrees_with_numpy(bias, seq):
-    model = randomized(GPTConfig(**SMALL, bias=bias))
+    model = randomized(ModelConfig(**SMALL, bias=bias))
     tokens, targets = random_tokens(2, seq), random_tokens(2, seq, seed=1)
     logits, loss = model(tokens, targets)
     expected = np.stack([numpy_logits(model, row) for row in tokens.numpy()])
@@ -68,7 +69,7 @@ def test_forward_agrees_with_numpy(bias, seq):
 
 @pytest.mark.parametrize("n_kv_head", [1, 2, 4])
 def test_grouped_heads_agree_with_numpy(n_kv_head):
-    model = randomized(GPTConfig(**(SMALL | {"n_head": 4}), n_kv_head=n_kv_head))
+    model = randomized(ModelConfig(**(SMALL | {"n_head": 4}), n_kv_head=n_kv_head))
     assert model.transformer.h[0].attn.c_attn.weight.shape == (24 + 2 * 6 * n_kv_head, 24)
     tokens = random_tokens(2, 7)
     expected = np.stack([numpy_logits(model, row) for row in tokens.numpy()])
@@ -76,7 +77,7 @@ def test_grouped_heads_agree_with_numpy(n_kv_head):
 
 
 def test_documents_and_positions_agree_with_numpy():
-    model, tokens = randomized(GPTConfig(**SMALL)), random_tokens(2, 7)
+    model, tokens = randomized(ModelConfig(**SMALL)), random_tokens(2, 7)
     documents = torch.tensor([[0, 0, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 0, 3]])
     positions = torch.tensor([[0, 1, 0, 1, 2, 0, 1], [0, 1, 2, 3, 4, 5, 0]])
     rows = zip(tokens.numpy(), positions.numpy(), documents.numpy(), strict=True)
@@ -94,7 +95,7 @@ def test_targets_that_do_not_count():
 
 
 def test_later_tokens_leave_earlier_logits_as_they_are():
-    model = GPT(GPTConfig(**SMALL))
+    model = Decoder(ModelConfig(**SMALL))
     tokens = random_tokens(1, 12)
     changed = tokens.clone()
     changed[0, 7] = (changed[0, 7] + 1) % 29
@@ -104,13 +105,13 @@ def test_later_tokens_leave_earlier_logits_as_they_are():
 
 
 def test_a_fresh_model_guesses_uniformly():
-    _, loss = GPT(GPTConfig(**SMALL))(random_tokens(8, 12), random_tokens(8, 12, seed=1))
+    _, loss = Decoder(ModelConfig(**SMALL))(random_tokens(8, 12), random_tokens(8, 12, seed=1))
     assert loss.item() == pytest.approx(math.log(29), abs=0.05)
 
 
 def test_the_loss_is_float32_under_autocast():
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits, loss = GPT(GPTConfig(**SMALL))(random_tokens(2, 12), random_tokens(2, 12, seed=1))
+        logits, loss = Decoder(ModelConfig(**SMALL))(random_tokens(2, 12), random_tokens(2, 12, seed=1))
     assert (logits.dtype, loss.dtype) == (torch.bfloat16, torch.float32)
     expected = torch.nn.functional.cross_entropy(logits.double().flatten(0, 1), random_tokens(2, 12, 1).flatten())
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
@@ -118,7 +119,7 @@ def test_the_loss_is_float32_under_autocast():
 
 def test_dropout_acts_in_training_only():
     tokens = random_tokens(2, 12)
-    model, without = GPT(GPTConfig(**SMALL, dropout=0.5)), GPT(GPTConfig(**SMALL))
+    model, without = Decoder(ModelConfig(**SMALL, dropout=0.5)), Decoder(ModelConfig(**SMALL))
     assert torch.equal(model.eval()(tokens)[0], without(tokens)[0])
     model.train()
     assert not torch.equal(model(tokens)[0], model(tokens)[0])
@@ -126,7 +127,7 @@ def test_dropout_acts_in_training_only():
 
 def test_initial_weights_depend_on_the_seed_alone():
     def weights(seed):
-        return torch.cat([p.flatten() for p in GPT(GPTConfig(**SMALL), seed).parameters()])
+        return torch.cat([p.flatten() for p in Decoder(ModelConfig(**SMALL), seed).parameters()])
 
     torch.manual_seed(5)
     state = torch.get_rng_state()
@@ -138,7 +139,7 @@ def test_initial_weights_depend_on_the_seed_alone():
 
 
 def test_initial_weights_follow_gpt2():
-    model = GPT(GPTConfig(n_layer=8, bias=True))
+    model = Decoder(ModelConfig(n_layer=8, bias=True))
     for name, p in model.named_parameters():
         if name.endswith("bias"):
             assert not p.any(), name
@@ -154,17 +155,18 @@ def test_names_are_those_of_hugging_face():
     per_block = ["ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"]
     expected = [f"transformer.{name}.weight" for name in ("wte", "wpe")]
     expected += [f"transformer.h.{layer}.{name}.weight" for layer in range(2) for name in per_block]
-    model = GPT(GPTConfig(**SMALL))
+    model = Decoder(ModelConfig(**SMALL))
     assert [name for name, _ in model.named_parameters()] == [*expected, "transformer.ln_f.weight"]
     assert model.lm_head.weight is model.transformer.wte.weight
 
 
 def test_flops_of_gpt2_small():
-    config = GPTConfig(vocab_size=50257, block_size=1024, n_layer=12, n_head=12, n_embd=768, bias=True)
+    config = ModelConfig(vocab_size=50257, block_size=1024, n_layer=12, n_head=12, n_embd=768, bias=True)
     with torch.device("meta"):
-        model = GPT(config)
+        model = Decoder(config)
     assert model.num_params() == 123_653_376  # 124,439,808 less 1024 x 768 positions
     assert flops_per_token(config, model.num_params()) == 6 * 123_653_376 + 12 * 12 * 768 * 1024
+    assert flops_per_token(config, model.num_params(), is_frozen=True) == 4 * 123_653_376 + 12 * 12 * 768 * 1024
 
 
 @pytest.mark.parametrize(
@@ -184,10 +186,10 @@ def test_flops_of_gpt2_small():
 )
 def test_config_errors(fields, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        checked(GPTConfig(**fields))
+        checked(ModelConfig(**fields))
 
 
 @pytest.mark.parametrize("seq", [0, 13])
 def test_a_sequence_must_fit(seq):
     with pytest.raises(ValueError, match=f"a sequence of {seq} tokens: pass 1 to block_size=12"):
-        GPT(GPTConfig(**SMALL))(random_tokens(1, seq))
+        Decoder(ModelConfig(**SMALL))(random_tokens(1, seq))

@@ -9,9 +9,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from models.gpt import GPT, GPTConfig
+from models.config import ModelConfig
+from models.decoder import Decoder
 from mpi_tests.helpers.hugging_face import gpt2_logits
-from training.weights.hf import initialize, load_hugging_face, save_hugging_face, to_hugging_face
+from training.weights.export import save_hugging_face, to_hugging_face
+from training.weights.hf import initialize, load_hugging_face
 
 SMALL: dict[str, Any] = {
     "vocab_size": 29,
@@ -47,7 +49,7 @@ SHAPES = {
 
 
 def randomized(bias):
-    model = GPT(GPTConfig(**SMALL, bias=bias))
+    model = Decoder(ModelConfig(**SMALL, bias=bias))
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for p in model.parameters():
@@ -105,6 +107,7 @@ def test_parameters_in_one_flat_array_can_be_saved(tmp_path):
 def test_config_file(tmp_path):
     save_hugging_face(randomized(bias=False), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text()) == {
+        "dtype": "float32",
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
         "activation_function": "gelu_new",
@@ -124,6 +127,7 @@ def test_config_file(tmp_path):
         "attn_pdrop": 0.1,
         "bos_token_id": None,
         "eos_token_id": None,
+        "pad_token_id": None,
     }
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
@@ -138,7 +142,7 @@ def test_a_failed_save_leaves_the_old_files(tmp_path, monkeypatch):
         path.write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr("training.weights.hf.save_file", half)
+    monkeypatch.setattr("training.weights.export.save_file", half)
     with pytest.raises(OSError, match="disk full"):
         save_hugging_face(randomized(bias=False), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -155,8 +159,8 @@ def test_a_missing_file(tmp_path, name):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "bert"}, "model_type is 'bert'; only gpt2 and llama can be loaded"),
-        ({"activation_function": "relu"}, "activation_function is 'relu'; only 'gelu_new' can be loaded"),
+        ({"model_type": "bert"}, "model_type is 'bert'; only gpt2, llama, mistral, mixtral, qwen2, "),
+        ({"activation_function": "quick_gelu"}, "activation_function is 'quick_gelu'; only silu, "),
         (
             {"n_positions": 13},
             "model.safetensors: transformer.wpe.weight is (12, 24), but (13, 24) by config.json; "
@@ -193,7 +197,7 @@ TOKENS = torch.randint(29, (2, 12), generator=torch.Generator().manual_seed(2))
 
 def small_weights(bias):
     """Make a model with weights as large as those of a trained one."""
-    model = GPT(GPTConfig(**SMALL, bias=bias))
+    model = Decoder(ModelConfig(**SMALL, bias=bias))
     with torch.no_grad():
         for p, random in zip(model.parameters(), randomized(bias).parameters(), strict=True):
             p.add_(random, alpha=0.1)
@@ -298,7 +302,7 @@ def test_safetensors_come_before_pickles(tmp_path):
 
 def test_a_width_of_the_mlp(tmp_path):
     """`n_inner` in config.json; null stands for 4 n_embd."""
-    model = GPT(GPTConfig(**SMALL, n_hidden=40, bias=True))
+    model = Decoder(ModelConfig(**SMALL, n_hidden=40, bias=True))
     save_hugging_face(model, tmp_path)
     path = tmp_path / "config.json"
     assert json.loads(path.read_text())["n_inner"] == 40
@@ -328,7 +332,7 @@ def test_files_that_are_no_weights(tmp_path, name, content):
 
 def test_another_model_without_weights_of_ours(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
-    with pytest.raises(ValueError, match="model_type is 'mamba'; only gpt2 and llama can be loaded"):
+    with pytest.raises(ValueError, match=r"model_type is 'mamba' \(nearest: llama\); only gpt2, llama, mistral, "):
         load_hugging_face(tmp_path)
 
 
@@ -344,7 +348,7 @@ def test_a_head_of_its_own(tmp_path):
 def test_initialize(tmp_path, changes):
     """A model may have fewer positions than the file, and biases that the file lacks."""
     save_hugging_face(randomized(bias=False), tmp_path)
-    model = GPT(GPTConfig(**{**SMALL, "bias": False, **changes}))
+    model = Decoder(ModelConfig(**{**SMALL, "bias": False, **changes}))
     with torch.no_grad():
         for p in model.parameters():
             p.fill_(3)
@@ -371,7 +375,7 @@ def test_initialize(tmp_path, changes):
 )
 def test_another_model_is_not_initialized(tmp_path, changes, message):
     save_hugging_face(randomized(bias=True), tmp_path)
-    model = GPT(GPTConfig(**{**SMALL, "bias": True, **changes}))
+    model = Decoder(ModelConfig(**{**SMALL, "bias": True, **changes}))
     before = [p.clone() for p in model.parameters()]
     with pytest.raises(ValueError, match=re.escape(message)):
         initialize(model, tmp_path)
@@ -380,20 +384,20 @@ def test_another_model_is_not_initialized(tmp_path, changes, message):
 
 
 def test_the_weights_are_as_readable_as_the_config(tmp_path):
-    save_hugging_face(GPT(GPTConfig(block_size=4, n_layer=1, n_head=1, n_embd=4)), tmp_path)
+    save_hugging_face(Decoder(ModelConfig(block_size=4, n_layer=1, n_head=1, n_embd=4)), tmp_path)
     assert (tmp_path / "model.safetensors").stat().st_mode == (tmp_path / "config.json").stat().st_mode
 
 
 def test_a_mixture_is_saved_and_loaded(tmp_path):
     mixture = {"num_experts": 4, "experts_per_token": 1, "expert_capacity": 1.5, "balance_loss": 0.1}
-    model = GPT(GPTConfig(**SMALL, **mixture), seed=3)
+    model = Decoder(ModelConfig(**SMALL, **mixture), seed=3)
     model.transformer.h[1].mlp.router.bias += torch.tensor([0.1, -0.1, 0.2, 0.0])
     save_hugging_face(model, tmp_path)
-    loaded, model_from_file = load_hugging_face(tmp_path), GPT(model.config)
+    loaded, model_from_file = load_hugging_face(tmp_path), Decoder(model.config)
     initialize(model_from_file, tmp_path)
     assert loaded.config == model.config
     for other in (loaded, model_from_file):
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
         assert torch.equal(other.transformer.h[1].mlp.router.bias, model.transformer.h[1].mlp.router.bias)
     with pytest.raises(ValueError, match="num_experts=4, but this one is of num_experts=0: set num_experts=4"):
-        initialize(GPT(GPTConfig(**SMALL)), tmp_path)
+        initialize(Decoder(ModelConfig(**SMALL)), tmp_path)

@@ -3,39 +3,52 @@
 import json
 import pickle
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from collectives.algorithms.groups import Topology
-from models.config import GPTConfig, LlamaConfig
-from models.model import make
+from models.config import ModelConfig
+from models.decoder import Decoder
 from mpi_tests.helpers.launch import ROOT
-from parallelism.planner.settings import parse
+from mpi_tests.helpers.models import family_config, llama
+from parallelism.planner.settings import parse, to_toml
 from training.data.tokenizer import save_tokenizer, token_ids
 from training.sample import tokenizer_of
 from training.settings.config import Config
 from training.settings.derived import model_config, tokens_of
-from training.weights.hf import load_hugging_face, save_hugging_face
+from training.weights.export import save_hugging_face
+from training.weights.hf import load_hugging_face
+from training.weights.tables import differences
 
 SHAPE = {"block_size": 16, "n_layer": 2, "n_head": 4, "n_embd": 16}
 SHAPES = {
-    "gpt2": GPTConfig(**SHAPE),
-    "gpt2 with biases": GPTConfig(**SHAPE, bias=True),
-    "gpt2 of another width": GPTConfig(**SHAPE, n_kv_head=2, n_hidden=24, bias=True),
-    "gpt2 of experts": GPTConfig(**SHAPE, num_experts=4, experts_per_token=1, expert_capacity=1.5),
-    "gpt2 of another vocabulary": GPTConfig(**{**SHAPE, "vocab_size": 300}),
-    "llama": LlamaConfig(**SHAPE, n_kv_head=4, n_hidden=64),
-    "llama with all settings": LlamaConfig(
+    "gpt2": ModelConfig(**SHAPE),
+    "gpt2 with biases": ModelConfig(**SHAPE, bias=True),
+    "gpt2 of another width": ModelConfig(**SHAPE, n_kv_head=2, n_hidden=24, bias=True),
+    "gpt2 of experts": ModelConfig(**SHAPE, num_experts=4, experts_per_token=1, expert_capacity=1.5),
+    "gpt2 of another vocabulary": ModelConfig(**{**SHAPE, "vocab_size": 300}),
+    "llama": llama(**SHAPE, n_kv_head=4, n_hidden=64),
+    "llama with all settings": llama(
         **SHAPE, n_kv_head=1, n_hidden=20, rope_theta=500.0, rope_factor=4.0, rope_original_length=8, norm_eps=1e-3,
         tied=True,
     ),
+    "mistral": family_config("mistral", **SHAPE, layers="window", window=6),
+    "mixtral": family_config("mixtral", **SHAPE, num_experts=3, n_kv_head=2, n_hidden=20),
+    "qwen2": family_config("qwen2", **SHAPE, n_kv_head=2, n_hidden=20, layers="full window", window=3),
+    "qwen3": family_config("qwen3", **SHAPE, n_kv_head=2, n_hidden=20, head_dim=6),
+    "qwen3_moe": family_config("qwen3_moe", **SHAPE, n_kv_head=2, n_hidden=20, head_dim=6, normalizes_choices=False),
+    "gemma3_text": family_config("gemma3_text", **SHAPE, n_kv_head=2, n_hidden=20, window=5, attention_scale=0.25,
+                             layers="window full", rope_scaling="linear", rope_factor=2.0),
+    "smollm3": family_config("smollm3", **SHAPE, n_kv_head=2, n_hidden=20, layers="full unrotated"),
+    "decoder": ModelConfig(**SHAPE, norms="after", num_experts=2),
 }  # fmt: skip
 
 
 def folder_of(tmp_path, shape, seed=5):
-    model = make(shape, seed)
+    model = Decoder(shape, seed)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.1)  # biases of 0 can't be told from none
@@ -53,7 +66,8 @@ def test_the_shape_and_the_weights_are_those_of_the_folder(tmp_path, name):
     folder, shape = folder_of(tmp_path, SHAPES[name]), SHAPES[name]
     flags = ["--tokenizer", "bytes"] if shape.vocab_size != 256 else []
     inputs, expected = begin(folder, *flags), load_hugging_face(folder)
-    assert inputs.model.config == shape == expected.config
+    assert inputs.model.config == expected.config
+    assert differences(expected.config, shape) == []
     assert inputs.tokens.vocab_size == shape.vocab_size
     weights = dict(expected.named_parameters())
     assert {*weights} == {name for name, _ in inputs.model.named_parameters()}
@@ -68,6 +82,17 @@ def test_settings_that_agree_may_be_repeated(tmp_path, name):
                     n_hidden=shape.n_hidden, bias=shape.bias if "gpt2" in name else None)  # fmt: skip
     again = Config(**vars(Config(init_from=str(folder))))
     assert model_config(config, 256) == model_config(again, 256) == shape
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_file_of_settings_has_the_whole_description(tmp_path, name):
+    """A run leaves it in its folder; the folder of the weights is not needed to read it."""
+    folder = folder_of(tmp_path, SHAPES[name])
+    config = Config(init_from=str(folder))
+    (tmp_path / "a.toml").write_text(to_toml(replace(config, init_from="")))
+    again = parse(Config, "", ["--config", str(tmp_path / "a.toml")])
+    size = SHAPES[name].vocab_size
+    assert model_config(again, size) == model_config(config, size) == load_hugging_face(folder).config
 
 
 def test_a_context_may_be_shorter_and_the_rate_another(tmp_path):
@@ -131,6 +156,13 @@ def test_the_tokenizer_is_that_of_the_folder(words, tmp_path):
     tokens = begin(words, "--data", tmp_path / "train.bin", "--block_size", 8).tokens
     assert (tokens.tokenizer.name, len(tokens.ids)) == ("tokenizer.json", 250)
     assert tokenizer_of(words, load_hugging_face(words), None).decode([1]) == tokens.tokenizer.decode([1])
+
+
+def test_a_tokenizer_larger_than_the_vocabulary_is_refused(words):
+    message = f"init_from={words}: tokenizer.json has 251 tokens, but the model only 200: pass a folder whose files"
+    save_hugging_face(Decoder(ModelConfig(**{**SHAPE, "vocab_size": 200})), words)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        begin(words)
 
 
 def test_other_tokens_than_the_folders_are_refused(words, tmp_path):

@@ -17,7 +17,7 @@ from mpi_tests.helpers.pages import Page
 from mpi_tests.helpers.trained import facts
 from training.reports.html import HTMLReport
 from training.reports.log import RunLog, open_log
-from training.reports.metrics import Metrics
+from training.reports.metrics import Metrics, Validation
 from training.reports.prometheus import TextFile
 from training.reports.sink import Sink
 from training.settings.config import Config
@@ -224,7 +224,7 @@ def test_every_third_iteration_is_reported_and_the_last(capsys):
         log.open()
         for number in range(1, 6):
             log.step(Metrics(number, 5, 1.0, *[0.0] * 4, None, *[0.0] * 3))
-        log.validation(5, 3.5)
+        log.validation(5, Validation(3.5))
     assert [record["iter"] for record in log.records] == [3, 5, 5]
     assert sink.records == [*log.records, "closed"]
     assert [line.split(" | ")[0] for line in capsys.readouterr().out.splitlines()] == ["iter 3/5", *["iter 5/5"] * 2]

@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from models.gpt import GPT, GPTConfig, flops_per_token
+from models.config import ModelConfig
+from models.decoder import Decoder, flops_per_token
 from models.mixture import BIAS_STEP, DROPPED, Mixture, balance, routers
 from training.settings.derived import checked
 
 SHAPE = {"vocab_size": 29, "block_size": 8, "n_layer": 2, "n_head": 2, "n_embd": 16}
-CONFIG = GPTConfig(**SHAPE, num_experts=6, experts_per_token=2)
+CONFIG = ModelConfig(**SHAPE, num_experts=6, experts_per_token=2)
 
 
 def mixture_of(config=CONFIG, seed=0, bias=False):
@@ -38,16 +39,23 @@ def by_token(mixture, config, x):
     for sequence in x:
         load, choices, preferred = [0] * config.num_experts, [0] * config.num_experts, 0
         for token in sequence:
-            scores = torch.sigmoid(router.weight @ token)
+            scores = router.weight @ token
+            scores = scores.softmax(0) if config.router == "softmax" else scores.sigmoid()
             biased = [s + b for s, b in zip(scores.tolist(), router.bias.tolist(), strict=True)]
             best = sorted(range(config.num_experts), key=lambda e: -biased[e])[: config.experts_per_token]
-            total = sum(scores[e] for e in best) if len(best) > 1 else 1
+            is_constant = config.router == "sigmoid" and len(best) == 1  # if it was normalized
+            total = 1 if is_constant or not config.normalizes_choices else sum(scores[e] for e in best)
             row = 0 * token
             for e in best:
                 choices[e] += 1
                 load[e] += 1
                 if load[e] <= most:
-                    hidden = F.gelu(token @ mixture.c_fc.weight[e], approximate="tanh")
+                    hidden = token @ mixture.c_fc.weight[e]
+                    if config.is_gated:
+                        gate, up = hidden.chunk(2)
+                        hidden = gate * torch.sigmoid(gate) * up
+                    else:
+                        hidden = F.gelu(hidden, approximate="tanh")
                     row = row + scores[e] / total * (hidden @ mixture.c_proj.weight[e])
             rows.append(row)
             preferred = preferred + scores / scores.sum() / len(sequence)
@@ -59,9 +67,11 @@ def by_token(mixture, config, x):
 @pytest.mark.parametrize("changes", [
     {}, {"experts_per_token": 1}, {"experts_per_token": 6}, {"balance_loss": 0.3}, {"expert_capacity": 0.7},
     {"expert_capacity": 0.7, "balance_loss": 0.3, "experts_per_token": 3},
+    {"router": "softmax", "is_gated": True, "activation": "silu", "balance_loss": 0.3},
+    {"router": "softmax", "normalizes_choices": False, "experts_per_token": 3}, {"normalizes_choices": False},
 ], ids=str)  # fmt: skip
 def test_a_mixture_is_a_sum_over_each_tokens_experts(changes):
-    config = GPTConfig(**SHAPE, num_experts=6, **changes)
+    config = ModelConfig(**SHAPE, num_experts=6, **changes)
     ours, theirs = mixture_of(config, bias=True), mixture_of(config, bias=True)
     x, y = tokens_of().requires_grad_(), tokens_of().requires_grad_()
     result, (expected, loss) = ours(x), by_token(theirs, config, y)
@@ -76,7 +86,7 @@ def test_a_mixture_is_a_sum_over_each_tokens_experts(changes):
 
 
 def test_a_scaled_loss_scales_the_balance_loss_too():
-    config = GPTConfig(**SHAPE, num_experts=6, balance_loss=0.3)
+    config = ModelConfig(**SHAPE, num_experts=6, balance_loss=0.3)
     gradients = []
     for scale in (1.0, 8.0):
         mixture = mixture_of(config)
@@ -87,7 +97,7 @@ def test_a_scaled_loss_scales_the_balance_loss_too():
 
 
 def test_beyond_the_capacity_the_last_tokens_of_each_sequence_are_dropped_in_training_alone():
-    config = GPTConfig(**SHAPE, num_experts=6, experts_per_token=1, expert_capacity=1.5)
+    config = ModelConfig(**SHAPE, num_experts=6, experts_per_token=1, expert_capacity=1.5)
     router = mixture_of(config).router
     with torch.no_grad():
         router.bias[3] = 9.0
@@ -97,7 +107,7 @@ def test_beyond_the_capacity_the_last_tokens_of_each_sequence_are_dropped_in_tra
 
 
 def test_the_bias_follows_the_sign_of_the_error_of_the_load():
-    gpt = GPT(CONFIG)
+    gpt = Decoder(CONFIG)
     tokens = torch.randint(29, (4, 8), generator=torch.Generator().manual_seed(0))
     for part in tokens.chunk(2):
         gpt(part, part)[1].backward()
@@ -113,8 +123,18 @@ def test_the_bias_follows_the_sign_of_the_error_of_the_load():
         assert not router.loads.any()
 
 
+def test_a_router_by_softmax_has_no_bias():
+    model = Decoder(ModelConfig(**SHAPE, num_experts=6, router="softmax"))
+    tokens = torch.randint(29, (4, 8), generator=torch.Generator().manual_seed(0))
+    model(tokens, tokens)[1].backward()
+    balance([router for _, router in routers(model)])
+    for _, router in routers(model):
+        assert not router.bias.any()
+        assert not router.loads.any()
+
+
 def test_the_bias_evens_out_a_router_that_prefers_one_expert():
-    config = GPTConfig(**SHAPE, num_experts=4, experts_per_token=1)
+    config = ModelConfig(**SHAPE, num_experts=4, experts_per_token=1)
     mixture, x = mixture_of(config), tokens_of(batch=64, seq=8)
     with torch.no_grad():
         mixture.router.weight.mul_(0.02)
@@ -129,8 +149,8 @@ def test_the_bias_evens_out_a_router_that_prefers_one_expert():
 
 
 def test_flops_count_the_experts_chosen():
-    gpt = GPT(CONFIG)
-    one = GPT(GPTConfig(**SHAPE))
+    gpt = Decoder(CONFIG)
+    one = Decoder(ModelConfig(**SHAPE))
     routers_params = 2 * 6 * 16
     num_params = one.num_params() + 2 * 8 * 16**2 + routers_params  # 2 experts for one MLP, in each of 2 blocks
     assert flops_per_token(CONFIG, gpt.num_params()) == flops_per_token(one.config, num_params)
@@ -145,4 +165,4 @@ def test_flops_count_the_experts_chosen():
 ])  # fmt: skip
 def test_what_a_mixture_cannot_be_is_refused(changes, words):
     with pytest.raises(ValueError, match=words):
-        checked(GPTConfig(**SHAPE, **changes))
+        checked(ModelConfig(**SHAPE, **changes))

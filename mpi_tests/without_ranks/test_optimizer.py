@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from models.gpt import GPT, GPTConfig
+from models.config import ModelConfig
+from models.decoder import Decoder
 from mpi_tests.helpers.plain_muon import in_full_precision
 from parallelism.numerics.master_weights import MasterWeights
 from training.optim.muon import Muon, orthogonal
@@ -14,7 +15,7 @@ from training.optim.sgd import SGD
 
 
 def test_matrices_decay_and_vectors_do_not():
-    model = GPT(GPTConfig(vocab_size=5, block_size=4, n_layer=1, n_head=1, n_embd=4, bias=True))
+    model = Decoder(ModelConfig(vocab_size=5, block_size=4, n_layer=1, n_head=1, n_embd=4, bias=True))
     before = [p.detach().clone() for p in model.parameters()]
     for p in model.parameters():
         p.grad = torch.zeros_like(p)

@@ -9,7 +9,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from collectives.algorithms import find, ring
+from collectives.algorithms import find, ring, rows
 from collectives.schedule.cost import NETWORK, predict
 from collectives.schedule.moves import GetReduce, RecvReduce, Send
 from collectives.schedule.proof import ContractError
@@ -29,10 +29,13 @@ from teaching.page.scenes.collectives import (
     busiest,
     catalog,
     hosts_for,
+    own_row,
     prices,
 )
 from teaching.page.source import function, yield_lines
 from teaching.page.states import record
+
+OWN = "mpi_tests.helpers.own_schedules"
 
 
 def decoded(data, size):
@@ -167,8 +170,19 @@ def test_the_catalog_has_each_algorithm_s_own_words():
     assert [*rows["all_gather"]["neighbor"]["hosts"]] == [1, 2, 4, 6, 8, 10, 12, 14, 16]
 
 
+@pytest.mark.parametrize(("collective", "name"), [("all_reduce", "exchange"), ("broadcast", "line")])
+def test_a_schedule_from_outside(collective, name):
+    row, sources = own_row(f"{collective}={OWN}:{name}"), SourceTable()
+    runs = algorithm_data(row, sources)["runs"]
+    shown = catalog(sources, [row])
+    sizes = [1, 2, 4, 8, 16] if name == "exchange" else range(1, 17)
+    assert [*runs] == [f"{size}x1" for size in sizes]
+    assert [*shown["collectives"][collective][name]["hosts"]] == [*sizes]
+    assert [each["name"] for each in shown["functions"]] == [name]
+
+
 def test_prices_are_the_cost_model_s():
-    table = prices("broadcast")
+    table = prices(rows("broadcast"))
     row = find("broadcast", "hierarchical")
     expected = predict(row, LENGTHS[2], 6, reference.nodes(6, 2), 0, NETWORK) * 1e6
     assert table["6x2"]["hierarchical"][0][2] == pytest.approx(expected, rel=5e-3)
@@ -187,6 +201,14 @@ def test_prices_are_the_cost_model_s():
         ),
         (["--out", "."], "--out . can't be written (not a regular file): pass"),
         (["--out", "page.html", "--color", "red"], "unrecognized arguments: --color red"),
+        (
+            ["--out", "page.html", "--schedule", "all_reduce=ring"],
+            "--schedule all_reduce=ring: write COLLECTIVE=MODULE:",
+        ),
+        (
+            ["--out", "page.html", "--schedule", f"all_reduce={OWN}:deadlock"],
+            f"{OWN}:deadlock is wrong: deadlock: rank 0",
+        ),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, capsys, tmp_path, monkeypatch):
@@ -201,7 +223,7 @@ def test_bad_input_is_one_line(arguments, message, capsys, tmp_path, monkeypatch
 
 
 def test_the_command_writes_the_page(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(command, "scenes", lambda: [zero.scene()])
+    monkeypatch.setattr(command, "scenes", lambda own: [zero.scene()])
     out = tmp_path / "page.html"
     assert command.main(["--out", str(out)]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
@@ -214,7 +236,7 @@ def test_without_torch_the_page_has_what_does_without(tmp_path):
 import sys
 sys.modules["torch"] = None
 from teaching.page import __main__, assemble, scenes
-scenes.collectives.scene = lambda: assemble.Scene("collectives", {"catalog": {}})  # the real one takes half a minute
+scenes.collectives.scene = lambda own: assemble.Scene("collectives", {"catalog": {}})  # the real one takes long
 sys.exit(__main__.main(["--out", sys.argv[1]]))
 """
     out = tmp_path / "page.html"

@@ -12,15 +12,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.gpt import GPTConfig
+from models.config import ModelConfig
 from models.mixture import routers
 from mpi_tests.helpers.models import random_tokens, randomized
 from parallelism.pipeline import layer_times as measure
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.stage import Batch, Layer
-from training.parallel.gpt import gpt2_layers
+from training.parallel.decoder import layers_of
 
-CONFIG = GPTConfig(vocab_size=29, block_size=8, n_layer=3, n_head=4, n_embd=16, n_kv_head=2, bias=True)
+CONFIG = ModelConfig(vocab_size=29, block_size=8, n_layer=3, n_head=4, n_embd=16, n_kv_head=2, bias=True)
 ALONE = SimpleNamespace(all_reduce=lambda x, op: x)  # the communicator of one rank
 BATCH = Batch(random_tokens(2, 8), random_tokens(2, 8, seed=1))
 
@@ -83,7 +83,7 @@ def flops(layers, batch):
 @pytest.mark.parametrize("n_kv_head", [None, 2])
 def test_counted_costs_are_those_that_torch_counts(n_kv_head):
     config = replace(CONFIG, n_kv_head=n_kv_head)
-    layers = gpt2_layers(randomized(config))
+    layers = layers_of(randomized(config))
     assert [layer.cost * BATCH.tokens.numel() for layer in layers] == flops(layers, BATCH)
 
 
@@ -128,7 +128,7 @@ def test_measuring_leaves_gradients_and_buffers_alone():
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     before = {p: p.grad for p in model.parameters()}
-    times = measure.measure(model, gpt2_layers(model), BATCH, ALONE)
+    times = measure.measure(model, layers_of(model), BATCH, ALONE)
     assert len(times) == CONFIG.n_layer + 1
     assert (times > 0).all()
     assert len(loads) == CONFIG.n_layer

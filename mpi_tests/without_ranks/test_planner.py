@@ -20,10 +20,11 @@ from collectives.algorithms import find
 from collectives.algorithms.groups import Topology
 from collectives.schedule.cost import Link, Network, predict
 from collectives.schedule.fabrics import FABRICS, in_nodes
-from models.config import GPTConfig, LlamaConfig
-from models.gpt import GPT
-from models.model import make
+from models.config import ModelConfig
+from models.decoder import Decoder
 from mpi_tests.helpers.launch import ROOT
+from mpi_tests.helpers.models import llama
+from mpi_tests.helpers.saved import saved_bytes
 from parallelism.mesh import AXES
 from parallelism.numerics.dropout import BatchPosition, Dropout
 from parallelism.pipeline.balance import balance
@@ -35,7 +36,7 @@ from parallelism.pipeline.stage import cut
 from parallelism.placement import Shard
 from parallelism.planner import Machine, ParallelLayout, TrainingJob, best
 from parallelism.planner.__main__ import __doc__ as described
-from parallelism.planner.__main__ import command, main, misfits, row, slower
+from parallelism.planner.__main__ import command, main, misfits, row, slower, utilization
 from parallelism.planner.counts import ParamCounts, block_saved, head_saved
 from parallelism.planner.flags import parse_request
 from parallelism.planner.flops import block_flops, orthogonal_flops
@@ -45,6 +46,7 @@ from parallelism.planner.passes import PassContext
 from parallelism.planner.place import AxisGroup, RankPlacement, contended
 from parallelism.planner.ranks import minimal_block
 from parallelism.planner.replicas import last_reduced_s
+from parallelism.planner.roofline import Roofline
 from parallelism.planner.search import PlannedLayout, SearchResult, search
 from parallelism.planner.settings import parse
 from parallelism.planner.shape import ModelShape
@@ -53,14 +55,12 @@ from parallelism.sequence.sequence_parallel import SequenceAttention
 from parallelism.step.actions import FORWARD
 from parallelism.tensor.sharding_plan import matching
 from training.optim.muon import orthogonal
-from training.parallel.family import layers_of, plan_of
-from training.parallel.fused import fuse
-from training.parallel.gpt import gpt2_layers, gpt2_plan, recompute_model
+from training.parallel.decoder import fuse, layers_of, plan_of, recompute_model
 from training.settings.config import Config
 
-SMALL = GPTConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
-LLAMA = LlamaConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, n_hidden=160)
-LARGE = GPTConfig(vocab_size=50304, block_size=2048, n_layer=32, n_head=32, n_embd=4096)
+SMALL = ModelConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
+LLAMA = llama(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, n_hidden=160)
+LARGE = ModelConfig(vocab_size=50304, block_size=2048, n_layer=32, n_head=32, n_embd=4096)
 NDR = FABRICS["ndr"].network
 FREE = Network(Link(0, 0), Link(0, 0), 0, 0, 0)  # links that take no time
 SLOW = NDR._replace(between=Link(1e-3, 1e-8), nic=Link(1e-3, 1e-8))  # between nodes
@@ -113,7 +113,7 @@ def test_bytes_of_each_layout_are_those_of_real_models_and_optimizers(name, conf
         stages = [schedule.stages(rank) for rank in range(pp)]
         layout = ParallelLayout(pp=pp, tp=tp, schedule=name, virtual_stages=len(stages[0]))
         for rank in range(pp):
-            model = parted(make(config), config, tp)
+            model = parted(Decoder(config), config, tp)
             layers = layers_of(model)
             parts = balance([layer.cost for layer in layers], layout.num_stages)
             cut(model, layers, {stage: parts[stage] for stage in stages[rank]})
@@ -122,7 +122,7 @@ def test_bytes_of_each_layout_are_those_of_real_models_and_optimizers(name, conf
 
 def test_bytes_of_parameters_gradients_and_states():
     """The predictions are those of torch's AdamW after a step."""
-    job, model = TrainingJob(SMALL, 1), GPT(SMALL)
+    job, model = TrainingJob(SMALL, 1), Decoder(SMALL)
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.zeros(1, 4, dtype=torch.int64)
     model(tokens, tokens)[1].backward()
@@ -143,22 +143,7 @@ def test_mixed_precision_is_as_published(zero_stage, per_param):
     job = TrainingJob(SMALL, 8, dtype="bfloat16", master_weights=True, grad_dtype="bfloat16")
     usage = memory(job, ParallelLayout(dp=8, zero_stage=zero_stage), model_shards(job, ParallelLayout(dp=8)), owners=8)
     total = usage.parameters + usage.gradients + usage.optimizer
-    assert total == same(per_param * sum(p.numel() for p in GPT(SMALL).parameters()))
-
-
-def saved_bytes(function, module):
-    """Return the bytes of storage that autograd saves in a module's forward pass, without parameters."""
-    own = {p.untyped_storage().data_ptr() for p in module.parameters()}
-    storages = {}
-
-    def keep(tensor):
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = function()
-    assert result.requires_grad
-    return sum(storage.nbytes() for pointer, storage in storages.items() if pointer not in own)
+    assert total == same(per_param * sum(p.numel() for p in Decoder(SMALL).parameters()))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +153,7 @@ def saved_bytes(function, module):
 )
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_a_block_keeps_what_autograd_saves(recompute, config):
-    model = make(config)
+    model = Decoder(config)
     fuse(model)
     if recompute == "selective":
         recompute_model(model, recompute)
@@ -186,7 +171,7 @@ def test_a_block_keeps_what_autograd_saves(recompute, config):
 def test_dropout_keeps_neither_masks_nor_probabilities():
     """The prediction is within a twentieth in float32."""
     config = replace(SMALL, n_kv_head=None, bias=False, dropout=0.5)
-    block = GPT(config).transformer.h[0]
+    block = Decoder(config).transformer.h[0]
     block.attn.attend = SequenceAttention(None, Dropout(0.5, 0, BatchPosition()), block.attn.attend)
     block.attn.resid_dropout, block.mlp.dropout = Dropout(0.5, 1, BatchPosition()), Dropout(0.5, 2, BatchPosition())
     x = torch.randn(3, 32, 64, requires_grad=True)
@@ -198,7 +183,7 @@ def test_dropout_keeps_neither_masks_nor_probabilities():
 
 def test_autocast_keeps_weights_in_16_bits_too():
     """The prediction is within a tenth, as autograd saves norms and their results in more than one dtype."""
-    block = GPT(SMALL).transformer.h[0]
+    block = Decoder(SMALL).transformer.h[0]
     x = torch.randn(3, 32, 64, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         saved = saved_bytes(lambda: block(x), block)
@@ -209,7 +194,7 @@ def test_autocast_keeps_weights_in_16_bits_too():
 
 @pytest.mark.parametrize("config", [SMALL, LLAMA])
 def test_the_head_keeps_what_autograd_saves(config):
-    gpt = make(config)
+    gpt = Decoder(config)
     x, targets = torch.randn(3, 32, 64, requires_grad=True), torch.zeros(3, 32, dtype=torch.int64)
     saved = saved_bytes(lambda: gpt.loss(gpt.lm_head(gpt.transformer.ln_f(x)), targets), gpt)
     job = TrainingJob(config, 3)
@@ -259,7 +244,7 @@ class OperatorCount(TorchDispatchMode):
 ], ids=["grouped gpt", "gpt", "grouped llama", "llama", "experts"])  # fmt: skip
 def test_a_minimal_block_has_about_as_many_operators_as_a_models(config):
     """Whose launch it stands for: within a sixth, as its mixture counts no tokens."""
-    real = make(replace(config, n_layer=1)).transformer.h[0]
+    real = Decoder(replace(config, n_layer=1)).transformer.h[0]
     counts = []
     for block, width in ((real, config.n_embd), (minimal_block(ModelShape.of(config)), 4)):
         x = torch.ones(1, 2, width)
@@ -289,14 +274,14 @@ def test_a_pipeline_takes_what_its_schedule_takes(name):
         assert step.time().total == (same if played_out else partial(pytest.approx, rel=0.01))(timeline.span_s)
         assert step.least_s() <= timeline.span_s * (1 + 1e-9)
         assert sum(forward + inputs + weights) == same(
-            3 * sum(layer.cost for layer in gpt2_layers(GPT(config))) * 32 / 1e9
+            3 * sum(layer.cost for layer in layers_of(Decoder(config))) * 32 / 1e9
         )
 
 
 @pytest.mark.parametrize("config", [SMALL, LLAMA, replace(LLAMA, n_kv_head=4)], ids=["gpt", "grouped heads", "llama"])
 def test_a_block_computes_what_torch_counts(config):
     """The forward FLOPs of matrix products are equal; attention counts without its mask."""
-    block, x = make(config).transformer.h[0], torch.ones(3, 32, 64)
+    block, x = Decoder(config).transformer.h[0], torch.ones(3, 32, 64)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         block(x)
     assert counter.get_total_flops() == 3 * 32 * block_flops(config)
@@ -378,7 +363,7 @@ def test_zero_makes_pipelines_fit():
 
 def test_data_parallelism_by_hand():
     """The gradient has three buckets, the first two of which overlap with the backward pass."""
-    config = GPTConfig(vocab_size=8, block_size=4, n_layer=2, n_head=1, n_embd=4)
+    config = ModelConfig(vocab_size=8, block_size=4, n_layer=2, n_head=1, n_embd=4)
     network = Network(Link(0, 0), Link(1e-3, 1e-6), 0, 0, 0)
     job = TrainingJob(config, 2, bucket_mb=208 * 4 / 2**20)
     step = step_of(job, ParallelLayout(dp=2), on(2, 1, network, flops_per_s=1e6))
@@ -440,12 +425,15 @@ def test_tokens_cross_once_to_each_host_of_their_experts(experts_per_token):
     (1, None, 2), (1, 2.0, 2), (1, 0.5, 1), (2, None, 2.5), (2, 2.0, 2.5), (2, 1.0, 2), (2, 0.5, 1),
 ])  # fmt: skip
 def test_activations_are_those_of_the_fullest_rank(ep, capacity, rows):
-    """It has a quarter more rows than the mean, if no capacity says otherwise; each row is saved ten times as long."""
+    """It has a quarter more rows than the mean, if no capacity says otherwise.
+
+    Each row is saved ten times as long, as its input and result, and GELU's; on one rank their sum saves it, too.
+    """
     plain, config = (replace(SMALL, num_experts=8, expert_capacity=each) for each in (0.25, capacity))
     layout = ParallelLayout(dp=2, ep=ep)
     none, usage = (model_shards(TrainingJob(each, 2), layout)[0] for each in (plain, config))
     values = SMALL.block_size * SMALL.n_layer * SMALL.n_embd
-    assert usage.activations - none.activations == same(4 * 10 * (rows - 0.5) * values)
+    assert usage.activations - none.activations == same(4 * (11 if ep == 1 else 10) * (rows - 0.5) * values)
 
 
 @pytest.mark.parametrize(("ep", "rows"), [(1, 2), (2, 2.5), (4, 2.5)])
@@ -561,8 +549,8 @@ def divides(job, mesh):
 @pytest.mark.parametrize("mode", ["ring", "ulysses", "hybrid"])
 @pytest.mark.parametrize(("n_head", "n_kv_head"), [(4, 4), (12, 4), (6, 2), (8, 1)])
 def test_what_ranks_cannot_share_is_what_parallelize_refuses(mode, n_head, n_kv_head):
-    config = GPTConfig(vocab_size=16, block_size=48, n_layer=1, n_head=n_head, n_kv_head=n_kv_head, n_embd=24)
-    plan, model, job = gpt2_plan(16, n_head, n_kv_head), GPT(config), TrainingJob(config, 1, sp_mode=mode)
+    config = ModelConfig(vocab_size=16, block_size=48, n_layer=1, n_head=n_head, n_kv_head=n_kv_head, n_embd=24)
+    plan, model, job = plan_of(config), Decoder(config), TrainingJob(config, 1, sp_mode=mode)
     for tp, sp in product((1, 2, 3, 4, 6, 8), repeat=2):
         parts = job.head_ranks(sp)
         try:
@@ -679,12 +667,23 @@ def test_why_a_layout_is_slower():
     first = PlannedLayout(ParallelLayout(dp=4), usage, Time(1.0, 0, 0, 0, 0, 0, 0.25, 0))
     other = PlannedLayout(ParallelLayout(dp=2, tp=2), usage, Time(1.0, 0.5, 0, 0, 0, 0.25, 0, 0))
     assert slower(other, first) == "40.0% slower: 500.0 ms more for sums between tp ranks"
-    assert re.sub(" +", " ", row(other, 7000)) == " 1.8 s 4.0k 17.0 GB 14.3% 28.6% compute dp 2 tp 2"
+    assert re.sub(" +", " ", row(other, 7000, 0.4)) == " 1.8 s 4.0k 40.0% 17.0 GB 14.3% 28.6% compute dp 2 tp 2"
     result = SearchResult([first], 1, 1, [(ParallelLayout(), usage)], Counter({"why": 3}))
     assert "  3: why" in [*misfits(on(4), result)]
     assert command(other) == (
         "--dp 2 --pp 1 --sp 1 --tp 2 --zero_stage 0 --zero_group all --recompute none --micro_batch_size 1 "
         "--num_micro_batches 1"
+    )
+
+
+def test_utilization_is_of_the_peak():
+    """A step of 6 operations for each weight of a matrix and token, and 12 for each score, beside four ranks' peaks."""
+    job, machine = TrainingJob(SMALL, 8), on(4, flops_per_s=1e12)
+    matrices = SMALL.n_layer * 11 * SMALL.n_embd**2 + SMALL.vocab_size * SMALL.n_embd
+    flops = 8 * SMALL.block_size * (6 * matrices + 12 * SMALL.n_layer * SMALL.block_size * SMALL.n_embd)
+    assert utilization(job, machine, 0.5) == pytest.approx(flops / 2e12)
+    assert utilization(job, machine._replace(roofline=Roofline(2e12, 1e12, 0.5, 0.5, 0.5)), 0.5) == pytest.approx(
+        flops / 4e12
     )
 
 
@@ -732,7 +731,7 @@ def test_without_mpi_and_torch():
         ("--pp 8", "no layout of 8 ranks: n_layer=4 is fewer than 8 stages"),
         ("--global_batch_size 3 --dp 8", "no layout of 8 ranks: global_batch_size=3 is not divisible by dp=8"),
         ("--micro_batch_size 0", "micro_batch_size=0 must be from 1 to 1000000 samples"),
-        ("--fabric 100gbe", "--fabric 100gbe has no device: pass --tflops and --memory, or --measure"),
+        ("--fabric 100gbe", "has no accelerator: pass --accelerator, --tflops and --memory, or --measure"),
         ("--tflops 0", "argument --tflops: '0' must be a number above 0 and at most 1000000 TFLOP/s"),
         ("--efficiency 1.5", "argument --efficiency: '1.5' must be a number above 0 and at most 1"),
         ("--master_weights", "master_weights are kept beside 16-bit parameters, but dtype=float32: use bfloat16"),

@@ -10,7 +10,7 @@ import pytest
 
 from collectives.schedule.cost import Link, Network
 from collectives.schedule.fabrics import in_nodes
-from models.config import GPTConfig
+from models.config import ModelConfig
 from parallelism.pipeline.balance import balance
 from parallelism.planner import Machine, ParallelLayout, TrainingJob, best, ranks
 from parallelism.planner.__main__ import main
@@ -24,7 +24,7 @@ from parallelism.planner.search import search
 from training.settings import layout
 from training.settings.config import Config
 
-MODEL = GPTConfig(vocab_size=101, block_size=32, n_layer=6, n_head=4, n_embd=64)
+MODEL = ModelConfig(vocab_size=101, block_size=32, n_layer=6, n_head=4, n_embd=64)
 FREE = Network(Link(0, 0), Link(0, 0), 0, 0, 0)  # links that take no time
 DP = {"pp": 1, "sp": 1, "tp": 1, "micro_batch_size": 1, "recompute": "none", "zero_stage": 0}
 PP = {**DP, "pp": 2, "schedule": "1f1b", "virtual_stages": 1}

@@ -1,20 +1,25 @@
 """Compiled GELUs, gates and rotations, compared with torch's in float64."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from models.config import GPTConfig, LlamaConfig
-from models.gpt import GPT
-from models.llama import Gate, Llama, RotaryHeads
-from training.parallel.fused import fuse
+from models.attention import Heads
+from models.config import ModelConfig
+from models.decoder import Decoder
+from models.mlp import Gate
+from mpi_tests.helpers.models import family_config, llama
+from parallelism.planner.presets import FAMILIES
+from training.parallel.decoder import fuse
 
 GELU = nn.GELU(approximate="tanh")
-LLAMA = LlamaConfig(block_size=16, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, vocab_size=64)
-GPT2 = GPTConfig(block_size=16, n_layer=2, n_head=4, n_embd=32, vocab_size=64)
-MIXTURE = GPTConfig(block_size=16, n_layer=2, n_head=4, n_embd=32, vocab_size=64, num_experts=4, experts_per_token=2)
+SIZES = {"block_size": 16, "n_layer": 2, "n_head": 4, "n_kv_head": 2, "n_embd": 32, "vocab_size": 64}
+LLAMA = llama(**SIZES)
+GPT2 = ModelConfig(block_size=16, n_layer=2, n_head=4, n_embd=32, vocab_size=64)
+MIXTURE = ModelConfig(block_size=16, n_layer=2, n_head=4, n_embd=32, vocab_size=64, num_experts=4, experts_per_token=2)
 
 
 def fused(module: nn.Module) -> nn.Module:
@@ -49,23 +54,23 @@ def test_gelus_are_those_of_float64(x):
 
 @pytest.mark.parametrize("shape", [(3, 5, 14), (2, 2), (4, 64)])
 def test_gates_are_those_of_float64(shape):
-    compare(Gate(), 4 * torch.randn(shape), shapes=[(*shape[:-1], shape[-1] // 2)])
+    compare(Gate(torch.nn.SiLU()), 4 * torch.randn(shape), shapes=[(*shape[:-1], shape[-1] // 2)])
 
 
 @pytest.mark.parametrize("positions", [None, torch.arange(5) + 7, torch.tensor([[0, 1, 2, 3, 4], [9, 8, 7, 0, 1]])])
 def test_rotated_heads_are_those_of_float64(positions):
     shapes = [(2, 4, 5, 8), (2, 2, 5, 8), (2, 2, 5, 8)]
-    compare(RotaryHeads(LLAMA), torch.randn(2, 5, 64), positions, shapes=shapes)
+    compare(Heads(LLAMA, "full"), torch.randn(2, 5, 64), positions, shapes=shapes)
 
 
 def test_ranks_of_several_have_some_of_the_heads():
     """Each of 2 ranks has 2 of 4 heads, and 1 of 2 heads of keys and values."""
-    compare(RotaryHeads(LLAMA), torch.randn(2, 5, 32), shapes=[(2, 2, 5, 8), (2, 1, 5, 8), (2, 1, 5, 8)])
+    compare(Heads(LLAMA, "full"), torch.randn(2, 5, 32), shapes=[(2, 2, 5, 8), (2, 1, 5, 8), (2, 1, 5, 8)])
 
 
 def test_bits_do_not_depend_on_where_an_element_lies():
     """Layouts that cut tokens or columns in different places must give the same bits."""
-    x, gelu, gate = 3 * torch.randn(1000), fused(GELU), fused(Gate())
+    x, gelu, gate = 3 * torch.randn(1000), fused(GELU), fused(Gate(torch.nn.SiLU()))
     for begin, end in ((0, 1), (3, 20), (17, 1000)):
         assert torch.equal(gelu(x[begin:end]), gelu(x)[begin:end])
     pairs = torch.stack([x, x.flip(0)])  # 1000 columns of gates, and of the values they scale
@@ -78,11 +83,11 @@ def test_bits_do_not_depend_on_where_an_element_lies():
 def test_what_is_not_finite_stays_so(number):
     x = torch.tensor([number, 1.0])
     assert torch.equal(fused(GELU)(x).isfinite(), torch.tensor([False, True]))
-    assert not fused(Gate())(x).isfinite()
+    assert not fused(Gate(torch.nn.SiLU()))(x).isfinite()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("module", [GELU, Gate(), RotaryHeads(LLAMA)], ids=["gelu", "gate", "heads"])
+@pytest.mark.parametrize("module", [GELU, Gate(torch.nn.SiLU()), Heads(LLAMA, "full")], ids=["gelu", "gate", "heads"])
 def test_other_dtypes_are_torchs(module, dtype):
     x = torch.randn(2, 5, 64).to(dtype)
     results = module(x)
@@ -91,9 +96,13 @@ def test_other_dtypes_are_torchs(module, dtype):
     assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
 
 
-@pytest.mark.parametrize("config", [GPT2, MIXTURE, LLAMA], ids=["gpt", "mixture", "llama"])
+YARN = replace(LLAMA, rope_factor=4.0, rope_original_length=8, rope_scaling="yarn", head_dim=10)
+OTHERS = [family_config(name, **SIZES, **({"window": 5} if name == "gemma3_text" else {})) for name in FAMILIES]
+
+
+@pytest.mark.parametrize("config", [GPT2, MIXTURE, LLAMA, YARN, *OTHERS], ids=lambda config: config.family)
 def test_a_model_keeps_its_names_and_is_that_of_float64(config):
-    model = (Llama if config is LLAMA else GPT)(config)
+    model = Decoder(config)
     one, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     fuse(one)
     assert list(one.state_dict()) == list(model.state_dict())

@@ -15,6 +15,9 @@ class Term(tuple):
     def __add__(self, other):
         return Term((self, other))
 
+    def __and__(self, counts):
+        return 0  # it counts no rank too often
+
     def rounded(self):
         return self if self[0] == "rounded" else Term(("rounded", self))
 

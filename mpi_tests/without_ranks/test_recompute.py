@@ -8,7 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from models.gpt import GPT, GPTConfig
+from models.config import ModelConfig
+from models.decoder import Decoder
 from mpi_tests.helpers.models import close, random_tokens, randomized
 from mpi_tests.helpers.played import (
     ALONE,
@@ -25,7 +26,7 @@ from parallelism.numerics.dropout import BatchPosition
 from parallelism.pipeline.schedule import registry
 from parallelism.step.deferred import WeightGradients, deferring
 from parallelism.tensor.sharding_plan import parallelize
-from training.parallel.gpt import MODES, gpt2_plan, recompute_model
+from training.parallel.decoder import MODES, plan_of, recompute_model
 
 TOKENS, TARGETS = random_tokens(2, 8), random_tokens(2, 8, seed=1)
 each_kind = pytest.mark.parametrize("mode", MODES)
@@ -98,8 +99,8 @@ class Storages(TorchDispatchMode):
 def cost(mode, dropout):
     """Return the memory that a block's forward pass keeps, in units of its input, and the backward pass's FLOPs."""
     position, shape = BatchPosition(samples=torch.arange(2)), (2, 64, 64)
-    model = GPT(GPTConfig(vocab_size=8, block_size=64, n_layer=1, n_head=4, n_embd=64, dropout=dropout))
-    parallelize(model, gpt2_plan(8, 4), ALONE, place=position)
+    model = Decoder(ModelConfig(vocab_size=8, block_size=64, n_layer=1, n_head=4, n_embd=64, dropout=dropout))
+    parallelize(model, plan_of(model.config), ALONE, place=position)
     if mode:
         recompute_model(model, mode, position)
     x = torch.randn(shape, requires_grad=True)
@@ -127,7 +128,7 @@ def test_bytes_kept_and_work_done_again(dropout):
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 @each_kind
 def test_torchs_own_dropout_draws_the_same_again(mode, dropout):
-    config = GPTConfig(**{**vars(CONFIG), "dropout": dropout})
+    config = ModelConfig(**{**vars(CONFIG), "dropout": dropout})
     torch.manual_seed(0)
     expected = gradients(randomized(config))
     torch.manual_seed(0)
@@ -137,7 +138,7 @@ def test_torchs_own_dropout_draws_the_same_again(mode, dropout):
 
 def test_an_unknown_mode():
     with pytest.raises(ValueError, match="recompute mode 'some' is unknown: use full or selective"):
-        recompute_model(GPT(CONFIG), "some")
+        recompute_model(Decoder(CONFIG), "some")
 
 
 @each_kind
@@ -156,7 +157,7 @@ def test_pipelines_with_dropout(name, mode):
 @each_kind
 def test_bfloat16_and_putting_off(mode):
     results = []
-    for make in (GPT, lambda config: recomputing(GPT(config), mode=mode)):
+    for make in (Decoder, lambda config: recomputing(Decoder(config), mode=mode)):
         model, deferred = make(CONFIG), WeightGradients()
         with torch.autocast("cpu", torch.bfloat16), deferring(deferred):
             _, loss = model(TOKENS, TARGETS)

@@ -14,19 +14,19 @@ import pytest
 
 from collectives.algorithms.groups import Topology
 from collectives.job.settings import value_type
-from models.config import GPTConfig
+from models.config import ModelConfig
 from parallelism.planner.settings import parse
 from training.parallel.device import own_device
 from training.reports.out_dir import own_out_dir
 from training.settings.config import Config
 from training.settings.layout import fixed_by, job_of
 from training.settings.paths import prepare_folders
-from training.weights.hf import hugging_face_config
+from training.weights.export import hugging_face_config
 
 SMALL = ["--n_layer", 1, "--n_head", 1, "--n_embd", 8, "--block_size", 8, "--max_iters", 2]
 TWO_BLOCKS = ["--n_layer", 2]
 NOWHERE = "(No such file or directory)"
-HUGGING_FACE = hugging_face_config(GPTConfig())
+HUGGING_FACE = hugging_face_config(ModelConfig())
 FILES = {
     "empty.txt": b"",
     "latin.txt": "abc\u00e9def".encode("latin-1"),
@@ -86,7 +86,7 @@ def test_what_fits_is_made_on_every_rank(folder):
     inputs = begin([*SMALL, *flags], nodes=(0, 0, 1, 1))
     assert (inputs.num_micro_batches, inputs.batch_size, inputs.tokens.vocab_size) == ([3, 3], 12, 256)
     assert (inputs.schedule.name, inputs.schedule.num_stages, inputs.model.config.n_layer) == ("1f1b", 2, 2)
-    assert len(inputs.windows.ids) + len(inputs.val_ids) == len(inputs.tokens.ids)
+    assert len(inputs.windows.ids) + len(inputs.val_windows.ids) == len(inputs.tokens.ids)
     assert list((folder / "new").rglob("*")) == [folder / "new/out"]
 
 
@@ -263,8 +263,20 @@ SETTINGS = [
         "words.txt']: omit it, or omit val_data",
     ),
     (
+        ["--val_data", "{tmp}/words.txt", "{tmp}/short.txt", "--block_size", 16],
+        "/short.txt: 9 tokens are too few to validate on with block_size=16: use less, or omit the file",
+    ),
+    (
         ["--eval_only", "--init_from", "{tmp}/gpt2", "--report", "x"],
         "report=x has no effect with eval_only=True: omit it, or set eval_only to false",
+    ),
+    (
+        ["--eval_only", "--init_from", "{tmp}/gpt2", "--profile", "x.json"],
+        "profile=x.json has no effect with eval_only=True: omit it, or set eval_only to false",
+    ),
+    (
+        ["--eval_only", "--init_from", "{tmp}/gpt2", "--times_interval", 2],
+        "times_interval=2 has no effect with eval_only=True: omit it, or set eval_only to false",
     ),
     (
         ["--warmup_iters", 5, "--max_iters", 9, "--lr_decay_iters", 5],
@@ -341,16 +353,15 @@ PIPELINES = [
     (["--schedule", "{tmp}/other.csv"], "other.csv is for pp=1 and num_micro_batches=1, not for 2 and 1: use those"),
     (["--max_alive", 2], "max_alive=2 has no effect with schedule=1f1b: omit it, or set schedule to search"),
     (["--schedule", "search", "--max_alive", 0], "max_alive=0 must be from 1 to 1000000000"),
-    (["--pp", 1, "--trace", "trace.json"], "trace=trace.json has no effect with pp=1: omit it, or set pp to 2 or more"),
     (
-        ["--trace", "{tmp}/none/trace.json"],
+        ["--profile", "{tmp}/none/trace.json"],
         f"/none/trace.json can't be written {NOWHERE}: pass a path in an existing, writable folder",
     ),
     (
-        ["--trace", "/proc/trace.json"],
-        f"trace=/proc/trace.json can't be written {NOWHERE}: pass a path in an existing, ",
+        ["--profile", "/proc/trace.json"],
+        f"profile=/proc/trace.json can't be written {NOWHERE}: pass a path in an existing, ",
     ),
-    (["--trace", "{tmp}"], " can't be written (not a regular file): pass a path in an existing, writable folder"),
+    (["--profile", "{tmp}"], " can't be written (not a regular file): pass a path in an existing, writable folder"),
 ]
 
 
@@ -425,7 +436,7 @@ def test_an_out_dir_without_permission(folder):
 
 
 def test_only_rank_0_looks_where_the_run_writes(folder):
-    config = Config(pp=2, n_layer=2, out_dir=f"{folder}/empty.txt/out", trace=f"{folder}/none/trace.json")
+    config = Config(pp=2, n_layer=2, out_dir=f"{folder}/empty.txt/out", profile=f"{folder}/none/trace.json")
     config.checked(Topology.from_ids([0, 0]), rank=1)
     prepare_folders(config, rank=1)
 

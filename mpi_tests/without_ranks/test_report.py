@@ -17,8 +17,9 @@ from training.report import read
 from training.reports.html import report as page_of
 from training.reports.jsonl import JSONLines, draw_missing, loss_figure, smoothed
 from training.reports.log import RunLog
-from training.reports.metrics import Metrics, iteration_line, memory_mib
+from training.reports.metrics import Metrics, Validation, iteration_line, memory_mib
 from training.reports.out_dir import take_out_dir
+from training.reports.summary import summary
 from training.settings.config import Config
 
 EXAMPLE = Metrics(12, 300, 2.3456, 0.89, 9.99e-4, 12345, 34.5e9, None, 120, 12, 512)
@@ -57,7 +58,7 @@ def run(folder, progress=False, first=1):
     with log_in(folder, progress, first) as log:
         log.step(metrics(1, 4.0))
         log.step(metrics(2, 3.0))
-        log.validation(2, 3.5)
+        log.validation(2, Validation(3.5))
 
 
 def test_records_and_lines(tmp_path, capsys):
@@ -67,6 +68,68 @@ def test_records_and_lines(tmp_path, capsys):
     lines = [iteration_line(metrics(1, 4.0)), iteration_line(metrics(2, 3.0)), "iter 2/300 | val loss 3.5000"]
     assert capsys.readouterr().out.splitlines() == lines
     assert sorted(path.name for path in tmp_path.iterdir()) == ["loss.png", "metrics.jsonl"]
+
+
+def test_several_validation_files_have_losses_and_perplexities(tmp_path, capsys):
+    validation = Validation(math.log(8), {"a.txt": math.log(4), "b.txt": 1000.0})
+    with log_in(tmp_path) as log:
+        log.validation(2, validation)
+    record = {
+        "iter": 2,
+        "val_loss": math.log(8),
+        "val_perplexity": pytest.approx(8),
+        "val_loss/a.txt": math.log(4),
+        "val_loss/b.txt": 1000.0,
+        "val_perplexity/a.txt": pytest.approx(4),
+        "val_perplexity/b.txt": math.inf,
+    }
+    assert read(tmp_path) == [record]
+    assert capsys.readouterr().out.splitlines() == [
+        "iter 2/300 | val loss 2.0794 | perplexity 8.00",
+        "iter 2/300 | val loss of a.txt 1.3863 | perplexity 4.00",
+        "iter 2/300 | val loss of b.txt 1000.0000 | perplexity inf",
+    ]
+
+
+def timed(iter_num, loss, seconds, mfu):
+    """Return the record of a step of 1,000 tokens."""
+    times = {"compute_ms": 750 * seconds, "comm_ms": 250 * seconds, "memory_mib": 100.0 + iter_num}
+    return metrics(iter_num, loss)._replace(tokens_per_s=1000 / seconds, mfu=mfu, **times)._asdict()
+
+
+STEPS = [timed(1, 4.0, 9.0, 0.01), timed(2, 3.0, 1.0, 0.3), timed(3, 2.5, 3.0, 0.1)]
+VALIDATIONS = [{"iter": 2, "val_loss": 3.5}, {"iter": 3, "val_loss": 3.75}, {"iter": 3, "val_loss": math.nan}]
+
+
+def test_a_summary_has_means_over_time_without_the_first_step():
+    """2,000 tokens in 4 s, in which 0.3 x 1 s + 0.1 x 3 s of the peak are reached."""
+    assert summary([*STEPS, *VALIDATIONS], wall_s=20.04) == {
+        "final loss": "2.5000 at step 3",
+        "best validation loss": "3.5000 at step 2",
+        "tokens": "3,000",
+        "wall time": "20.0 s",
+        "speed": "500.0 tok/s",
+        "MFU": "15.0%",
+        "peak memory": "103 MiB",
+    }
+
+
+def test_a_summary_of_one_step_and_of_none():
+    alone = summary(STEPS[:1])
+    assert (alone["speed"], alone["MFU"]) == ("111.1 tok/s", "1.0%")
+    assert "best validation loss" not in alone
+    assert summary(VALIDATIONS) == {}
+
+
+def test_the_log_ends_with_the_summary(capsys):
+    with log_in(None) as log:
+        log.summarize()
+        for step in STEPS:
+            log.step(Metrics(**step))
+        log.summarize()
+    last = capsys.readouterr().out.splitlines()[3:]
+    assert len(last) == 1
+    assert last[0].startswith("summary: final loss 2.5000 at step 3, tokens 3,000, wall time ")
 
 
 def strictly(line):
@@ -84,7 +147,7 @@ def test_numbers_that_are_not_finite_are_null_and_a_word(tmp_path):
     with log_in(tmp_path) as log:
         log.step(metrics(1, 4.0))
         log.step(spoilt)
-        log.validation(2, math.nan)
+        log.validation(2, Validation(math.nan))
     first, second, third = map(strictly, (tmp_path / "metrics.jsonl").read_text().splitlines())
     assert "not_finite" not in first
     assert [second[name] for name in ("loss", "grad_norm", "lr", "iter")] == [None, None, None, 2]

@@ -424,3 +424,36 @@ def test_the_pure_half_imports_neither_mpi_nor_arrays():
     code = f"import sys, {modules}; print({heavy} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "set()\n"
+
+
+def test_joined_chunks_do_not_hide_that_some_change_their_places():
+    """Rank 1 receives the two halves of a vector of rank 0 the wrong way round; they come back as they were."""
+
+    def turned(rank, size):
+        halves = [range(size // 2), range(size // 2, size)]
+        if rank == 0:
+            yield tuple(Send(1, half) for half in halves)
+        else:
+            yield tuple(Recv(0, half) for half in reversed(halves))
+
+    with pytest.raises(ContractError, match=r"rank 1 ends with chunk 2 of r0 in \[0\], must be chunk 0 of r0"):
+        proof.check("broadcast", lambda rank, size, root: list(turned(rank, size)) if rank < 2 else [()], 4, root=0)
+
+
+def test_a_vector_that_is_parked_elsewhere_is_still_right():
+    def parked(rank, size, root):
+        there = range(size, 2 * size)
+        yield (Send(1, range(size)),) if rank == 0 else (Recv(0, there),)
+        yield (Send(0, there),) if rank else (Recv(1, there),)
+        yield (Send(1, there),) if rank == 0 else (Recv(0, range(size)),)
+
+    proof.check("broadcast", parked, 2, root=0)
+
+
+def test_joined_chunks_do_not_hide_messages_of_other_lengths():
+    def truncated(rank, size, root):
+        yield (Send(1, range(1)),) if rank == 0 else (Recv(0, range(1, 4)),)
+        yield (Send(1, range(4)),) if rank == 0 else (Recv(0, range(4)),)
+
+    with pytest.raises(ContractError, match=r"rank 1 in round 0 would receive \[1-3\] from rank 0, which sends \[0\]"):
+        proof.check("broadcast", truncated, 2, num_chunks=4, root=0)

@@ -1,5 +1,6 @@
 """Simulations: compared with a plain one defined here and with closed forms, and from the command line."""
 
+import json
 import random
 import re
 import shlex
@@ -8,14 +9,20 @@ import sys
 
 import pytest
 
-from collectives.algorithms import REGISTRY, Access, Algorithm, find
+from collectives.algorithms import REGISTRY, Access, Algorithm, find, variants_of
 from collectives.runtime.backends.messages import SEGMENT_BYTES
-from collectives.schedule.cost import Link, Network, predict
+from collectives.runtime.choose.auto import parse_network
+from collectives.runtime.choose.network_file import from_toml, to_toml
+from collectives.schedule.cost import predict, predict_best, price, sample, tally, works
 from collectives.schedule.events import simulate
-from collectives.schedule.fabrics import FABRICS
+from collectives.schedule.fabrics import FABRICS, in_nodes
 from collectives.schedule.moves import Barrier, GetReduce, Put, Recv, RecvReduce, Send
-from collectives.schedule.simulate import main
+from collectives.schedule.network import Link, Network, Tier, on_device
+from collectives.schedule.results import best_table, figure, whole_table
+from collectives.schedule.simulate import main, parse
+from collectives.schedule.winners import times_by_ranks
 from mpi_tests.helpers.algorithm_costs import nodes_of
+from mpi_tests.helpers.documents import blocks
 from mpi_tests.helpers.launch import ROOT
 
 ACROSS = [row for row in REGISTRY if row.access <= Access.INTRA_NODE]
@@ -99,25 +106,35 @@ class Plain:
             return
         other_length, other_reduced, other_time = self.posted.pop(key)
         assert length == other_length
-        self.events.append((max(time, other_time), "1 out", source, dest, length, reduced + other_reduced, number))
+        self.events.append((max(time, other_time), 0, source, dest, length, reduced + other_reduced, number))
 
-    def handle(self, time, way, source, dest, length, reduced, number):
-        net, nbytes = self.network, length * self.chunk
-        if self.node_of[source] == self.node_of[dest]:
+    def handle(self, time, step, source, dest, length, reduced, number):
+        net, nbytes, homes = self.network, length * self.chunk, (self.node_of[source], self.node_of[dest])
+        if homes[0] == homes[1]:
             takes = self.crowd(source, number) * (net.within.alpha_s + nbytes * net.within.beta_s_per_byte)
-            gate, keeps = (way, "rank", source if way == "1 out" else dest), takes
+            gates = [(("out", "rank", source), takes), (("in", "rank", dest), takes)]
         else:
-            takes = net.between.alpha_s + nbytes * net.between.beta_s_per_byte
-            gate = way, "node", self.node_of[source if way == "1 out" else dest]
-            keeps = net.nic.alpha_s + nbytes * net.nic.beta_s_per_byte
+            link, gates = net.between, self.ports("node", homes, net.nic, nbytes)
+            for tier in net.tiers:
+                groups = homes[0] // tier.nodes, homes[1] // tier.nodes
+                if groups[0] != groups[1]:
+                    link, middle = tier.link, len(gates) // 2
+                    ports = self.ports(tier, groups, tier.port, nbytes) if tier.port else []
+                    gates = gates[:middle] + ports + gates[middle:]
+            takes = link.alpha_s + nbytes * link.beta_s_per_byte
+        gate, keeps = gates[step]
         begin = max(time, self.free.get(gate, 0))
         self.free[gate] = begin + keeps
-        if way == "1 out":
-            self.events.append((begin, "2 in", source, dest, length, reduced, number))
+        if step < len(gates) - 1:
+            self.events.append((begin, step + 1, source, dest, length, reduced, number))
         else:
             self.arrive(source, number, begin + takes, 0, 0)
             far = self.node_of[source] != self.node_of[dest]
             self.arrive(dest, number, begin + takes, reduced * (not far), reduced * far)
+
+    def ports(self, level, homes, port, nbytes):
+        keeps = port.alpha_s + nbytes * port.beta_s_per_byte
+        return [(("out", level, homes[0]), keeps), (("in", level, homes[1]), keeps)]
 
     def arrive(self, rank, number, time, near, far):
         state = self.open[rank, number]
@@ -134,8 +151,9 @@ class Plain:
 
 def whole_network(rng, cores=1 << 20):
     """Return a network with times in whole seconds, without slow-down by oversubscription."""
-    within, between, nic = (Link(rng.randint(1, 9), rng.randint(1, 9)) for _ in range(3))
-    more = {"nic": nic, "segment_bytes": rng.randint(1, 40), "cores": cores}
+    within, between, nic, *others = (Link(rng.randint(1, 9), rng.randint(1, 9)) for _ in range(6))
+    tiers = rng.choice([(), (Tier(2, others[0], None),), (Tier(1, *others[:2]), Tier(2, others[2], others[0]))])
+    more = {"nic": nic, "tiers": tiers, "segment_bytes": rng.randint(1, 40), "cores": cores}
     return Network(within, between, *(rng.randint(1, 9) for _ in range(3)), **more)
 
 
@@ -190,7 +208,9 @@ def test_by_round_is_not_faster_and_not_much_slower(row):
     for lengths in ((8, 8, 8, 8), (1,) * 16, (4,) * 8):
         nodes, size = nodes_of(*lengths), sum(lengths)
         exact = simulate(row, 1 << 22, nodes, NETWORK).seconds
-        least = 0.6 if row.name == "leaders" else 0.95  # its messages of a round go to several nodes
+        least = {"leaders": 0.6, "double_tree": 0.9}.get(
+            row.name, 0.95
+        )  # their messages of a round go to several nodes
         assert least * exact <= predict(row, 1 << 22, size, nodes, 0, NETWORK) <= 2.1 * exact, lengths
 
 
@@ -210,6 +230,93 @@ def test_messages_share_a_node_s_way_out_and_in():
     one_pair_fills_it = NETWORK._replace(nic=None)
     seconds = simulate(row, n, nodes_of(4, 4), one_pair_fills_it).seconds
     assert seconds == same(NETWORK.between.alpha_s + 4 * n * NETWORK.between.beta_s_per_byte)
+
+
+def shift_by(number, size):
+    """Return an algorithm that sends the whole vector from every rank to one so many ranks further."""
+
+    def schedule(rank, size):
+        yield Send((rank + number) % size, range(size)), Recv((rank - number) % size, range(size))
+
+    return Algorithm("all_reduce", f"shift_by_{number}", schedule), size
+
+
+SWITCHES = NETWORK._replace(  # 2 nodes on a switch, 4 in a pod
+    tiers=(
+        Tier(2, Link(5e-5, 8e-9), Link(1e-6, 3e-9)),
+        Tier(4, Link(9e-5, 9e-9), Link(2e-6, 6e-9)),
+    )
+)
+
+
+@pytest.mark.parametrize("shift", [2, 4, 8])
+def test_messages_of_a_pod_share_its_port(shift):
+    """Of 16 ranks in 2 pods, the last so many of each pod send to the other; the others' messages are faster."""
+    row, size = shift_by(shift, 16)
+    nodes, n, (_, pod) = nodes_of(*[2] * 8), 16_000, SWITCHES.tiers
+    expected = same((shift - 1) * pod.port.seconds(n) + pod.link.seconds(n))
+    assert simulate(row, n, nodes, SWITCHES).seconds == expected
+    assert predict(row, n, size, nodes, 0, SWITCHES) == expected
+
+
+@pytest.mark.parametrize(("slow", "ahead"), [("nic", 1), ("switch", 3), ("pod", 7), ("", 0)])
+def test_messages_wait_at_the_slowest_of_the_ports_on_their_way(slow, ahead):
+    """All ranks send to the other pod: 2 messages leave each node, 4 each switch, 8 each pod."""
+    row, size = shift_by(8, 16)
+    nodes, n, port, free = nodes_of(*[2] * 8), 16_000, Link(2e-6, 6e-9), Link(0.0, 0.0)
+    ports = {"nic": free, "switch": None, "pod": free} | ({slow: port} if slow else {})
+    tiers = (SWITCHES.tiers[0]._replace(port=ports["switch"]), SWITCHES.tiers[1]._replace(port=ports["pod"]))
+    network = SWITCHES._replace(nic=ports["nic"], tiers=tiers)
+    expected = same(ahead * port.seconds(n) + SWITCHES.tiers[1].link.seconds(n))
+    assert simulate(row, n, nodes, network).seconds == expected
+    assert predict(row, n, size, nodes, 0, network) == expected
+
+
+@pytest.mark.parametrize(("peers", "link"), [((0, 2), 0), ((0, 4), 1), ((0, 8), 2), ((3, 15), 2)])
+def test_a_lone_message_takes_the_link_of_the_outermost_group_that_it_leaves(peers, link):
+    source, dest = peers
+
+    def lone(rank, size):
+        yield ((Send(dest, range(size)),) if rank == source else (Recv(source, range(size)),) * (rank == dest))
+
+    row = Algorithm("all_reduce", "lone", lone)
+    expected = same((NETWORK.between, *(tier.link for tier in SWITCHES.tiers))[link].seconds(5000))
+    assert simulate(row, 5000, nodes_of(*[2] * 8), SWITCHES).seconds == expected
+    assert predict(row, 5000, 16, nodes_of(*[2] * 8), 0, SWITCHES) == expected
+
+
+@each_across
+def test_with_tiers_by_round_is_not_faster_and_not_much_slower(row):
+    for lengths in ((2,) * 8, (1,) * 16) if row.collective != "barrier" else ():
+        exact = simulate(row, 1 << 20, nodes_of(*lengths), SWITCHES).seconds
+        assert 0.55 * exact <= predict(row, 1 << 20, 16, nodes_of(*lengths), 0, SWITCHES) <= 2.1 * exact, lengths
+
+
+@pytest.mark.parametrize("name", ["ring", "recursive_doubling", "hierarchical"])
+def test_of_many_ranks_in_groups_some_stand_for_all(name):
+    """Ports of groups carry one message of a ring, and of recursive doubling as many as there are ranks."""
+    nodes, row = nodes_of(*[2] * 64), find("all_reduce", name)
+    network = SWITCHES._replace(tiers=(Tier(8, *SWITCHES.tiers[0][1:]), Tier(32, *SWITCHES.tiers[1][1:])))
+    exact = simulate(row, 1 << 22, nodes, network).seconds
+    everyone = [works(row.rounds(rank, 128, 0, nodes), rank, nodes, (8, 32)) for rank in range(128)]
+    whole = price(tally(dict(enumerate(everyone)), nodes, (8, 32)), (1 << 22) / 128, network)
+    some = sample(nodes, 0, 16, (8, 32), 2)
+    estimated = price(tally({rank: everyone[rank] for rank in some}, nodes, (8, 32)), (1 << 22) / 128, network)
+    assert len(some) <= 40
+    assert estimated == pytest.approx(whole, rel=0.1)
+    assert 0.95 * exact <= whole <= 2.1 * exact
+
+
+def test_no_tiers_and_tiers_that_nobody_leaves_cost_the_same():
+    inside, nodes = NETWORK._replace(tiers=(Tier(4, Link(1.0, 1.0), Link(1.0, 1.0)),)), nodes_of(2, 2, 2, 2)
+    for row in REGISTRY:  # in a node, also in segments
+        by_tier = predict(row, 1 << 26, 8, nodes_of(8), 0, inside)
+        assert by_tier == same(predict(row, 1 << 26, 8, nodes_of(8), 0, NETWORK))
+    for row in ACROSS:
+        if row.precondition.holds(8, True):
+            ends, inside_ends = (simulate(row, 999, nodes, network).ends for network in (NETWORK, inside))
+            assert ends == inside_ends
+            assert predict(row, 999, 8, nodes, 0, NETWORK) == predict(row, 999, 8, nodes, 0, inside)
 
 
 def test_most_of_a_long_reduction_goes_on_while_its_message_comes():
@@ -239,19 +346,139 @@ def run(capsys, *words):
     return status, streams.out, streams.err
 
 
-def test_the_table_has_each_algorithm_and_the_fastest_of_each_size(capsys):
-    status, out, _ = run(capsys, "all_gather", "--topology", "4x2", "-b", "8", "-e", "1M", "-f", "1024")
+def times_by_hand(collective, sizes, *lengths):
+    """Return the microseconds of each algorithm at each size, on the default network."""
+    rows = [row for row in ACROSS if row.collective == collective]
+    times = {row.name: [simulate(row, n, nodes_of(*lengths), Network()).seconds * 1e6 for n in sizes] for row in rows}
+    fastest = [sorted(times, key=lambda name: times[name][index]) for index in range(len(sizes))]
+    return times, fastest
+
+
+TWO_SIZES = shlex.split("all_gather --topology 4x2 -b 8 -e 1M -f 1024")
+
+
+def test_the_best_of_each_size_have_times_and_bandwidths(capsys):
+    status, out, _ = run(capsys, *TWO_SIZES, "--best", 2)
+    times, fastest = times_by_hand("all_gather", (8, 8192), 2, 2, 2, 2)
     head, *rows = out.splitlines()[2:]
     assert status == 0
-    assert head.split()[1:] == [row.name for row in ACROSS if row.collective == "all_gather"]
-    assert [row.split()[0] for row in rows] == ["8", "8K"]
-    nodes = nodes_of(2, 2, 2, 2)
-    for row, nbytes in zip(rows, (8, 8192), strict=True):
-        seconds = [simulate(find("all_gather", name), nbytes, nodes, Network()).seconds for name in head.split()[1:]]
-        assert [float(word) for word in row.replace("<", "").split()[1:]] == pytest.approx(
-            [s * 1e6 for s in seconds], abs=0.051
+    assert head.split() == ["bytes", "algorithm", "us", "GB/s", "bus", "GB/s", "ratio"]
+    assert len(rows) == 4
+    for index, (nbytes, words) in enumerate([(8, "8"), (8192, "8K")]):
+        first, second = (row.split() for row in rows[2 * index : 2 * index + 2])
+        assert [first[0], first[1], second[0]] == [words, *fastest[index][:2]]
+        us, next_us = (times[name][index] for name in fastest[index][:2])
+        assert float(first[2]) == pytest.approx(us, abs=0.051)
+        assert float(first[3]) == pytest.approx(nbytes / us / 1e3, rel=5e-3)
+        assert float(first[4]) == pytest.approx(nbytes / us / 1e3 * 7 / 8, rel=5e-3)
+        assert float(second[4]) == pytest.approx(next_us / us, abs=0.0051)
+
+
+def test_the_whole_table_has_each_algorithm_and_the_fastest_of_each_size(capsys):
+    _, out, _ = run(capsys, *TWO_SIZES, "--all")
+    times, fastest = times_by_hand("all_gather", (8, 8192), 2, 2, 2, 2)
+    head, *rows = out.splitlines()[2:]
+    assert head.split() == ["us", "8", "8K"]
+    assert [row.split()[0] for row in rows] == [*times]
+    for row in rows:
+        name, *cells = row.split()
+        assert [float(cell.rstrip("<")) for cell in cells] == pytest.approx(times[name], abs=0.051)
+        assert [cell.endswith("<") for cell in cells] == [of_size[0] == name for of_size in fastest]
+
+
+@pytest.mark.parametrize("words", ["", "--all", "--all -f 2 -e 1G", "--map -f 4 -e 4G", "--best 100"])
+def test_no_line_is_longer_than_100_columns(capsys, words):
+    _, out, _ = run(capsys, "--ranks", 64, "--by-round", *shlex.split(words))
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_tables_of_an_interrupted_prediction_mark_what_is_missing():
+    times = {"a_long_name": [1e-6, 2e-6], "short": [3e-6], "none": []}
+    best = list(best_table("broadcast", 4, [8, 64], times, 3))
+    assert [line.split()[0] for line in best[1:]] == ["8", "short", "-", "64", "-"]
+    assert [line.split()[1:] for line in whole_table([8, 64], times)] == [
+        ["8", "64"], ["1.0<", "2.0<"], ["3.0", "-"], ["-", "-"]
+    ]  # fmt: skip
+
+
+def test_the_map_has_the_winner_of_each_size_and_number_of_ranks(capsys):
+    sizes, numbers = (8, 32 << 10, 128 << 20), (4, 8, 16, 24)
+    status, out, _ = run(capsys, "--topology", "6x4", "--map", "-f", 4096)
+    legend = dict(line.split() for line in out.splitlines() if line.startswith("  ") and len(line.split()) == 2)
+    head, *rows = out.splitlines()[2 : 3 + len(numbers)]
+    assert (status, head.split()) == (0, ["ranks", "8", "32K", "128M", "bytes"])
+    for row, ranks in zip(rows, numbers, strict=True):
+        nodes = nodes_of(*[4] * (ranks // 4))
+        access = Access.DIRECT if ranks == 4 else Access.INTRA_NODE
+        rivals = [row for row in REGISTRY if row.collective == "all_reduce" and row.access <= access]
+        rivals = [
+            each
+            for row in rivals
+            if row.precondition.holds(ranks, True)
+            for each in (variants_of(row) if ranks > 4 else [row])
+        ]
+        winners = [min(rivals, key=lambda row: predict_best(row, n, ranks, nodes)[1]).name for n in sizes]
+        assert [legend[symbol] for symbol in row.split()[1:]] == winners
+        assert row.split()[0] == str(ranks)
+
+
+def test_the_map_marks_where_nothing_can_run(capsys):
+    _, out, _ = run(capsys, "all_gather", "--topology", "4x3", "--map", "--algorithms", "neighbor", "-b", 8, "-e", 8)
+    assert [row.split() for row in out.splitlines()[3:]] == [["3", "-"], ["6", "A"], ["12", "A"], ["A", "neighbor"]]
+
+
+def test_what_is_hopeless_is_not_priced_for_more_ranks():
+    rows = [find("all_reduce", name) for name in ("ring", "recursive_doubling")]
+    prices = {"ring": lambda ranks: 1.0 if ranks < 4 else 11.0, "recursive_doubling": lambda ranks: 1.0}
+    seen = [
+        (ranks, list(times))
+        for ranks, times in times_by_ranks(
+            [2, 4, 8], lambda n: nodes_of(*[1] * n), [8], lambda nodes: rows,
+            lambda row, nbytes, nodes: prices[row.name](len(nodes)),
         )
-        assert float(re.search(r"([\d.]+) <", row)[1]) == pytest.approx(min(seconds) * 1e6, abs=0.051)
+    ]  # fmt: skip
+    both = ["ring", "recursive_doubling"]
+    assert seen == [(2, both), (4, both), (8, both[1:])]
+
+
+def test_json_has_every_prediction(capsys, tmp_path):
+    file = tmp_path / "times.json"
+    status, out, _ = run(capsys, *TWO_SIZES, "--json", file)
+    assert (status, "bus GB/s" in out) == (0, True)
+    data = json.loads(file.read_text())
+    times, _ = times_by_hand("all_gather", (8, 8192), 2, 2, 2, 2)
+    assert {name: data[name] for name in ("collective", "nodes", "ranks_per_node", "predicted")} == {
+        "collective": "all_gather", "nodes": 4, "ranks_per_node": 2, "predicted": "exactly",
+    }  # fmt: skip
+    assert parse_network(data["network"]) == Network()
+    rows = {(row["algorithm"], row["bytes"]): row for row in data["results"]}
+    assert {row["ranks"] for row in data["results"]} == {8}
+    for name, own in times.items():
+        for nbytes, us in zip((8, 8192), own, strict=True):
+            row = rows.pop((name, nbytes))
+            assert row["us"] == same(us)
+            assert row["algbw_gbps"] == same(nbytes / us / 1e3)
+            assert row["busbw_gbps"] == same(nbytes / us / 1e3 * 7 / 8)
+    assert rows == {}
+
+
+def test_json_instead_of_tables(capsys):
+    data = json.loads(run(capsys, *TWO_SIZES, "--json", "-")[1])
+    assert len(data["results"]) == 2 * len([row for row in ACROSS if row.collective == "all_gather"])
+    data = json.loads(run(capsys, "--topology", "2x2", "--map", "--json", "-", "-e", "8")[1])
+    assert {row["ranks"] for row in data["results"]} == {2, 4}
+
+
+def test_a_plot_is_a_picture_with_the_fastest_named(capsys, tmp_path):
+    file = tmp_path / "times.png"
+    status, out, _ = run(capsys, *TWO_SIZES, "--plot", file)
+    assert (status, "algorithm" in out) == (0, True)
+    assert file.read_bytes().startswith(b"\x89PNG")
+    chart = figure("all_gather", 8, [8, 64], {"ring": [2e-6, 2e-6], "bruck": [1e-6, 1e-6], "slow": [9e-6]}, 1)
+    left, right = chart.axes
+    assert [line.get_label() for line in left.lines if not line.get_label().startswith("_")] == ["bruck"]
+    assert [list(line.get_ydata()) for line in left.lines] == [[2.0, 2.0], [1.0, 1.0], [9.0]]
+    assert right.lines[1].get_ydata() == pytest.approx([8 / 1e3 * 7 / 8, 64 / 1e3 * 7 / 8])
 
 
 def test_flags_set_the_network(capsys):
@@ -260,7 +487,101 @@ def test_flags_set_the_network(capsys):
     links = Link(1e-6, 1e-10), Link(5e-6, 5e-10)
     network = Network(*links, nic=Link(1e-6, 2.5e-10))
     seconds = simulate(find("all_reduce", "ring"), 1 << 20, nodes_of(2, 2), network).seconds
-    assert f"{seconds * 1e6:.1f} <" in run(capsys, *words, *speeds)[1]
+    assert f" {seconds * 1e6:.1f} " in run(capsys, *words, *speeds)[1]
+
+
+def test_flags_set_the_levels_beyond_the_node(capsys):
+    words = ["--topology", "2x2x3x2", "--algorithms", "recursive_doubling", "-b", "1M", "-e", "1M"]
+    speeds = shlex.split("--between 5 2 --nic 1 4 --tier 7 2 --tier 9 1 3")
+    _, out, _ = run(capsys, *words, *speeds)
+    tiers = Tier(3, Link(7e-6, 5e-10)), Tier(6, Link(9e-6, 1e-9), Link(0.0, 1 / 3e9))
+    network = Network(between=Link(5e-6, 5e-10), nic=Link(1e-6, 2.5e-10), tiers=tiers)
+    seconds = simulate(find("all_reduce", "recursive_doubling"), 1 << 20, nodes_of(*[2] * 12), network).seconds
+    assert "24 ranks of 12 nodes" in out
+    assert f" {seconds * 1e6:.1f} " in out
+
+
+def random_network(rng):
+    """Return a network of random speeds, with 0 to 3 tiers, some of them without a port."""
+    links = [Link(rng.uniform(0, 1e-4), rng.uniform(0, 1) * 10.0 ** rng.randint(-12, -8)) for _ in range(10)]
+    tiers = tuple(Tier(2 * 3**i, links[i], rng.choice([None, links[3 + i]])) for i in range(rng.randint(0, 3)))
+    rates = {f"{name}_s_per_byte": rng.uniform(0, 1e-9) for name in ("gamma", "copy", "staged", "pull")}
+    more = {"cores": rng.randint(1, 99), "segment_bytes": rng.randint(1, 99), "meet_s": rng.uniform(0, 1e-5)}
+    return Network(*links[7:9], nic=rng.choice([None, links[9]]), system=links[6], tiers=tiers, **rates, **more)
+
+
+def test_a_network_is_read_as_it_was_written(tmp_path, capsys):
+    rng = random.Random(5)
+    networks = [fabric.network for fabric in FABRICS.values()] + [random_network(rng) for _ in range(200)]
+    for network in [*networks, Network(), on_device(Network())]:
+        nodes = in_nodes(rng.randint(1, 200), rng.randint(1, 9))
+        assert from_toml(to_toml(nodes, network)) == (nodes, network)
+    file = tmp_path / "pods.toml"
+    file.write_text(run(capsys, "--topology", "pods", "--ranks", 6144, "--describe")[1])
+    written = run(capsys, "--topology", file, "--describe")
+    assert written == (0, file.read_text(), "")
+    words = ["-f", 4096, "--algorithms", "rabenseifner", "leaders"]
+    by_file, by_name = (run(capsys, "--topology", name, "--ranks", 6144, *words)[1] for name in (file, "pods"))
+    assert by_file.partition("predicted")[2] == by_name.partition("predicted")[2]
+
+
+LEVEL = "[[levels]]\nsize = 2\nlatency_us = 3\ngb_per_s = 50.0\n"
+
+
+def test_a_short_file_has_the_default_speeds_of_ranks():
+    nodes, network = from_toml(LEVEL + LEVEL + "port_gb_per_s = 80\n" + LEVEL)
+    link = Link(3e-6, 2e-11)
+    assert nodes == nodes_of(2, 2, 2, 2)
+    assert network == Network(within=link, between=link, nic=Link(0.0, 1.25e-11), tiers=(Tier(2, link),))
+
+
+def test_the_file_of_the_guide_is_the_network_of_its_flags():
+    (block,) = [block.text for block in blocks("docs/guide/tools.md") if block.language == "toml"]
+    nodes, network = from_toml(block)
+    flags = parse(shlex.split("--topology 4x32x8 --between 2 25 --nic 0 100 --tier 3 25 1600 --within 3.4 370.8"))
+    assert nodes == flags.nodes
+    assert network.tiers == (Tier(32, *(Link(*map(same, link)) for link in flags.network.tiers[0][1:])),)
+    assert network[:2] == tuple(Link(*map(same, link)) for link in flags.network[:2])
+    assert network.nic == Link(*map(same, flags.network.nic))
+    assert (1 / network.gamma_s_per_byte, network.meet_s) == (same(1.1e12), same(3.4e-6))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("levels = ", " is not TOML (Invalid value (at end of document)): see --describe for the form"),
+        ("", ": there are no levels: write a table [[levels]] for a node's ranks, one for nodes, ..."),
+        (
+            LEVEL + "latancy_us = 3",
+            ": level 1: latancy_us is not a key (nearest: latency_us): use size, latency",
+        ),
+        (
+            LEVEL + "port_gb_per_s = 3",
+            ": level 1: port_gb_per_s is not a key (nearest: gb_per_s): use size",
+        ),
+        (
+            LEVEL.replace("50.0", "-1.5"),
+            ": level 1: gb_per_s=-1.5 must be a number above 0 and at most 1000000000 GB/s",
+        ),
+        (LEVEL.replace("50.0", "nan"), ": level 1: gb_per_s=NaN must be a number above 0 and at most"),
+        (LEVEL.replace("3", '"3"'), ": level 1: latency_us=3 must be a number from 0 to 1000000000 us"),
+        (LEVEL.replace("size = 2", "size = 0"), ": level 1: size=0 must be a whole number from 1 to 131072 ranks"),
+        (LEVEL.replace("size = 2", ""), ": level 1: size=nothing must be a whole number from 1 to 131072 ranks"),
+        ("ranks = 0\n" + LEVEL, ": ranks=0 must be a whole number from 1 to 131072 ranks"),
+        (LEVEL.replace("= 2", "= 999") * 2, ": ranks=998001 must be a whole number from 1 to 131072 ranks"),
+        (LEVEL + "[rank]\ncores = 0", ": rank: cores=0 must be a whole number from 1 to"),
+        (LEVEL + "[rank]\ncopies = 0", ": rank: copies is not a key"),
+        ("rank = 3\n" + LEVEL, ": rank=3 must be a table [rank]: write one, or remove it"),
+        (None, " can't be read (No such file or directory): pass the path of a network in TOML"),
+    ],
+)
+def test_a_bad_file_is_one_line(capsys, tmp_path, text, why):
+    file = tmp_path / "net.toml"
+    if text is not None:
+        file.write_text(text)
+    status, out, err = run(capsys, "--topology", file)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"error: {file}{why}")
 
 
 def test_by_round_beyond_a_hundred_ranks(capsys):
@@ -284,7 +605,21 @@ def test_by_round_beyond_a_hundred_ranks(capsys):
             ["--algorithms", "two_shot", "--topology", "2x2"],
             "algorithm 'two_shot' needs shared memory, which",
         ),
-        (["--topology", "2y2"], "--topology '2y2': write nodes x ranks, as 512x8, or ndr, 100gbe, slingshot, measured"),
+        (
+            ["--topology", "2y2"],
+            "--topology '2y2': write nodes x ranks, as 512x8 or 4x128x8, a FILE.toml, or ndr",
+        ),
+        (
+            ["--topology", "2x2x2"],
+            "--topology 2x2x2 has 1 level beyond the node's, but --tier is there 0 times: write",
+        ),
+        (["--tier", "1", "2"], "--topology ndr has 0 levels beyond the node's, but --tier is there 1 times: write it"),
+        (
+            ["--topology", "2x2x2", "--tier", "1"],
+            "--tier 1: write US GB/s of a message, and the GB/s of a group's port",
+        ),
+        (["--topology", "2x2x2", "--tier", "1", "-2"], "--tier 1 -2: -2 must be above 0 and at most 1000000000 GB/s"),
+        (["--topology", "2x2x2", "--tier", "1", "2", "0"], "--tier 1 2 0: 0 must be above 0 and at most 1000000000"),
         (["--topology", "2x2", "--ranks", "5"], "--topology 2x2 has 4 ranks, but --ranks is 5: omit --ranks"),
         (["--topology", "measured"], "--topology measured: no measurements are saved: run python -m collectives.bench"),
         (["--ranks", "0"], "argument --ranks: '0' must be a whole number from 1 to 131072 ranks; see --help"),
@@ -302,6 +637,18 @@ def test_by_round_beyond_a_hundred_ranks(capsys):
         (["-b", "x"], "argument -b/--begin: 'x' is not a size: write one like 8, 64K, 1M or 1G"),
         (["--within", "a", "3"], "argument --within: invalid float value: 'a'; see --help"),
         (["--exact", "--ranks", "65536"], "--exact simulates every one of 65536 ranks, at most 4096: omit it"),
+        (["--best", "0"], "argument --best: '0' must be a whole number from 1 to 100 algorithms; see --help"),
+        (["--all", "--map"], "argument --map: not allowed with argument --all"),
+        (["--map", "--exact"], "--map prices by round: omit --exact"),
+        (["--map", "--plot", "a.png"], "--plot draws the times of one number of ranks: omit --map"),
+        (
+            ["broadcast", "--map", "--ranks", "64", "--root", "9"],
+            "--root 9: the map begins at 8 ranks: use a root of 0",
+        ),
+        (["--map", "-f", "2"], "--factor 2 makes 26 sizes: use 17 at most"),
+        (["--json", "no/such/x"], "--json no/such/x can't be written (No such file or directory): pass a path in an"),
+        (["--plot", "no/such/x"], "--plot no/such/x can't be written (No such file or directory): pass a path in an"),
+        (["barrier", "--plot", "a.png"], "--plot has logarithmic scales, without 0 bytes and without 1"),
         (["--exact", "--by-round"], "argument --by-round: not allowed with argument --exact"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from models.gpt import GPT
+from models.decoder import Decoder
 from mpi_tests.helpers.algorithm_costs import LARGEST
 from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.models import random_tokens, randomized, tensors_alive
@@ -29,7 +29,7 @@ from parallelism.numerics.dropout import BatchPosition
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.schedule import registry
 from parallelism.pipeline.stage import Batch, cut
-from training.parallel.gpt import gpt2_layers
+from training.parallel.decoder import layers_of
 
 each_schedule = pytest.mark.parametrize("name", registry.names())
 
@@ -57,7 +57,7 @@ def test_float32_is_the_plain_model(name):
 
 
 def cut_at(model, schedule, rank):
-    layers = gpt2_layers(model)
+    layers = layers_of(model)
     parts = balance([layer.cost for layer in layers], schedule.num_stages)
     return cut(model, layers, {stage: parts[stage] for stage in schedule.stages(rank)})
 
@@ -80,7 +80,7 @@ def test_a_cut_model_has_its_stages_parameters_alone():
         assert model.num_params() == sum(p.numel() for p in model.parameters()) - positions
     assert all_names[-1] == "lm_head.weight"  # tied to the first rank's wte.weight
     assert all_names[:-1] == names(whole)
-    assert whole.num_params() == GPT(CONFIG).num_params()
+    assert whole.num_params() == Decoder(CONFIG).num_params()
 
 
 def test_tied_parameters_on_one_rank_stay_one():
@@ -172,7 +172,7 @@ def test_a_sequence_must_fit():
 
 
 def test_layers():
-    layers = gpt2_layers(randomized(replace(CONFIG, n_layer=3)))
+    layers = layers_of(randomized(replace(CONFIG, n_layer=3)))
     assert [layer.name for layer in layers] == ["embedding, block 0", "block 1", "block 2", "head"]
 
 

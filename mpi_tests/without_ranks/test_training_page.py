@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import re
 
 import pytest
 
@@ -14,6 +15,9 @@ from training import report
 from training.reports.html import conditions_section
 from training.reports.measured_sections import pipeline_section, times_section
 from training.reports.profile import KINDS, ProfiledStep
+from training.reports.time_table import time_table
+
+ROW = re.compile(r"  (\w.*\w) +([\d.]+) +([\d.]+)% +([\d.]+) on rank 1")
 
 
 def records(number, val_every=4, loss=3.0):
@@ -36,6 +40,20 @@ def test_every_record_is_a_point():
     assert [row["loss"] for row in rows] == pytest.approx([3 / step for step in range(1, 13)], rel=1e-5)
     assert [row["validation loss"] for row in rows if row["validation loss"]] == pytest.approx([1.5, 0.75, 0.5])
     assert "bubble" not in rows[0]
+
+
+def test_the_page_begins_with_a_summary():
+    page = Page(report.report({"a": records(8), "b": records(6, val_every=9)}))
+    assert next(iter(page.tables)) == "summary"
+    rows = {row["what"]: (row["a"], row["b"]) for row in page.tables["summary"]}
+    assert rows["final loss"] == ("0.3750 at step 8", "0.5000 at step 6")
+    assert rows["best validation loss"] == ("0.7500 at step 8", None)
+
+
+def test_files_of_a_validation_are_listed():
+    fields = {"val_loss/a.txt": 1.0, "val_loss/b.txt": 2.0, "val_perplexity/a.txt": 3.0, "val_perplexity/b.txt": 7.0}
+    page = Page(report.report({"run": [*records(2), {"iter": 2, "val_loss": 1.5, **fields}]}))
+    assert [tuple(row.values()) for row in page.tables["validation"]] == [(2, "a.txt", 1, 3), (2, "b.txt", 2, 7)]
 
 
 def test_many_records_are_thinned_but_for_validations_and_the_last():
@@ -84,9 +102,28 @@ def test_means_by_kind_add_up_to_the_step_and_unused_axes_are_left_out():
     for rank, row in enumerate(page.tables["times"]):
         parts = [row[part["column"]] for part in bars["parts"]]
         assert sum(parts) == pytest.approx(row["step, ms"], rel=1e-5)
-        assert row["computing"] == pytest.approx(4.5 + rank)
+        assert row["forward"] == pytest.approx(4.5 + rank)
+        assert row["backward"] == pytest.approx(5.5 + rank)
         assert "ep, exposed" not in row
     assert "2 steps alone, 4 to 5" in section.texts[0]
+
+
+def test_the_lines_of_the_table_add_up_to_the_step():
+    heading, *lines = time_table([profiled(iteration, rank) for iteration in (4, 5) for rank in (0, 1)])
+    assert heading == "time of steps 4 to 5: ms, mean of 2 ranks; part of the step; most on a rank"
+    rows = {match[1]: [*map(float, match.groups()[1:])] for match in map(ROW.fullmatch, lines)}
+    assert "ep, exposed" not in rows
+    assert rows["tp, exposed"] == [7.0, pytest.approx(7.0 / rows["step"][0] * 100, abs=0.06), 7.5]
+    whole = rows.pop("step")
+    for column, total in enumerate((whole[0], 100.0, whole[2])):
+        assert sum(row[column] for row in rows.values()) == pytest.approx(total, abs=0.05 * len(rows))
+
+
+def test_the_table_of_one_rank_and_of_no_steps():
+    heading, *lines = time_table([ProfiledStep(3, 0, 0.5, {**dict.fromkeys(KINDS, 0.0), "forward": 0.5}, 1.0)])
+    assert (heading, lines[0].split()) == ("time of step 3: ms; part of the step", ["forward", "500.0", "100.0%"])
+    assert [*map(str.split, lines[1:])] == [["step", "500.0", "100.0%"]]
+    assert time_table([]) == []
 
 
 class Profiler:

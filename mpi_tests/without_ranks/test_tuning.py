@@ -11,7 +11,7 @@ from collectives.algorithms import Access
 from collectives.runtime.choose import auto
 from collectives.runtime.choose.auto import Question, Tuning, limits, parse_tuning, to_json
 from collectives.schedule.cost import NETWORK as DEFAULT
-from collectives.schedule.cost import Link
+from collectives.schedule.network import Link, Network, Tier
 from collectives.schedule.spec import COLLECTIVES
 from mpi_tests.helpers.algorithm_costs import nodes_of
 from mpi_tests.helpers.networks import MEASURED, NETWORK, TUNING
@@ -41,6 +41,13 @@ def test_a_file_from_before_the_system_was_measured():
     for name in new:
         del old["network"][name]
     assert parse_tuning(json.dumps(old), "t.json").network == NETWORK._replace(**new)
+
+
+def test_a_file_has_the_levels_beyond_the_node():
+    tiers = Tier(2, Link(1e-5, 1e-9)), Tier(8, Link(2e-5, 2e-9), Link(0.0, 1e-10))
+    network = NETWORK._replace(nic=Link(0.0, 1e-10), tiers=tiers)
+    assert parse_tuning(to_json(Tuning(network)), "t.json").network == network
+    assert "tiers" not in json.loads(to_json(TUNING))["network"]
 
 
 def test_a_size_counts_as_the_nearest_measured():
@@ -76,7 +83,8 @@ def test_the_model_ranks_all_there_are():
     assert "mpi" not in names
     assert model(64, lengths=(8,)) == "recursive_doubling"
     assert model(1 << 26, lengths=(8,)) in ("ring", "rabenseifner")
-    assert model(1 << 26, lengths=(8, 8)) == "hierarchical"
+    ranked = [name.partition("/")[0] for name, _ in auto.ranking(1 << 26, candidates("all_reduce", 16), nodes_of(8, 8))]
+    assert ranked.index("hierarchical") < ranked.index("ring")
     assert model(1 << 26, lengths=(1,)) == algorithms.names("all_reduce")[0]  # the first of equal ones
 
 
@@ -125,7 +133,8 @@ def test_speeds_measured_on_a_busy_machine_choose_nothing_that_is_far_from_the_b
     for collective in COLLECTIVES:
         rows = candidates(collective, size, access=Access.DIRECT)
         for nbytes in (8, 1 << 12, 1 << 16, 1 << 24):
-            usual = dict(auto.ranking(nbytes, rows, nodes, DEFAULT._replace(cores=2), memory))
+            ranking = auto.ranking(nbytes, rows, nodes, DEFAULT._replace(cores=2), memory)
+            usual = {name.partition("/")[0]: seconds for name, seconds in ranking}
             for _ in range(4):
                 busy = {
                     name: getattr(DEFAULT, name) * 2 ** draws.uniform(0, 9) for name in ("meet_s", "copy_s_per_byte")
@@ -133,7 +142,7 @@ def test_speeds_measured_on_a_busy_machine_choose_nothing_that_is_far_from_the_b
                 links = {name: Link(*(x * 2 ** draws.uniform(0, 9) for x in getattr(DEFAULT, name))) for name in LINKS}
                 tuning = Tuning(DEFAULT._replace(**busy, **links, cores=2), measured="earlier")
                 choice = auto.choose(Question(collective, nbytes, rows, nodes, tuning, memory))
-                assert usual[choice] <= 10 * min(usual.values()), (collective, nbytes, choice)
+                assert usual[choice.partition("/")[0]] <= 10 * min(usual.values()), (collective, nbytes, choice)
                 if nbytes < auto.SHORT_BYTES and algorithms.find(collective, choice).access == Access.MESSAGES:
                     assert usual[choice] == min(usual.values())
 
@@ -173,7 +182,7 @@ def test_explanations():
     assert names == [name for name, _ in auto.ranking(1000, candidates("all_reduce"), nodes_of(4), NETWORK)]
     assert [line.split()[2] for line in lines if line.endswith(" <")] == ["binomial"]
     assert lines[2].split()[:2] == ["2.5", "us"]  # recursive doubling: 2 alpha + 2000 (beta + gamma)
-    assert explain(1 << 24, TUNING)[1] == "not measured (t.json); by the cost model, with the speeds measured:"
+    assert explain(1 << 24, TUNING)[1] == "not measured (t.json); by the cost model, with the speeds of that file:"
     lines = explain(8, None)
     assert lines[0] == "broadcast of 8 bytes on 4 ranks of 1 node: binomial"
     assert lines[1] == "not measured (COLLECTIVES_TUNING names no file); by the cost model, with default speeds:"
@@ -201,6 +210,15 @@ BAD = {
     "no speed": (change("network", "within", "alpha_s", to=None), "'alpha_s' is null, but must be a number above 0"),
     "a speed of 0": (change("network", "meet_s", to=0), "'meet_s' is 0, but must be a number above 0"),
     "a speed in words": (change("network", "cores", to="two"), "'cores' is \"two\", but must be a number above 0"),
+    "tiers that do not divide": (
+        change("network", "tiers", to=[{"nodes": n, "link": {"alpha_s": 1.0, "beta_s_per_byte": 1.0}} for n in (4, 6)]),
+        "groups of 6 nodes must be of a multiple of 4 nodes, as those within",
+    ),
+    "a tier without a link": (change("network", "tiers", to=[{"nodes": 2}]), "'link' is missing"),
+    "a port of negative speed": (
+        change("network", "nic", to={"alpha_s": -1, "beta_s_per_byte": 1.0}),
+        "'alpha_s' is -1, but must be a number of at least 0",
+    ),
     "rows of another type": (change("fastest", to={}), "'fastest' is {}, but must be of type list"),
     "a row of another type": (change("fastest", 0, to=7), "'collective' is missing"),
     "ranks in words": (change("fastest", 0, "ranks", to="4"), "'ranks' is \"4\", but must be of type int"),
@@ -232,3 +250,11 @@ def test_a_bad_file(text, reason):
     )
     with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
         parse_tuning(text, "t.json")
+
+
+def test_over_nodes_the_first_of_about_equal_ones_is_taken_for_long_vectors(monkeypatch):
+    prices = {"hierarchical_direct": 1.05, "leaders": 1.0}
+    monkeypatch.setattr(auto, "predicted_s", lambda row, *_: prices[row.name])
+    rows = tuple(algorithms.find("all_gather", name) for name in prices)
+    taken = [auto.ranking(nbytes, rows, nodes_of(2, 2, 2), Network(meet_s=1e-9))[0][0] for nbytes in (1 << 24, 8)]
+    assert taken == ["hierarchical_direct", "leaders"]

@@ -26,8 +26,8 @@ class Arena:
     torch's current stream.  One collective on `parameters` or `gradients` covers all of them.  Gaps between parameters
     hold zeros.
 
-    Gradients must stay in the array: clear them with `zero_grad()`, not by setting them to None.  With gradients=False
-    none is allocated.
+    Gradients must stay in the array: clear them with `zero_grad()`, not by setting them to None.  Frozen parameters
+    have none, and with gradients=False none is allocated.
 
     `dtype` converts the parameters; their values before the conversion are in `originals`, by name.  With a different
     `grad_dtype` they have no `grad`: each new gradient is added to `wide_grad` and freed.
@@ -50,14 +50,15 @@ class Arena:
         self.originals = {} if dtype == param_dtype else {name: param.data for name, param in params.items()}
         self.slices, count = lay_out(params, line_length(dtype))
         self.parameters = allocate(comm, count, dtype, device)
-        self.gradients = allocate(comm, count if gradients else 0, grad_dtype or dtype, device)
+        trained = {name: param for name, param in params.items() if gradients and param.requires_grad}
+        _, num_trained = lay_out(trained, line_length(dtype))  # which come first
+        self.gradients = allocate(comm, num_trained, grad_dtype or dtype, device)
         for name, param in params.items():
             span = self.slices[name]
             home = self.parameters[span].view(param.shape)
             home.copy_(param.data)
             param.data = home
-            owns = gradients and param.requires_grad
-            own_gradient(param, self.gradients[span].view(param.shape) if owns else None)
+            own_gradient(param, self.gradients[span].view(param.shape) if name in trained else None)
         self._gradients = [(name, param, param.grad) for name, param in params.items() if param.grad is not None]
 
     def broadcast(self, comm: collectives.Communicator) -> None:

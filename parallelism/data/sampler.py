@@ -67,7 +67,11 @@ class DistributedSampler:
         return self.num_samples // self.batch_size
 
     def __iter__(self) -> Iterator[np.ndarray]:
+        return (batch[self.part] for batch in self.batches())
+
+    def batches(self) -> Iterator[np.ndarray]:
+        """Yield the epoch's global batches: the sample indices of all ranks."""
         # Sorting raw bits gives the same order in every version of NumPy, which permutation() does not promise.
         philox = np.random.Philox(key=[self.seed, self.epoch])
         order = np.argsort(philox.random_raw(self.num_samples), kind="stable")
-        return iter(order[: len(self) * self.batch_size].reshape(len(self), -1)[:, self.part])
+        return iter(order[: len(self) * self.batch_size].reshape(len(self), -1))

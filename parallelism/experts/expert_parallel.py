@@ -1,7 +1,7 @@
 """Expert parallelism: shard a mixture's experts over the ranks of an axis, and replicate its router."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -34,18 +34,23 @@ class MixtureLayer(Protocol):
 
 
 def shard_mixture(
-    mixture: MixtureLayer, columns: Iterable[Any], rows: Iterable[Any], exchange: ExpertExchange | None, tp: Axis
+    mixture: MixtureLayer,
+    columns: Iterable[Any],
+    rows: Iterable[Any],
+    exchange: ExpertExchange | None,
+    tp: Axis,
+    pieces: Sequence[int] = (1,),
 ) -> None:
     """Divide a mixture's experts over the ranks of an exchange, and their hidden width over tp, in place.
 
     Each of the layers `columns` and `rows` has a `weight` (num_experts, in, out).  tp divides the outputs of `columns`
-    and the inputs of `rows`; the router is replicated.
+    and the inputs of `rows`; the router is replicated.  Outputs have pieces of relative lengths `pieces`, each divided.
 
     Shapes: those of the mixture, or (batch, seq/tp, width) if tp splits sequences.
     """
-    for dim, layers in ((2, columns), (1, rows)):
+    for dim, layers, lengths in ((2, columns, pieces), (1, rows, (1,))):
         for layer in layers:
-            shard_experts(layer, dim, exchange, tp)
+            shard_experts(layer, dim, exchange, tp, lengths)
     if exchange:
         mixture.route = exchange.route
     if tp.ranks.size > 1:
@@ -61,15 +66,17 @@ def forward_over_tp(mixture: MixtureLayer, tp: Axis, x: Tensor) -> Tensor:
     return mixture.dropout(autograd.split(y, ranks, SEQ) if tp.sequence else y)  # (batch, seq[/tp], width)
 
 
-def shard_experts(layer: Any, hidden: int, exchange: ExpertExchange | None, tp: Axis) -> None:
-    """Keep this rank's shard of a layer's weights; tp divides the dim `hidden`.
+def shard_experts(
+    layer: Any, hidden: int, exchange: ExpertExchange | None, tp: Axis, pieces: Sequence[int] = (1,)
+) -> None:
+    """Keep this rank's shard of a layer's weights; tp divides the dim `hidden`, of which each piece is divided.
 
     An expert's gradient is the sum over the losses of all ranks of the exchange; scale it to the mean, to match other
     parameters, which are averaged over replicas.
     """
     whole = layer.weight
     if tp.ranks.size > 1:
-        layer.weight = tp.local(whole, Shard(hidden, whole.shape[hidden]))
+        layer.weight = tp.local(whole, Shard(hidden, whole.shape[hidden], pieces))
     if exchange:
         layer.weight = Axis(exchange.ranks).local(layer.weight, Shard(0, len(whole)), "ep")
         if layer.weight.requires_grad:

@@ -58,7 +58,7 @@ class Pipeline:
         self.stages, self.schedule, self.comm, self.device = stages, schedule, comm, device
         self.listeners, self.first_micro_batch = list(listeners), first_micro_batch
         self.now: Action | None = None  # the action in progress
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)  # of the latest step
+        self.step_losses = torch.zeros(0, dtype=torch.float64, device=device)  # of the latest step, by micro-batch
         self._forms: dict[Any, dict[int, Form]] = {}  # of each stage's input, by the shapes of a batch
 
     def emit(self, event: str, *arguments: Any) -> None:
@@ -85,7 +85,7 @@ class Pipeline:
         The loss is the sum of the micro-batches' losses times `weights`, by default their mean.  Return it on the rank
         of the last stage, 0 on others, in float64 on the device; gradients accumulate in each stage.
 
-        `loss_sum` is the sum without weights, likewise.
+        `step_losses` are the losses without weights, likewise.
 
         Raises: ValueError if the number of batches is not the schedule's.
         """
@@ -96,7 +96,7 @@ class Pipeline:
             )
         run = Pass(self, self.schedule, batches, weights or [1 / len(batches)] * len(batches))
         loss = run.run()
-        self.loss_sum = torch.stack(run.losses).sum()
+        self.step_losses = torch.stack(run.losses)
         self.emit("step_done")
         return loss
 

@@ -17,7 +17,11 @@ from parallelism.step.deferred import WeightGradients, deferring
 class Batch(NamedTuple):
     """A micro-batch, identical on every stage.
 
-    Shapes: tokens, targets and documents (batch, seq), positions (seq) or (batch, seq), samples (batch).
+    `num_targets` are the numbers of targets, but for the ignored ones, of the micro-batch and of the global batch, over
+    all ranks that divide these.
+
+    Shapes: tokens, targets and documents (batch, seq), positions (seq) or (batch, seq), samples (batch), num_targets
+    (2).
     """
 
     tokens: Tensor
@@ -25,10 +29,20 @@ class Batch(NamedTuple):
     positions: Tensor | None = None
     documents: Tensor | None = None
     samples: Tensor | None = None
+    num_targets: Tensor | None = None
 
     def to(self, device: str) -> Batch:
         """Start copying to a device; return before the copy is complete."""
         return Batch(*(None if part is None else to_device(part, device) for part in self))  # type: ignore[arg-type]
+
+
+def count_targets(batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+    """Return the number of targets of each micro-batch, and that of the global batch, at least 1, in float64.
+
+    Shapes: (micro-batches), and a scalar.
+    """
+    counts = torch.stack([batch.num_targets for batch in batches if batch.num_targets is not None])
+    return counts[:, 0], counts[0, 1].clamp(min=1)
 
 
 class Layer(NamedTuple):

@@ -1,4 +1,4 @@
-"""Timeline of a measured step: a trace for Perfetto and Chrome, and a picture beside the predicted step.
+"""Timeline of a measured step: events for Perfetto and Chrome, and a picture beside the predicted step.
 
 Ranks record spans by `time.perf_counter`; rank 0 gathers them.  Clocks of different hosts have different
 origins: the offset is estimated from the fastest of several round trips.
@@ -6,7 +6,6 @@ origins: the offset is estimated from the fastest of several round trips.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from statistics import median
@@ -15,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import collectives
-from collectives.job.system import write
 from collectives.schedule.draw import save, time_axis
 from parallelism.pipeline.schedule.actions import needs, result
 from parallelism.pipeline.schedule.picture import LABELS, WAIT, ScheduleGrid, action_of, figure, length, planned
@@ -152,10 +150,9 @@ def save_picture(path: str, timeline: Timeline, spans: Sequence[Span]) -> None:
     save(figure([planned(timeline), happened(schedule.name, schedule.num_ranks, spans)]), path)
 
 
-def save_trace(path: str, spans: Sequence[Span]) -> None:
-    """Write spans in Chrome's trace event format, atomically: one process per rank, one arrow per message."""
-    trace = {"traceEvents": [*names(spans), *events(spans), *arrows(spans)], "displayTimeUnit": "ms"}
-    write(path, json.dumps(trace, allow_nan=False))
+def trace_events(spans: Sequence[Span]) -> list[dict[str, Any]]:
+    """Return spans in Chrome's trace event format: one process per rank, one arrow per message."""
+    return [*names(spans), *events(spans), *arrows(spans)]
 
 
 def names(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
@@ -191,7 +188,7 @@ def events(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
 def arrows(spans: Sequence[Span]) -> Iterator[dict[str, Any]]:
     """Yield arrows from the middle of a sending action, as they must start within it, to the begin of the receiver."""
     for number, (maker, reader) in enumerate(messages(spans)):
-        common = {"name": "message", "cat": "message", "id": number, "tid": 0}
+        common = {"name": "message", "cat": "message", "id": f"{spans[0].rank}.{number}", "tid": 0}
         middle_s = (maker.span.begin_s + maker.span.end_s) / 2
         yield {"ph": "s", "pid": maker.span.rank, "ts": 1e6 * middle_s, **common}
         yield {"ph": "f", "bp": "e", "pid": reader.span.rank, "ts": 1e6 * reader.span.begin_s, **common}

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from parallelism.numerics.dropout import AttentionDropout
 from parallelism.sequence.partial_attention import ScoreRules, attend, attend_backward, mask_of, merge, wide
-from parallelism.sequence.ring_attention import Ring
+from parallelism.sequence.ring_attention import Ring, window_mask
 from parallelism.sequence.token_shards import TokenShards
 
 
@@ -66,29 +66,39 @@ class PartScores(NamedTuple):
 
     length: int
     dtype: torch.dtype
+    device: torch.device
     documents: Tensor | None  # (batch, seq)
     dropout: AttentionDropout | None
+    window: int | None = None
 
     def pieces(self, number: int) -> Iterator[tuple[slice, ScoreRules]]:
         """Yield the keys before a part, and its own, with the rules for its queries."""
         own = slice(number * self.length, (number + 1) * self.length)
         for keys in [slice(0, own.start), own] if number else [own]:
             causal, mask, drop = keys is own, None, None
-            if self.documents is not None:
-                may = self.documents[:, own, None] == self.documents[:, None, keys]  # (batch, queries, keys)
-                causal, mask = False, mask_of(may.tril() if causal else may, self.dtype)
+            positions = torch.arange(own.stop, device=self.device)
+            if self.documents is not None or self.window:
+                may = window_mask(positions[own], positions[keys], self.window)[None]  # (1, queries, keys)
+                if self.documents is not None:
+                    may = may & (self.documents[:, own, None] == self.documents[:, None, keys])
+                causal, mask = False, mask_of(may, self.dtype)
             if self.dropout:
-                positions = torch.arange(own.stop, device=self.dropout.of_heads.device)
                 drop = self.dropout.between(positions[own], positions[keys])
             yield keys, ScoreRules(causal, mask, drop)
 
 
 def part_attention(
-    q: Tensor, k: Tensor, v: Tensor, parts: SequenceParts, documents: Tensor | None, dropout: AttentionDropout | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    parts: SequenceParts,
+    documents: Tensor | None,
+    dropout: AttentionDropout | None,
+    window: int | None = None,
 ) -> Tensor:
     """Attend to all tokens of the ring, part by part.  Shapes: those of `SequenceAttention`, but n_kv_head = n_head."""
     documents = None if documents is None else parts.gather(documents, 1)
-    scores = PartScores(q.shape[2] // len(parts.own), q.dtype, documents, dropout)
+    scores = PartScores(q.shape[2] // len(parts.own), q.dtype, q.device, documents, dropout, window)
     return PartAttentionFunction.apply(q, k, v, parts, scores)
 
 

@@ -21,11 +21,12 @@ ALONE: Any = SimpleNamespace(size=1, rank=0)  # a group of one rank, which needs
 
 
 class GlobalTokens(NamedTuple):
-    """Metadata of all tokens of the ring: their positions, and their documents if there are any."""
+    """Metadata of all tokens of the ring: their positions, and their documents and window if there are any."""
 
     positions: Tensor  # (size, seq)
     documents: Tensor | None  # (size, batch, seq)
     dropout: AttentionDropout | None
+    window: int | None = None
 
 
 class Ring:
@@ -42,29 +43,48 @@ class Ring:
         return TokenShards(length * self.size, self.size, order=self.order).pair(self.rank, source)
 
     def rules(self, tokens: GlobalTokens, source: int, dtype: torch.dtype) -> tuple[slice, slice, ScoreRules] | None:
-        """Return which queries attend to which keys and how, with a mask if there are documents; None if none do."""
+        """Return which queries attend to which keys and how; None if none do.
+
+        There is a mask if there are documents or a window.
+        """
         here, there, mask = tokens.positions[self.rank], tokens.positions[source], None
-        if tokens.documents is None:
+        if tokens.documents is None and tokens.window is None:
             pair = self.pair(source, len(here))
         else:
-            may = tokens.documents[self.rank][:, :, None] == tokens.documents[source][:, None, :]  # (batch, seq, seq)
-            pair, mask = Pair(slice(None), slice(None), causal=False), mask_of(may & (here[:, None] >= there), dtype)
+            may = window_mask(here, there, tokens.window)[None]  # (1, seq, seq)
+            pair = Pair(slice(None), slice(None), causal=False) if not tokens.window or may.any() else None
+            if tokens.documents is not None:
+                may = may & (tokens.documents[self.rank][:, :, None] == tokens.documents[source][:, None, :])
+            mask = mask_of(may, dtype)
         if pair is None:
             return None
         drop = tokens.dropout.between(here[pair.queries], there[pair.keys]) if tokens.dropout else None
         return pair.queries, pair.keys, ScoreRules(pair.causal, mask, drop)
 
 
+def window_mask(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
+    """Return which positions of keys are none of later tokens, nor before the window.  Shape: (queries, keys)."""
+    distance = queries[:, None] - keys
+    return (distance >= 0) & (distance < window) if window else distance >= 0
+
+
 def ring_attention(
-    q: Tensor, k: Tensor, v: Tensor, ring: Ring, documents: Tensor | None, dropout: AttentionDropout | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    ring: Ring,
+    documents: Tensor | None,
+    dropout: AttentionDropout | None,
+    window: int | None = None,
 ) -> Tensor:
-    """Attend to all tokens of the ring.  Shapes: those of `SequenceAttention`."""
+    """Attend to all tokens of the ring, or of a window.  Shapes: those of `SequenceAttention`."""
     shards = TokenShards(q.shape[2] * ring.size, ring.size, order=ring.order)
     # (ring, seq/ring)
     positions = torch.stack([torch.from_numpy(shards.ring_positions(member)) for member in range(ring.size)])
     if documents is not None:
         documents = ring.members.all_gather(documents[None]) if ring.size > 1 else documents[None]
-    return RingFunction.apply(q, k, v, ring, GlobalTokens(to_device(positions, q.device), documents, dropout))
+    tokens = GlobalTokens(to_device(positions, q.device), documents, dropout, window)
+    return RingFunction.apply(q, k, v, ring, tokens)
 
 
 class RingFunction(torch.autograd.Function):
@@ -89,13 +109,13 @@ class RingFunction(torch.autograd.Function):
             if coming:
                 kv = coming.wait()
         ctx.save_for_backward(q, k, v, out, log, tokens.positions, tokens.documents)
-        ctx.ring, ctx.dropout = ring, tokens.dropout
+        ctx.ring, ctx.rest = ring, tokens[2:]
         return out.to(q.dtype)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
         (q, k, v, out, log, positions, documents), ring = ctx.saved_tensors, ctx.ring
-        tokens = GlobalTokens(positions, documents, ctx.dropout)
+        tokens = GlobalTokens(positions, documents, *ctx.rest)
         gradient, coming_home = wide(gradient), None
         kv: Any = torch.stack((k, v)) if ring.size > 1 else (k, v)  # (2, batch, n_kv_head, seq/ring, head_size)
         for step, source in enumerate(ring.sources()):

@@ -94,7 +94,7 @@ class SequenceAttention(nn.Module):
     """Replaces the attention core of a plain model, `alone`, which is used if each rank has all tokens of its heads.
 
     Without an axis, each rank has all tokens of all heads.  `alone` cannot drop probabilities as `dropout` does, nor
-    attend by parts.
+    attend by parts.  With a `window`, a token attends to so many only, itself included.
 
     Shapes: q (batch, n_head, seq/sp, head_size), k and v (batch, n_kv_head, seq/sp, head_size), documents (batch,
     seq/sp).
@@ -102,8 +102,15 @@ class SequenceAttention(nn.Module):
     Raises: ValueError if the ranks cannot divide the heads evenly.
     """
 
-    def __init__(self, axis: SequenceParallel | None, dropout: Dropout | None = None, alone: nn.Module | None = None):
+    def __init__(
+        self,
+        axis: SequenceParallel | None,
+        dropout: Dropout | None = None,
+        alone: nn.Module | None = None,
+        window: int | None = None,
+    ):
         super().__init__()
+        self.window = window
         self.heads, self.ring, self.dropout = axis.heads if axis else ALONE, axis.ring if axis else Ring(), dropout
         self.parts = SequenceParts(self.ring, axis.parts) if axis and axis.parts else None
         self.alone = alone if self.ring.size == 1 and not self.parts else None
@@ -122,11 +129,11 @@ class SequenceAttention(nn.Module):
                 documents = heads.all_gather(documents.t()).t()  # (batch, seq/ring)
         dropout = self.dropout.attention(q) if self.dropout else None
         if self.parts:
-            y = part_attention(q, k, v, self.parts, documents, dropout)
+            y = part_attention(q, k, v, self.parts, documents, dropout, self.window)
         elif self.alone and dropout is None:
             y = self.alone(q, k, v, documents)
         else:
-            y = ring_attention(q, k, v, self.ring, documents, dropout)
+            y = ring_attention(q, k, v, self.ring, documents, dropout, self.window)
         return autograd.all_to_all(y, heads, SEQ, HEADS) if heads.size > 1 else y  # (batch, n_head, seq/sp, head_size)
 
 

@@ -98,7 +98,9 @@ class LayerMode(TorchFunctionMode):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    deferred = current(weight, bias)
+    deferred, every = current(weight, bias), CURRENT.get()
+    if deferred is None and every and every.parts:  # as of frozen weights
+        return by_parts(F.linear, every.parts, x, weight, bias)
     if deferred is None or not (torch.is_grad_enabled() or deferred.parts):
         return F.linear(x, weight, bias)
     return LinearFunction.apply(autocast(x), weight, bias, deferred)

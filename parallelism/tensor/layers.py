@@ -49,9 +49,10 @@ class ColumnFunction(torch.autograd.Function):
             summing = ranks.start(*(("reduce_scatter", dx.movedim(SEQ, 0)) if sequence else ("all_reduce", dx)))
         if gathering:
             x = gathering.wait().movedim(0, SEQ)  # (batch, seq, in)
+        dw = None
         if ctx.deferred:
             dw = ctx.deferred.defer(ctx.weight, None, x, gradient)
-        else:
+        elif ctx.needs_input_grad[1]:
             # (out/tp, batch x seq) (batch x seq, in)
             dw = (gradient.flatten(0, -2).t() @ x.flatten(0, -2)).to(ctx.weight.dtype)
         if ctx.axis.tiles:
@@ -80,9 +81,10 @@ class RowFunction(torch.autograd.Function):
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
         (x,) = ctx.saved_tensors
         gradient = gradient.to(x.dtype)
+        dw = None
         if ctx.deferred:
             dw = ctx.deferred.defer(ctx.weight, None, x, gradient)
-        else:
+        elif ctx.needs_input_grad[1]:
             # (out, batch x seq) (batch x seq, in/tp)
             dw = (gradient.flatten(0, -2).t() @ x.flatten(0, -2)).to(ctx.weight.dtype)
         return gradient @ ctx.weight.to(gradient.dtype), dw, None
@@ -125,6 +127,20 @@ class RowLinear(nn.Module):
         else:
             y = summed(F.linear(x, self.weight), self.axis)
         return y if self.bias is None else between_layers(torch.add, self.axis, y, self.bias)
+
+
+class ReplicatedLinear(nn.Module):
+    """Linear layer between split ones, without bias, that every rank holds.
+
+    Shapes: x (batch, seq, in), y (batch, seq, out), or (batch, seq/tp, ...) if the sequence is split.
+    """
+
+    def __init__(self, linear: nn.Linear, axis: Axis):
+        super().__init__()
+        self.axis, self.weight = axis, linear.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return between_layers(F.linear, self.axis, x, self.weight)
 
 
 def summed(y: Tensor, axis: Axis) -> Tensor:
@@ -185,15 +201,25 @@ class SequenceNorm(nn.Module):
         self.axis, self.shape = axis, norm.normalized_shape
         self.eps: Any = norm.eps
         self.is_rms, self.weight, self.bias = isinstance(norm, nn.RMSNorm), norm.weight, getattr(norm, "bias", None)
+        self.offset = getattr(norm, "offset", 0)
 
     def forward(self, x: Tensor) -> Tensor:
         params = [self.weight] if self.bias is None else [self.weight, self.bias]
         return between_layers(self.normalize, self.axis, x, *params)
 
     def normalize(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        weight = weight + self.offset if self.offset else weight
         if self.is_rms:
             return F.rms_norm(x, self.shape, weight, self.eps)
         return F.layer_norm(x, self.shape, weight, bias, self.eps)
+
+
+class HeadNorm(SequenceNorm):
+    """A norm of each of a rank's heads, which have all tokens; its parameters' gradients are summed over the ranks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        params = [self.weight] if self.bias is None else [self.weight, self.bias]
+        return self.normalize(x, *(autograd.copy(param, self.axis.ranks) for param in params))
 
 
 class SequenceEmbedding(nn.Module):
@@ -242,7 +268,7 @@ def local_rows(tokens: Tensor, begin: int, length: int) -> tuple[Tensor, Tensor]
 
 
 class VocabularyCrossEntropy(nn.Module):
-    """The loss of a `models.gpt.CrossEntropy`, from logits split over the vocabulary, which are never gathered."""
+    """The loss of a `models.decoder.CrossEntropy`, from logits split over the vocabulary, which are never gathered."""
 
     def __init__(self, loss: Any, axis: Axis, vocab_size: int):
         super().__init__()

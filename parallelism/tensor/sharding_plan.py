@@ -96,20 +96,22 @@ class RowParallel(Strategy):
 class ExpertParallel(Strategy):
     """Split the experts of a `MixtureLayer` over ep, and the hidden width of each over tp.
 
-    `columns` and `rows` name the layers of experts whose outputs, and whose inputs, are hidden.
+    `columns` and `rows` name the layers of experts whose outputs, and whose inputs, are hidden.  Outputs of several
+    pieces, such as gates and values, are of relative lengths `pieces`.
     """
 
     columns: tuple[str, ...] = ("c_fc",)
     rows: tuple[str, ...] = ("c_proj",)
+    pieces: tuple[int, ...] = (1,)
 
     def check(self, name: str, module: Any, sizes: Sizes) -> None:
         for column in self.columns:
-            hidden = module.get_submodule(column).weight.shape[-1]
+            hidden = module.get_submodule(column).weight.shape[-1] // len(self.pieces)
             check_divisible(f"{name}: hidden_width={{}}", hidden, sizes["tp"])
 
     def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
         columns, rows = (map(module.get_submodule, names) for names in (self.columns, self.rows))
-        shard_mixture(module, columns, rows, axes.ep, axes.tp)
+        shard_mixture(module, columns, rows, axes.ep, axes.tp, self.pieces)
         return module
 
 
@@ -173,7 +175,24 @@ class Attention(Strategy):
         heads = axes.sp.heads if axes.sp else None
         first = axes.tp.ranks.rank if heads is None else axes.tp.ranks.rank * heads.size + heads.rank
         dropout = Dropout(module.dropout, number, axes.position, first)
-        return SequenceAttention(axes.sp, dropout, module) if axes.sp or module.dropout else module
+        window = getattr(module, "window", None)
+        return SequenceAttention(axes.sp, dropout, module, window) if axes.sp or module.dropout else module
+
+
+class HeadRegion(Strategy):
+    """Norms of each head, between a column-parallel layer and attention; every rank holds its parameters.
+
+    Shapes: (batch, n_head/tp, seq/sp, head_size).
+    """
+
+    def check(self, name: str, module: Any, sizes: Sizes) -> None:
+        if sizes.get("tiles", 0):
+            raise ValueError(
+                f"{name}: tiles={sizes['tiles']} cut no sum over heads: omit tiles, and tp with reproducible"
+            )
+
+    def apply(self, module: Any, axes: Axes, number: int) -> nn.Module:
+        return module if axes.whole else layers.HeadNorm(module, axes.tp)
 
 
 class SequenceRegion(Strategy):
@@ -223,7 +242,8 @@ def parallelize(
     for number, (name, module) in enumerate(modules.items()):
         if name in strategy_of:
             parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, strategy_of[name].apply(module, axes, number))
+            replacement = strategy_of[name].apply(module, axes, number).train(module.training)
+            setattr(model.get_submodule(parent), child, replacement)
     if replicated and tp.rank == 0:
         print(f"replicated on every rank, as the plan does not name them: {', '.join(replicated)}", flush=True)
     return ranks

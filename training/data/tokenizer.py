@@ -23,6 +23,7 @@ BYTE_VOCABULARY = 256
 META = "meta.json"  # beside tokens or weights, with the name of their tokenizer
 DOCUMENT_END = "<|endoftext|>"
 SURROGATE = re.compile("[\ud800-\udfff]")  # in a str, one without its other half
+CHAT_FILES = TEMPLATE, TOKENIZER_SETTINGS = "chat_template.jinja", "tokenizer_config.json"
 COMPARED = 256  # tokens that tell tokenizers apart
 
 
@@ -95,9 +96,15 @@ def differ(first: Tokenizer, second: Tokenizer) -> bool:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, vocab_size: int, dtype: str | None = None) -> None:
-    """Save the tokenizer of tokens or weights beside them: its name, and a copy; for tokens, their dtype, too."""
+    """Save the tokenizer of tokens or weights beside them: its name, and a copy; for tokens, their dtype, too.
+
+    Its chat template is copied, too.
+    """
     if tokenizer.path and Path(tokenizer.path).resolve() != (folder / tokenizer.name).resolve():
         shutil.copy(tokenizer.path, folder / tokenizer.name)
+        for name in CHAT_FILES:
+            if (file := Path(tokenizer.path).parent / name).is_file():
+                shutil.copy(file, folder / name)
     meta = {"tokenizer": tokenizer.name, "vocab_size": vocab_size, **({"dtype": dtype} if dtype else {})}
     with replacing(folder / META) as temporary:
         temporary.write_text(json.dumps(meta) + "\n")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
+from training.data.conversations import Conversations, holds_conversations, load_conversations
 from training.data.text_files import find_files, has_rows, holds_tokens, read_documents
 from training.data.token_files import GPT2_VOCABULARY, TokenFile, TokenSequence
 from training.data.tokenizer import (
@@ -22,6 +24,7 @@ from training.data.tokenizer import (
 from training.settings.ranges import TOKEN
 
 TEXT_FIELD = "text"
+PROMPT_TOKENS = 16
 BLOCK_TOKENS, MOST_BLOCKS = 1 << 22, 64  # sample in which the least and the largest token are searched
 
 
@@ -33,6 +36,9 @@ class Tokens(NamedTuple):
     name: str
     tokenizer: Tokenizer
     val_ids: TokenSequence | None = None  # validation data; None: the end of `ids`
+    conversations: Conversations | None = None  # of `ids`, if these are of conversations
+    val_conversations: Conversations | None = None
+    val_parts: Mapping[str, Tokens] = MappingProxyType({})  # of several paths, by path
 
 
 def language_reference() -> bytes:
@@ -63,7 +69,7 @@ def load_tokens(
     of `python -m training.prepare`, or a meta.pkl of nanoGPT, beside them has their dtype and tokenizer; otherwise
     `token_dtype` is the dtype of files without a header, and `vocab_size` the number of tokens.  Other files hold text:
     plain, JSON or Parquet; it needs a `tokenizer`.  In a folder, .bin files whose names begin with "val" are validation
-    data.  `vocab_size` may exceed the tokenizer's.
+    data.  `vocab_size` may exceed the tokenizer's.  Files of JSON whose rows have messages hold conversations.
 
     Raises: ValueError with the path and the remedy.
     """
@@ -80,10 +86,19 @@ def load_tokens(
     else:
         tokens = load_files(files, " + ".join(Path(path).name for path in paths), *options)
     if val_paths:
-        validation = load_files(val_files, " + ".join(Path(path).name for path in val_paths), *options)
-        check_tokenizers([tokens.tokenizer, validation.tokenizer])
-        vocabulary = max(tokens.vocab_size, validation.vocab_size)
-        tokens = tokens._replace(val_ids=validation.ids, vocab_size=vocabulary)
+        parts = {path: load_files(find_files([path]), Path(path).name, *options) for path in val_paths}
+        check_tokenizers([tokens.tokenizer, *(part.tokenizer for part in parts.values())])
+        validation = next(iter(parts.values()))
+        if len(parts) > 1:
+            validation = load_files(val_files, " + ".join(Path(path).name for path in val_paths), *options)
+        if (tokens.conversations is None) != (validation.conversations is None):
+            raise ValueError(f"one of {tokens.name} and {validation.name} holds conversations: pass data of one kind")
+        tokens = tokens._replace(
+            val_ids=validation.ids,
+            val_conversations=validation.conversations,
+            val_parts=parts if len(parts) > 1 else {},
+            vocab_size=max(tokens.vocab_size, validation.vocab_size),
+        )
     if vocab_size is None:
         return tokens
     if vocab_size < tokens.vocab_size:
@@ -102,6 +117,12 @@ def load_files(
         raise ValueError(f"{binary[0]} holds tokens and {text[0]} text; pass files of one kind")
     if binary:
         return load_bin(binary, name, tokenizer, vocab_size, token_dtype)
+    chats = [path for path in text if holds_conversations(path, text_field)]
+    if chats and len(chats) < len(text):
+        other = next(path for path in text if path not in chats)
+        raise ValueError(f"{chats[0]} holds conversations and {other} text; pass files of one kind")
+    if chats:
+        return load_chats(chats, name, text_tokenizer(tokenizer))
     return load_text(text, name, text_tokenizer(tokenizer), text_field)
 
 
@@ -153,6 +174,12 @@ def load_text(paths: list[str], name: str, tokenizer: Tokenizer, field: str) -> 
     return Tokens(TokenSequence([ids]), tokenizer.vocab_size, name, tokenizer)
 
 
+def load_chats(paths: list[str], name: str, tokenizer: Tokenizer) -> Tokens:
+    conversations = load_conversations(paths, tokenizer)
+    ids = TokenSequence([conversations.ids])
+    return Tokens(ids, tokenizer.vocab_size, name, tokenizer, conversations=conversations)
+
+
 def tokenize(path: str, tokenizer: Tokenizer, field: str) -> Iterator[np.ndarray]:
     """Yield the tokens of a file's documents.  Plain files, as bytes, are joined without end tokens."""
     ends = tokenizer.name != BYTES or has_rows(path)
@@ -188,6 +215,12 @@ def split(tokens: Tokens, val_fraction: float, block_size: int) -> tuple[TokenSe
             f"{tokens.name}: {num_train} tokens to train and {num_val} to validate on are too few for "
             f"block_size={block_size}; {remedy}"
         )
+    for path, part in tokens.val_parts.items():
+        if block_size >= len(part.ids):
+            raise ValueError(
+                f"{path}: {len(part.ids)} tokens are too few to validate on with block_size={block_size}: use less, or "
+                "omit the file"
+            )
     return tokens.ids[:num_train], tokens.ids[num_train:] if tokens.val_ids is None else tokens.val_ids
 
 
@@ -197,6 +230,8 @@ class TokenWindows:
     Their number is the same in every epoch: that at the largest phase. With seed=None the phase
     is always 0, to validate on the same windows each time.
     """
+
+    notice = ""  # there is nothing to say of them
 
     def __init__(self, ids: TokenSequence | np.ndarray, block_size: int, seed: int | None):
         largest = len(ids) - 1 if seed is None else len(ids) // 2
@@ -220,6 +255,19 @@ class TokenWindows:
 
     def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return windows(self.ids, self.phase + np.asarray(indices) * self.block_size, self.block_size)
+
+    @property
+    def prompt(self) -> np.ndarray:
+        """The first tokens, to go on from."""
+        return np.asarray(self.ids[:PROMPT_TOKENS])
+
+    def documents(self, indices: np.ndarray, inputs: np.ndarray, end: int | None) -> np.ndarray | None:
+        """Return the document number of each token, if a token ends documents.  Shapes: (batch, seq)."""
+        return None if end is None else documents(inputs, end)
+
+    def num_targets(self, indices: np.ndarray) -> int:
+        """Return the number of targets in some windows."""
+        return len(indices) * self.block_size
 
 
 def draw(seed: int, epoch: int) -> int:

@@ -140,7 +140,7 @@ class CorruptionCheck:
         assert exact
         exponents = exact.exponents
         while True:
-            with check.observing(batches, weights[0]):
+            with check.observing(batches[0], weights[0]):
                 self.pipeline.step(batches, weights)
                 wrong = check.findings()
             if not wrong:

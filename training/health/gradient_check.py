@@ -56,10 +56,10 @@ class GradientCheck:
         self.reduced: dict[Piece, int] = {}
 
     @contextmanager
-    def observing(self, batches: Sequence[Batch], weight: float | Tensor) -> Iterator[None]:
-        """Observe a step's gradients in this context.  Collective."""
-        firsts = self.mesh.dp.all_gather_object(batches[0].to("cpu"))
-        self.firsts, self.weight = [batch.to(self.pipeline.device) for batch in firsts], weight
+    def observing(self, first: Batch, weight: float | Tensor) -> Iterator[None]:
+        """Observe a step's gradients in this context, given this rank's first micro-batch.  Collective."""
+        every = self.mesh.dp.all_gather_object((first.to("cpu"), float(weight)))
+        self.firsts = [(batch.to(self.pipeline.device), weight) for batch, weight in every]
         roundings = {name: rounding_of(self.own.params[name]) for name in self.names}
         for name, rounding in roundings.items():
             rounding.observe = partial(self._computed, name)
@@ -91,7 +91,7 @@ class GradientCheck:
         self.replayed.clear()
         dp = self.mesh.dp
         self.replaying = True
-        self.pipeline.replay(self.firsts[(dp.rank - distance) % dp.size], self.weight)
+        self.pipeline.replay(*self.firsts[(dp.rank - distance) % dp.size])
         self.replaying = False
 
     def _complete(self, param: Tensor) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from models.config import LlamaConfig, ModelConfig
+from models.config import ModelConfig
 from parallelism.data.replica import Replica
 from parallelism.mesh import Mesh, replica_axes
 from parallelism.step.optimizer import Optimizer
@@ -39,7 +39,8 @@ def muon(config: RunSettings, replica: Replica, mesh: Mesh, shape: ModelConfig) 
 
     Collective.
     """
-    names = [name for name, param in replica.params.items() if name.startswith(BLOCKS) and param.dim() >= 2]
+    params = {name: param for name, param in replica.params.items() if param.requires_grad and param.dim() >= 2}
+    names = [name for name in params if name.startswith(BLOCKS)]
     ranks = mesh.along(*replica_axes(mesh.shape), "tp")
     pieces = {name: replica.masters.pieces[name] for name in names if name in replica.masters.pieces}
     optimizer = Muon(
@@ -57,6 +58,5 @@ def muon(config: RunSettings, replica: Replica, mesh: Mesh, shape: ModelConfig) 
 def rows_of(name: str, shape: ModelConfig) -> Sequence[int]:
     """Return the relative row counts of the matrices that are stacked in a parameter."""
     if name.endswith("attn.c_attn.weight"):
-        return shape.n_head, shape.num_kv_heads, shape.num_kv_heads
-    is_gated = isinstance(shape, LlamaConfig) and name.endswith("mlp.c_fc.weight")
-    return (1, 1) if is_gated else (1,)
+        return shape.head_counts
+    return (1, 1) if shape.is_gated and name.endswith("mlp.c_fc.weight") else (1,)

@@ -69,9 +69,9 @@ class Muon(GroupedOptimizer):
 
     def direction(self, name: str, matrix: Tensor) -> Tensor:
         """Return the update of a matrix, or a stack of matrices, at a learning rate of 1."""
-        lengths = self.rows.get(name, (1,))
-        parts = matrix.split([len(matrix) * length // sum(lengths) for length in lengths])
-        return torch.cat([scaled(part) for part in parts])
+        lengths, dim = self.rows.get(name, (1,)), 0 if matrix.dim() == 2 else -1  # of outputs
+        parts = matrix.split([matrix.shape[dim] * length // sum(lengths) for length in lengths], dim)
+        return torch.cat([scaled(part) for part in parts], dim)
 
 
 def replace(old: Tensor, new: Tensor, skipped: Tensor | None) -> None:

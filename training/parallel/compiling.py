@@ -6,7 +6,7 @@ import shutil
 
 import torch
 
-from models.model import Model
+from models.decoder import Decoder
 from training.settings.fields import RunSettings
 
 BACKEND = "inductor"
@@ -29,7 +29,7 @@ def check_compiler(config: RunSettings) -> None:
         raise ValueError(f"compile starts {' or '.join(names)}, which is not installed: install it, or omit compile")
 
 
-def compile_model(model: Model, config: RunSettings) -> None:
+def compile_model(model: Decoder, config: RunSettings) -> None:
     """Set up compilation at the first forward pass: of the whole model, or of blocks without parallel modules."""
     for kind in {type(module) for module in model.modules()}:
         if kind.__module__.startswith("parallelism.") and not is_left_out(kind.forward):

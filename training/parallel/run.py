@@ -17,9 +17,8 @@ from collectives import InputError
 from collectives.bench.surroundings import surroundings
 from collectives.job.errors import LoneInputError
 from collectives.job.launch import is_rank_failure
-from models.gpt import flops_per_token
+from models.decoder import Decoder, flops_per_token
 from models.mixture import routers
-from models.model import Model
 from parallelism.buffers.tensor_collectives import ExposedTime, TensorCollectives
 from parallelism.buffers.transfer import to_device
 from parallelism.checkpoint import fingerprint, model_parts
@@ -31,11 +30,14 @@ from parallelism.numerics.dropout import BatchPosition
 from parallelism.numerics.non_finite import FiniteCheck, GradientMonitor, StepGuard, first_not_finite
 from parallelism.pipeline.stage import Batch
 from parallelism.placement import fill, wholes
+from parallelism.planner.presets import FAMILIES
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.step.local_parameters import tied_names
 from training.data.samples import Samples
 from training.health.corruption import CorruptionCheck
 from training.health.monitor import Health
+from training.lora.adapters import attach_adapters
+from training.lora.targets import targets_of
 from training.optim.make import make_optimizer
 from training.parallel.device import own_device, set_matrix_precision
 from training.parallel.remains import Remains
@@ -43,6 +45,7 @@ from training.parallel.saving import Saving, Shards, StateHashes, load_weights
 from training.parallel.staged import divide, staged
 from training.reports.facts import RunFacts, bit_conditions
 from training.reports.out_dir import take_out_dir
+from training.reports.peak_rate import peak_rate
 from training.reports.pending import Meter
 from training.reports.profile import ALL_RANKS, BUBBLE, StepProfiler
 from training.settings.checks import make_schedule
@@ -75,7 +78,8 @@ class TrainingRun:
         self.matrix_precision = torch.get_float32_matmul_precision()  # restored on closing
         set_matrix_precision(config.dtype)
         self.config, self.model, self.source = config, inputs.model, config.init_from  # source of the weights
-        self.tokens, self.windows, self.val_ids = inputs.tokens, inputs.windows, inputs.val_ids
+        self.tokens, self.windows = inputs.tokens, inputs.windows
+        self.val_windows, self.val_parts = inputs.val_windows, inputs.val_parts
         self.num_params = self.model.num_params()  # of the undivided model
         self.mesh = Mesh(comm, **axes_of(config))
         self.sp = SequenceParallel(
@@ -101,7 +105,9 @@ class TrainingRun:
             by_sample=bool(config.tiles),
         )
         self.exchange = ExpertExchange(self.mesh.ep) if config.ep > 1 else None
-        tp_collectives = divide(self.model, config, self.mesh, self.sp, position, self.exchange)
+        adapt = partial(attach_adapters, settings=config, values=inputs.factors) if config.lora_rank else None
+        self.targets = targets_of(self.model, config.lora_targets) if adapt else []
+        tp_collectives = divide(self.model, config, self.mesh, self.sp, position, self.exchange, adapt)
         self.routers = [router for _, router in routers(self.model)]
         tied, names = tied_names(self.model), [*self.model.state_dict()]
         self.pipeline = staged(
@@ -129,9 +135,13 @@ class TrainingRun:
         if interval := config.check_interval:
             acts = {"redo": config.on_corruption == REDO, "leave_out": config.on_corruption == LEAVE_OUT}
             self.corruption = CorruptionCheck(interval, self.mesh, self.pipeline, state, **acts)
-        flops, peak = flops_per_token(self.model.config, self.num_params), config.peak_tflops
-        all_peak = peak and peak * 1e12 * comm.size
-        self.meter = Meter(self.guard, config.max_iters, inputs.batch_size * config.block_size, flops, all_peak)
+        flops, tokens_per_step = (
+            flops_per_token(self.model.config, self.num_params, is_frozen=bool(self.targets)),
+            inputs.batch_size * config.block_size,
+        )
+        self.peak = None if config.eval_only else peak_rate(comm, config.device, config.dtype, config.peak_tflops)
+        peak_flops_per_s = self.peak and self.peak.flops_per_s
+        self.meter = Meter(self.guard, config.max_iters, tokens_per_step, flops, peak_flops_per_s)
         with comm.agreed():
             before = self.saving.out_dir if self.saving else ""
             self.out_dir = take_out_dir(settings, before) if comm.rank == 0 else ""
@@ -167,7 +177,7 @@ class TrainingRun:
             BUBBLE: [self.pipeline.times] if self.mesh.pp.size > 1 else [],
             ALL_RANKS: [self.clip, self.guard, self.sum_time, *([exact] if exact else [])],
         }
-        return StepProfiler(self.pipeline, self.mesh, self.config, self.first, waits)
+        return StepProfiler(self.pipeline, self.mesh, self.config, self.first, waits, self.optimizer)
 
     def _collect_facts(self, inputs: Inputs) -> RunFacts:
         config = self.config
@@ -176,7 +186,7 @@ class TrainingRun:
             data=self.tokens.name,
             num_tokens=len(self.tokens.ids),
             vocab_size=self.tokens.vocab_size,
-            family=type(self.model).__name__,
+            family=FAMILIES[self.model.config.family].label,
             num_params=self.num_params,
             batch_size=inputs.batch_size,
             num_micro_batches=inputs.num_micro_batches[self.mesh.dp.rank],
@@ -190,6 +200,7 @@ class TrainingRun:
             conditions=self.conditions,
             conditions_before=self.saving.conditions_before if self.saving else {},
             surroundings=surroundings(self.mesh.comm, config.device.partition(":")[0]) if config.report else {},
+            peak=self.peak,
             profiler=self.profiler,
         )
 
@@ -268,6 +279,14 @@ class TrainingRun:
         else:
             self.pipeline.step(batches, weights)
 
+    def loss_weights(self, num_targets: torch.Tensor, total: torch.Tensor) -> list[torch.Tensor]:
+        """Return each micro-batch's weight in the loss: its part of the `total` targets of the global batch, scaled.
+
+        Where gradients are averaged over the dp ranks instead of summed, it is multiplied by their number.
+        """
+        ranks = 1 if self.config.reproducible else self.mesh.dp.size
+        return [*(self.scale.value * (num_targets * ranks / total))]
+
     def balance_load(self) -> str:
         """Move micro-batches between dp ranks if their measured speeds ask for it; return what to say of that.
 
@@ -303,12 +322,15 @@ class TrainingRun:
         with self.sum_time.waiting():
             self.mesh.along("dp", "sp").all_reduce(loads)
 
-    def whole(self) -> Model:
-        """Gather the plain model with the trained weights.  Collective.
+    def whole(self) -> Decoder:
+        """Gather the plain model with the trained weights, and its adapters, if it has any.  Collective.
 
         Raises: InputError for weights that are not finite.
         """
-        model = make_model(self.config, self.tokens.vocab_size).to(self.config.device)
+        model = make_model(self.config, self.tokens.vocab_size)
+        if self.targets:
+            attach_adapters(model, self.config)
+        model.to(self.config.device)
         with self.replica.whole(), self.masters.exact(self.model, self.replica.shard):
             fill(model, wholes(self.model, self.mesh), self.mesh.pp)
         with self.mesh.comm.agreed("weights"):

@@ -6,6 +6,8 @@ import math
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cache
+from hashlib import blake2b
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,8 @@ import torch
 import collectives
 from collectives import InputError
 from collectives.job import environment
+from models.decoder import Decoder
 from models.mixture import routers
-from models.model import Model
 from parallelism.checkpoint import (
     CheckpointLoader,
     Checkpoints,
@@ -39,12 +41,14 @@ from training.parallel.remains import Remains
 from training.settings.fields import AUTO, RunSettings
 
 MODEL = (*presets.SHAPE, "block_size", "num_experts")  # settings that must agree with a checkpoint
+NUM_SAMPLES, SAMPLE_BYTES = 256, 4096  # of a file, by which weights are told apart
+ADAPTERS = ("lora_rank", "lora_alpha")  # likewise, of a run that has adapters
 
 
 class Shards:
     """A rank's shards of the weights, as checkpoints hold them: `parts` has their extents, by parameter name."""
 
-    def __init__(self, model: Model, replica: Replica, parts: Mapping[str, TensorShard]):
+    def __init__(self, model: Decoder, replica: Replica, parts: Mapping[str, TensorShard]):
         self.model, self.replica = model, replica
         self.parts = {name: part._replace(tensor=torch.empty(0)) for name, part in parts.items()}
 
@@ -273,7 +277,23 @@ def load_weights(config: RunSettings, comm: collectives.Communicator, shards: Sh
 
 def model_settings(config: RunSettings) -> dict[str, Any]:
     family = {"model": config.model.partition("-")[0]}
-    return family | {name: getattr(config, name) for name in MODEL}
+    adapters = {name: getattr(config, name) for name in ADAPTERS} if config.lora_rank else {}
+    if adapters:
+        adapters["init_from's weights"] = weights_digest(config.init_from)
+    return family | {name: getattr(config, name) for name in MODEL} | adapters
+
+
+@cache
+def weights_digest(directory: str) -> str:
+    """Return a hash of samples of a folder's weights, by which those of another model are told apart."""
+    digest = blake2b(digest_size=8)
+    for path in sorted(path for path in Path(directory).iterdir() if path.suffix in (".safetensors", ".bin")):
+        length = path.stat().st_size
+        with path.open("rb") as file:
+            for offset in range(0, length, max(1, length // NUM_SAMPLES)):
+                file.seek(offset)
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 def loss_scale(path: Any, whole: Mapping[str, Any]) -> tuple[float, int]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from models.model import Model
+from models.decoder import Decoder
 from parallelism.buffers.tensor_collectives import TensorCollectives
 from parallelism.experts.exchange import ExpertExchange
 from parallelism.mesh import Mesh
@@ -24,9 +24,7 @@ from parallelism.pipeline.stage import Batch, Layer, within
 from parallelism.sequence.sequence_parallel import SequenceParallel
 from parallelism.tensor.sharding_plan import parallelize
 from training.parallel.compiling import compile_model, compiles_whole
-from training.parallel.family import layers_of, plan_of
-from training.parallel.fused import fuse
-from training.parallel.gpt import recompute_model, whole_layer
+from training.parallel.decoder import fuse, layers_of, plan_of, recompute_model, whole_layer
 from training.settings.derived import zero_group
 from training.settings.fields import SEARCH, RunSettings
 
@@ -35,20 +33,23 @@ if TYPE_CHECKING:
 
 
 def divide(
-    model: Model,
+    model: Decoder,
     config: RunSettings,
     mesh: Mesh,
     sequences: SequenceParallel,
     position: BatchPosition,
     ep: ExpertExchange | None,
+    adapt: Callable[[Decoder], Any] | None = None,
 ) -> TensorCollectives:
-    """Divide a model over tp, sp and ep; set up recomputation, and compilation or fused passes.
+    """Divide a model over tp, sp and ep, and `adapt` it; set up recomputation, and compilation or fused passes.
 
     Return its collectives over tp.
     """
     sp = sequences if mesh.sp.size > 1 or config.sequence_parts else None
     plan, tiles = plan_of(model.config), config.tiles or 0
     ranks = parallelize(model, plan, mesh.tp, sp, config.sequence_parallel, position, ep, tiles)
+    if adapt:
+        adapt(model)
     if config.compile:
         compile_model(model, config)
     else:
@@ -59,7 +60,7 @@ def divide(
 
 
 def staged(
-    model: Model,
+    model: Decoder,
     config: RunSettings,
     mesh: Mesh,
     schedule: Schedule,
@@ -100,7 +101,7 @@ def staged(
 
 
 def measured(
-    model: Model, layers: list[Layer], config: RunSettings, mesh: Mesh, schedule: Schedule, batch: Batch
+    model: Decoder, layers: list[Layer], config: RunSettings, mesh: Mesh, schedule: Schedule, batch: Batch
 ) -> tuple[list[Layer], list[float], Schedule]:
     """Return the layers with their measured times as costs, the speeds of the ranks of `mesh.pp`, and the schedule.
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parallelism.pipeline.driver import Pipeline
+from training.data.packing import Windows
 from training.data.samples import Samples
-from training.data.tokens import TokenWindows
 
 if TYPE_CHECKING:
     from collectives import Communicator
@@ -25,9 +25,9 @@ def spread(count: int, limit: int) -> np.ndarray:
 
 
 def sum_losses(
-    pipeline: Pipeline, samples: Samples, windows: TokenWindows, selection: np.ndarray, dp: Communicator
+    pipeline: Pipeline, samples: Samples, windows: Windows, selection: np.ndarray, dp: Communicator
 ) -> np.ndarray:
-    """Return the sum of losses, in nats per token, and the number of samples, of this dp rank's part of a `selection`.
+    """Return the sum of losses, in nats, and the number of targets, of this dp rank's part of a `selection`.
 
     Pipeline ranks without the loss return the same number, and a loss of 0.  Collective.
     """
@@ -41,5 +41,6 @@ def sum_losses(
         indices = [part if len(part) else np.zeros(1, np.int64) for part in together]
         batches = [samples.batch(windows, each).to(samples.device) for each in indices]
         for part, loss in zip(together, pipeline.losses(batches), strict=True):
-            sums += loss * len(part), len(part)
+            number = windows.num_targets(part)
+            sums += loss * number, number
     return sums

@@ -9,6 +9,8 @@ import torch
 
 import collectives
 from collectives.job import system
+from training.reports.metrics import scaled
+from training.reports.peak_rate import PeakRate
 from training.reports.profile import StepProfiler
 from training.settings.fields import AUTO, RunSettings
 
@@ -55,6 +57,7 @@ class RunFacts(NamedTuple):
     conditions: Mapping[str, Any]  # of the run's bits
     conditions_before: Mapping[str, Any]  # those of the checkpoint
     surroundings: Mapping[str, Any]  # for the report
+    peak: PeakRate | None  # of all devices; None: the run only validates
     profiler: StepProfiler  # for the report
 
     @property
@@ -104,6 +107,9 @@ class RunFacts(NamedTuple):
         if changed := self.resumed_with:
             pairs = [f"{name} {value}, before {self.conditions_before[name]}" for name, value in changed.items()]
             lines.append(f"resumed with {'; '.join(pairs)}: the bits may differ from those of an uninterrupted run")
+        if self.peak:
+            rate, prefix = scaled(self.peak.flops_per_s)
+            lines.append(f"MFU is of {rate:.1f} {prefix}FLOP/s in {config.dtype}: {self.peak.source}")
         if config.compile:
             lines.append("torch.compile works in the first step, which can take minutes")
         return "\n".join(lines)

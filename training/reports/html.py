@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,14 +15,15 @@ from training.reports.jsonl import smoothed
 from training.reports.measured_sections import measured_sections
 from training.reports.metrics import Record
 from training.reports.sink import Sink
+from training.reports.summary import summary
 
 MOST_ROWS = 1000  # of records listed
 SMOOTHED_FROM = 80  # number of losses from which a smoothed curve is drawn
 SECOND = 3  # index of the second run's first color
 FIELDS = {
     "step": "iter", "loss": "loss", "loss, smoothed": "smoothed", "validation loss": "val_loss",
-    "gradient norm": "grad_norm", "learning rate": "lr", "tokens/s": "tokens_per_s", "compute, ms": "compute_ms",
-    "comm, ms": "comm_ms", "bubble": "bubble", "memory, MiB": "memory_mib",
+    "gradient norm": "grad_norm", "learning rate": "lr", "tokens/s": "tokens_per_s", "MFU": "mfu",
+    "compute, ms": "compute_ms", "comm, ms": "comm_ms", "bubble": "bubble", "memory, MiB": "memory_mib",
 }  # fmt: skip
 
 
@@ -31,6 +33,7 @@ class HTMLReport(Sink):
     def open(self, facts: RunFacts, show: Callable[[str], None]) -> None:
         super().open(facts, show)
         self.records: list[Record] = []
+        self.begin_s = time.perf_counter()
 
     def write(self, record: Record) -> None:
         self.records.append(record)
@@ -38,14 +41,28 @@ class HTMLReport(Sink):
     def close(self) -> None:
         facts = self.facts
         conditions = conditions_section(vars(facts.config), facts.surroundings, facts.announcement)
+        wall_s = time.perf_counter() - self.begin_s
         sections = [*health_sections(self.records), *measured_sections(facts.profiler), conditions]
         with self.writing(self.target) as path:
-            write(path, report({facts.out_dir or "this run": self.records}, sections))
+            write(path, report({facts.out_dir or "this run": self.records}, sections, wall_s))
 
 
-def report(runs: Mapping[str, Sequence[Record]], more: Sequence[Section] = ()) -> str:
-    """Write the page of one or two named runs, with further sections after the records."""
-    return page(f"Training: {', '.join(runs)}", [records_section(runs), *more])
+def report(runs: Mapping[str, Sequence[Record]], more: Sequence[Section] = (), wall_s: float | None = None) -> str:
+    """Write the page of one or two named runs, with further sections after the records; of one, its wall time, too."""
+    validations = validation_sections(*runs.values()) if len(runs) == 1 else []
+    sections = [*summary_sections(runs, wall_s), records_section(runs), *validations, *more]
+    return page(f"Training: {', '.join(runs)}", sections)
+
+
+def summary_sections(runs: Mapping[str, Sequence[Record]], wall_s: float | None) -> list[Section]:
+    """List what the runs have come to, side by side."""
+    summaries = {name: summary(records, wall_s) for name, records in runs.items()}
+    names = dict.fromkeys(name for each in summaries.values() for name in each)
+    if not names:
+        return []
+    rows = [(name, *(each.get(name) for each in summaries.values())) for name in names]
+    table = Table("summary", "What the run has come to", [Column("what"), *map(Column, runs)], rows)
+    return [Section("Summary", ["Speeds are means over the recorded steps after the first one."], tables=[table])]
 
 
 def records_section(runs: Mapping[str, Sequence[Record]]) -> Section:
@@ -89,6 +106,20 @@ def health_sections(records: Sequence[Record]) -> list[Section]:
             tables=[Table("health", "What began and what ended", [*map(Column, ("kind", "ranks", "what"))], rows)],
         )
     ]
+
+
+def validation_sections(records: Sequence[Record]) -> list[Section]:
+    """List the losses and perplexities of each of several validation files."""
+    prefix = "val_loss/"
+    rows = [
+        (record["iter"], name.removeprefix(prefix), loss, record[name.replace("loss", "perplexity", 1)])
+        for record in records
+        for name, loss in record.items()
+        if name.startswith(prefix)
+    ]
+    columns = [*map(Column, ("step", "file", "loss", "perplexity"))]
+    tables = [Table("validation", "Losses in nats a token, and perplexities", columns, rows)]
+    return [Section("Validation by file", tables=tables)] if rows else []
 
 
 def by_step(records: Sequence[Record]) -> list[Record]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from tqdm import tqdm
@@ -16,9 +17,10 @@ from training.reports.facts import RunFacts
 from training.reports.finding import HealthChange
 from training.reports.html import HTMLReport
 from training.reports.jsonl import JSONLines
-from training.reports.metrics import Metrics, Record, iteration_line
+from training.reports.metrics import Metrics, Record, Validation, iteration_line
 from training.reports.prometheus import TextFile
 from training.reports.sink import Sink
+from training.reports.summary import summary
 from training.reports.tensorboard import TensorBoard
 from training.reports.wandb import WeightsAndBiases
 
@@ -62,6 +64,7 @@ class RunLog:
             total=self.max_iters, unit="iter", file=sys.stdout, disable=not progress, ncols=width, nrows=height
         )
         self.closing = ExitStack()
+        self.begin_s = time.perf_counter()
 
     def __enter__(self) -> RunLog:
         return self
@@ -87,9 +90,10 @@ class RunLog:
         if is_reported:
             self.record(metrics._asdict())
 
-    def validation(self, iteration: int, loss: float) -> None:
-        self.show(f"iter {iteration}/{self.max_iters} | val loss {loss:.4f}")
-        self.record({"iter": iteration, "val_loss": loss})
+    def validation(self, iteration: int, validation: Validation) -> None:
+        for line in validation.lines():
+            self.show(f"iter {iteration}/{self.max_iters} | {line}")
+        self.record(validation.record(iteration))
 
     def health(self, change: HealthChange) -> None:
         self.show(str(change))
@@ -102,6 +106,15 @@ class RunLog:
         for sink in self.sinks:
             sink.write_hash(step, state)
         self.record({"iter": step, "hash": state.hash})
+
+    def table(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self.show(line)
+
+    def summarize(self) -> None:
+        """Show what the run has come to."""
+        if entries := summary(self.records, time.perf_counter() - self.begin_s):
+            self.show(f"summary: {', '.join(f'{name} {value}' for name, value in entries.items())}")
 
     def show(self, line: str) -> None:
         if self.progress:

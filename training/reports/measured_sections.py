@@ -8,24 +8,10 @@ from statistics import fmean
 from collectives.bench.page import Column, Section, Table
 from parallelism.pipeline.schedule.picture import LABELS, WAIT, action_of
 from parallelism.pipeline.schedule.price import Span, bubble
-from training.reports.profile import (
-    ALL_RANKS,
-    AXES,
-    BUBBLE,
-    COMPUTING,
-    INPUT,
-    KINDS,
-    OPTIMIZER,
-    OTHER,
-    ProfiledStep,
-    StepProfiler,
-)
+from training.reports.profile import KINDS, ProfiledStep, StepProfiler
+from training.reports.time_table import NAMES
 
-NAMES = {
-    COMPUTING: "computing", **{axis: f"{axis}, exposed" for axis in AXES}, ALL_RANKS: "all ranks, exposed",
-    BUBBLE: "pipeline bubble", OPTIMIZER: "optimizer", INPUT: "input", OTHER: "other",
-}  # fmt: skip
-COLORS = dict(zip(KINDS, (0, 1, 3, 8, 2, 9, 5, 6, 4, 7, 10), strict=True))
+COLORS = dict(zip(KINDS, (0, 5, 1, 3, 8, 2, 9, 11, 6, 4, 7, 10), strict=True))
 ACTION_COLORS = {**{LABELS[kind]: color for kind, color in zip("FBIW", (0, 2, 2, 4), strict=True)}, WAIT: 10}
 MOST_SPANS = 1000  # drawn in a timeline
 MEANING = (

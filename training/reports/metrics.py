@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +28,38 @@ class Metrics(NamedTuple):
     comm_ms: float
     memory_mib: float
     bubble: float | None = None  # idle fraction of a pipeline's step, 0 to 1
+
+
+class Validation(NamedTuple):
+    """Mean losses, in nats per token, over the validation data, and over each of several files of it, by path."""
+
+    loss: float
+    parts: Mapping[str, float] = MappingProxyType({})
+
+    def record(self, iteration: int) -> Record:
+        """Return the fields of metrics.jsonl; those of a file have its path behind a slash, as TensorBoard groups."""
+        perplexities = {"val_perplexity": perplexity(self.loss)} if self.parts else {}
+        parts = {f"val_loss/{path}": loss for path, loss in self.parts.items()}
+        parts |= {f"val_perplexity/{path}": perplexity(loss) for path, loss in self.parts.items()}
+        return {"iter": iteration, "val_loss": self.loss, **perplexities, **parts}
+
+    def lines(self) -> list[str]:
+        if not self.parts:
+            return [f"val loss {self.loss:.4f}"]
+        named = {"": self.loss, **{f" of {path}": loss for path, loss in self.parts.items()}}
+        return [f"val loss{name} {loss:.4f} | perplexity {perplexity(loss):.2f}" for name, loss in named.items()]
+
+
+def perplexity(loss: float) -> float:
+    """Return e to the power of a loss in nats per token.
+
+    >>> perplexity(0.0), perplexity(1e4)
+    (1.0, inf)
+    """
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
 
 
 def iteration_line(m: Metrics) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from typing import NamedTuple
@@ -13,18 +14,22 @@ from parallelism.pipeline.layer_times import now
 from parallelism.pipeline.pipeline_parallel import PipelineParallel
 from parallelism.pipeline.schedule.price import Span, Timeline, price
 from parallelism.pipeline.stage import Batch
-from parallelism.pipeline.trace import SpanRecorder, gather, measured, save_picture, save_trace
-from parallelism.step.actions import Action
+from parallelism.pipeline.trace import SpanRecorder, gather, measured, save_picture
+from parallelism.step.actions import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 from parallelism.step.events import Listener
+from parallelism.step.optimizer import Optimizer
+from training.reports.memory_use import MemoryUse
 from training.reports.metrics import memory_mib
+from training.reports.rank_trace import RankTrace
 from training.settings.derived import picture_of
-from training.settings.fields import TRACED, RunSettings
+from training.settings.fields import NUMBER_TRACED, TRACED, RunSettings
 
-NUMBER = 5  # of profiled steps, after the traced one
+NUMBER = 5  # of profiled steps, after the traced one, and of those in a table
 AXES = ("tp", "sp", "ep", "dp", "pp")
-COMPUTING, ALL_RANKS, BUBBLE, OPTIMIZER, INPUT, OTHER = "computing", "all", "bubble", "optimizer", "input", "other"
+ALL_RANKS, BUBBLE, OPTIMIZER, INPUT, OTHER = "all", "bubble", "optimizer", "input", "other"
+PASSES = {FORWARD: "forward", BACKWARD: "backward", INPUTS: "backward", WEIGHTS: "backward"}  # by the kind of an action
 WAITS = (*AXES, ALL_RANKS, BUBBLE)
-KINDS = (COMPUTING, *WAITS, OPTIMIZER, INPUT, OTHER)
+KINDS = (*dict.fromkeys(PASSES.values()), *WAITS, OPTIMIZER, INPUT, OTHER)
 
 
 class ProfiledStep(NamedTuple):
@@ -43,10 +48,11 @@ class ProfiledStep(NamedTuple):
 
 
 class StepProfiler(Listener):
-    """Profiles some steps of a run on this rank, by the host's clock; rank 0 gathers all ranks' in `steps`.
+    """Profiles steps of a run on this rank, by the host's clock; for a report, rank 0 gathers all ranks' in `steps`.
 
-    `waits` add up the waits for other ranks, by the kind for which alone these count.
-    In profiled steps, the device is synchronized where a kind begins and ends.
+    `waits` add up the waits for other ranks, by the kind for which alone these count.  In profiled steps, the device is
+    synchronized where a kind begins and ends: on CPUs all steps are profiled but the first, which sets up, elsewhere
+    those of a report or of a table that is asked for.  `latest` has this rank's last ones, for `gathered`.
     """
 
     def __init__(
@@ -56,16 +62,23 @@ class StepProfiler(Listener):
         config: RunSettings,
         first: int,
         waits: Mapping[str, Sequence[ExposedTime]],
+        optimizer: Optimizer,
     ):
         self.pipeline, self.mesh, self.config, self.waits, self.is_on = pipeline, mesh, config, waits, False
+        self.optimizer = optimizer
         last = config.max_iters
-        is_traced = config.trace or (config.report and mesh.pp.size > 1)
-        self.traced_step = min(first + TRACED - 1, last) if is_traced else None
-        begin = min(first + TRACED, last)  # the last one of a short run
+        self.trace = RankTrace(mesh, config.device, config.profile) if config.profile else None
+        number = NUMBER_TRACED if config.profile else 1 if config.report and mesh.pp.size > 1 else 0
+        begin = min(first + TRACED - 1, last)
+        self.traced_steps = range(begin, min(begin + number, last + 1))
+        begin = min(first + TRACED - 1 + max(number, 1), last)  # the last one of a short run
         self.profiled_steps = range(begin, min(begin + NUMBER, last + 1) if config.report else begin)
+        self.first, self.last = first, last
         self.steps: list[ProfiledStep] = []
+        self.latest: deque[ProfiledStep] = deque(maxlen=NUMBER)
         self.planned: Timeline | None = None  # of the traced step
         self.happened: list[Span] = []
+        self.memory: list[MemoryUse] = []  # of all ranks in the traced steps, on rank 0
         self.seconds: dict[str, float] = {}
         self.input_s = 0.0  # wait for the latest step's input
 
@@ -81,29 +94,52 @@ class StepProfiler(Listener):
                 yield batch
 
     def selects(self, iteration: int) -> bool:
-        """Return whether a step is traced or profiled."""
-        return iteration == self.traced_step or iteration in self.profiled_steps
+        """Return whether a step is traced, or profiled for a report: it is not like others."""
+        return iteration in self.traced_steps or iteration in self.profiled_steps
+
+    def is_profiled(self, iteration: int) -> bool:
+        """Return whether a step is profiled for a report or a table."""
+        interval = self.config.times_interval
+        if self.selects(iteration):
+            return iteration in self.profiled_steps
+        if self.config.device == "cpu":
+            return iteration > self.first or iteration == self.last
+        return interval > 0 and min(-iteration % interval, self.last - iteration) < NUMBER
+
+    def gathered(self) -> list[ProfiledStep]:
+        """Return all ranks' latest profiled steps, each once, on rank 0; none on others.  Collective."""
+        of_ranks = self.mesh.comm.gather_object([*self.latest]) or []
+        self.latest.clear()
+        return [step for own in of_ranks for step in own]
 
     @contextmanager
     def observing(self, iteration: int) -> Iterator[None]:
         """Trace or profile the step in this context, if it is selected.  Collective."""
-        tracing = self.tracing() if iteration == self.traced_step else nullcontext()
-        profiling = self.profiling(iteration) if iteration in self.profiled_steps else nullcontext()
+        tracing = self.tracing(iteration) if iteration in self.traced_steps else nullcontext()
+        profiling = self.profiling(iteration) if self.is_profiled(iteration) else nullcontext()
         with tracing, profiling:
             yield
 
     @contextmanager
-    def tracing(self) -> Iterator[None]:
-        """Measure the timeline of the step in this context, and predict it, on rank 0; write both.  Collective."""
+    def tracing(self, iteration: int) -> Iterator[None]:
+        """Trace the step in this context; of the first one, predict a pipeline's timeline, too.  Collective."""
         recorder = SpanRecorder(self.mesh.pp.rank)
-        with self.pipeline.notifying(recorder):
+        self.latest.clear()  # a table is of steps in a row
+        with self.pipeline.notifying(recorder), self.trace.recording(recorder.spans) if self.trace else nullcontext():
             yield
-        spans = gather(self.mesh.pp, recorder.spans)
+        if iteration == self.traced_steps[0] and self.mesh.pp.size > 1:
+            self.predict(recorder.spans)
+        if iteration == self.traced_steps[-1] and self.trace:
+            self.memory = self.trace.write(self.pipeline.replica, self.optimizer)
+            self.trace = None  # its events take memory
+
+    def predict(self, spans: Sequence[Span]) -> None:
+        """Predict the timeline of a pipeline's step from the measured one, on rank 0, and draw both.  Collective."""
+        gathered = gather(self.mesh.pp, spans)
         if self.mesh.comm.rank == 0:
-            self.planned, self.happened = price(self.pipeline.schedule, measured(spans)), spans
-            if path := self.config.trace:
-                save_trace(path, spans)
-                save_picture(picture_of(path), self.planned, spans)
+            self.planned, self.happened = price(self.pipeline.schedule, measured(gathered)), gathered
+            if path := self.config.profile:
+                save_picture(picture_of(path), self.planned, gathered)
 
     @contextmanager
     def profiling(self, iteration: int) -> Iterator[None]:
@@ -118,8 +154,14 @@ class StepProfiler(Listener):
         self.seconds[INPUT] += self.input_s
         self.seconds[OTHER] = step_s - sum(self.seconds.values())
         comm = self.mesh.comm
-        own = ProfiledStep(iteration, comm.rank, step_s, self.seconds, memory_mib(device))
-        self.steps += comm.gather_object(own) or []
+        self.latest.append(ProfiledStep(iteration, comm.rank, step_s, self.seconds, memory_mib(device)))
+        if iteration in self.profiled_steps:
+            self.steps += comm.gather_object(self.latest[-1]) or []
+
+    def take_memory(self) -> list[MemoryUse]:
+        """Return all ranks' memory in the traced steps, on rank 0, once."""
+        memory, self.memory = self.memory, []
+        return memory
 
     @contextmanager
     def timing(self, kind: str) -> Iterator[None]:
@@ -133,7 +175,7 @@ class StepProfiler(Listener):
         self._action = self.mark()
 
     def after(self, action: Action) -> None:
-        self.seconds[COMPUTING] += self.since(self._action)
+        self.seconds[PASSES[action.kind]] += self.since(self._action)
 
     def mark(self) -> tuple[float, float]:
         """Return the current time, and the total time spent waiting for other ranks, in seconds."""

@@ -19,7 +19,7 @@ from parallelism.pipeline.schedule.actions import Schedule
 from parallelism.pipeline.schedule.search import limits_of
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes, rank_params
-from parallelism.planner.presets import samples_of_depth, shape_of
+from parallelism.planner.presets import describe, samples_of_depth, shape_of
 from parallelism.planner.uses import LAYOUT_USES, PIPELINE, Use
 from parallelism.sequence.token_shards import check_between_layers, check_parts, shard_tokens
 from parallelism.tensor.sharding_plan import check_tiles
@@ -41,12 +41,21 @@ USES = (
     ("on_corruption", Use("check_interval", bool, "set check_interval")),
     ("max_alive", Use.of("schedule", SEARCH)),
     *((name, Use("reproducible", bool, "set reproducible")) for name in ("sequence_parts", "tiles", "balance_load")),
-    *((name, PIPELINE) for name in ("trace", "balance")),
+    ("balance", PIPELINE),
     *((name, CHECKPOINTS) for name in ("checkpoint_interval", "checkpoints_kept", "snapshot_interval")),
     ("snapshot_dir", Use("snapshot_interval", bool, "set snapshot_interval")),
     *(
         (name, TRAINING)
-        for name in ("report", "prometheus", "tensorboard", "wandb", "trace", "hash_interval", "check_interval")
+        for name in (
+            "report",
+            "prometheus",
+            "tensorboard",
+            "wandb",
+            "profile",
+            "hash_interval",
+            "check_interval",
+            "times_interval",
+        )
     ),
     ("balance_load", TRAINING),
     ("rope_original_length", Use("rope_factor", lambda factor: factor > 1, "set rope_factor above 1")),
@@ -58,7 +67,7 @@ def check_weights(settings: RunSettings) -> None:
     """Check that there are weights to evaluate or to resume from."""
     if settings.eval_only and not (settings.resume or settings.init_from):
         raise ValueError("eval_only evaluates existing weights: set resume or init_from")
-    if settings.eval_only and settings.resume and settings.init_from:
+    if settings.eval_only and settings.resume and settings.init_from and settings.lora_rank is None:
         raise ValueError(
             f"eval_only evaluates either resume={settings.resume} or init_from={settings.init_from}: omit one"
         )
@@ -98,6 +107,8 @@ def check_rates(settings: RunSettings) -> None:
 
 def check_vocabulary(settings: RunSettings, tokens: Tokens) -> None:
     end, last = settings.document_end, tokens.vocab_size - 1
+    if end is not None and tokens.conversations:
+        raise ValueError(f"document_end={end}, but {tokens.name} has conversations, which are documents: omit it")
     if end is not None and end > last:
         raise ValueError(f"document_end={end} is not a token of {tokens.name}: use one from 0 to {last}")
 
@@ -153,6 +164,9 @@ def check_reproducible(settings: RunSettings, lengths: Mapping[str, int]) -> Non
         f"grad_dtype={grad_dtype} rounds sums of ranks": grad_dtype in HALVES,
         f"num_experts={settings.num_experts} with tiles or sequence_parts adds up products of experts by rank": (
             (tiles or parts) and settings.num_experts
+        ),
+        f"model={settings.model} with sequence_parts={parts} computes with 1 + weight in norms": (
+            parts and describe(settings, 1)["norm_offset"]
         ),
         f"tiles={tiles} with sequence_parts={parts} computes tiles of all of a rank's tokens": tiles and parts,
     }

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TypeVar
 
 from collectives.job.settings import hints_of, refusal
-from models.config import GPTConfig, LlamaConfig, ModelConfig
-from models.model import Model, make
+from models.config import ModelConfig
+from models.decoder import Decoder
 from parallelism.planner import ModelShape, presets
+from parallelism.planner.architecture import ARCHITECTURE, Architecture
 from training.data.tokenizer import TOKEN_IDS, differ, saved_tokenizer
 from training.data.tokens import Tokens, load_tokens
 from training.optim.learning_rate import learning_rate
 from training.settings.fields import RunSettings
-
-C = TypeVar("C", GPTConfig, LlamaConfig)
 
 
 def tokens_of(settings: RunSettings) -> Tokens:
@@ -24,8 +22,13 @@ def tokens_of(settings: RunSettings) -> Tokens:
     Raises: ValueError for what cannot be read, or other tokens than those of the initial weights.
     """
     options = settings.tokenizer, settings.vocab_size, settings.text_field, settings.token_dtype
-    tokens = load_tokens(settings.data, settings.val_data, *options)
     own = saved_tokenizer(Path(settings.init_from)) if settings.init_from else None
+    if own and own.vocab_size > (settings.vocab_size or own.vocab_size):
+        raise ValueError(
+            f"init_from={settings.init_from}: {own.name} has {own.vocab_size} tokens, but the model only "
+            f"{settings.vocab_size}: pass a folder whose files belong together"
+        )
+    tokens = load_tokens(settings.data, settings.val_data, *options)
     if own and own.name != TOKEN_IDS and differ(own, tokens.tokenizer):
         raise ValueError(
             f"init_from={settings.init_from} has tokens of {own.name}, but the data of {tokens.tokenizer.name}: omit "
@@ -35,25 +38,26 @@ def tokens_of(settings: RunSettings) -> Tokens:
 
 
 def model_config(settings: RunSettings, vocab_size: int) -> ModelConfig:
-    kind = LlamaConfig if presets.PRESETS[settings.model].family is presets.LLAMA else GPTConfig
-    return kind(**presets.model_settings(settings, vocab_size))
+    return ModelConfig(**presets.describe(settings, vocab_size))
 
 
-def checked(config: C) -> C:
+def checked(config: ModelConfig) -> ModelConfig:
     """Return a model's configuration.
 
     Raises: ValueError for values that are invalid as settings of a run, too.
     """
     hints, metadata = hints_of(type(config)), {field.name: field.metadata for field in fields(RunSettings)}
-    for name, value in vars(config).items():
+    Architecture(**{name: getattr(config, name) for name in ARCHITECTURE})
+    for name in metadata.keys() & vars(config).keys():
+        value = getattr(config, name)
         if why := refusal(name, value, hints[name], metadata[name]):
             raise ValueError(why)
     ModelShape.of(config)  # raises for sizes that do not fit together
     return config
 
 
-def make_model(settings: RunSettings, vocab_size: int) -> Model:
-    model = make(model_config(settings, vocab_size), settings.seed)
+def make_model(settings: RunSettings, vocab_size: int) -> Decoder:
+    model = Decoder(model_config(settings, vocab_size), settings.seed)
     return model.double() if settings.dtype == "float64" else model
 
 
@@ -66,5 +70,5 @@ def zero_group(settings: RunSettings) -> str | int:
     return int(settings.zero_group) if settings.zero_group.isdigit() else settings.zero_group
 
 
-def picture_of(trace: str) -> str:
-    return str(Path(trace).with_suffix(".png"))
+def picture_of(profile: str) -> str:
+    return str(Path(profile).with_suffix(".png"))

@@ -13,14 +13,15 @@ from parallelism.planner.flags import Settings, flag
 from training.data.token_files import TOKEN_DTYPES
 from training.data.tokens import TEXT_FIELD
 from training.optim.learning_rate import COURSES
-from training.parallel.gpt import MODES as RECOMPUTATIONS
+from training.parallel.decoder import MODES as RECOMPUTATIONS
 from training.settings import ranges
 
 SEARCH = "search"  # a schedule searched for the measured times
 STOP, REDO, LEAVE_OUT = "stop", "redo", "leave_out"  # what a run does about wrong numbers
+EXPORT_DTYPES = ("float32", "bfloat16", "float16")
 AUTO = "auto"  # resume from the newest complete checkpoint, if there is one
 PLANNED = {field.name: field for field in fields(Settings)}
-TRACED = 3  # the step that `trace` records, after warm-up
+TRACED, NUMBER_TRACED = 3, 2  # the first step that `profile` records, after warm-up, and how many
 
 
 def planned(name: str) -> Any:
@@ -95,6 +96,7 @@ class RunSettings:
     )
     norm_eps: float | None = flag(None, "epsilon of a llama's norms; by default the model's", ranges.EPSILON)
     tied: bool | None = planned("tied")
+    architecture: str | None = planned("architecture")
     block_size: int = planned("block_size")
     document_end: int | None = flag(
         None, "token that ends a document; tokens attend only within their document", ranges.TOKEN
@@ -125,6 +127,12 @@ class RunSettings:
     )
     eval_only: bool = flag(False, "print the validation loss of the weights of resume or init_from, and write nothing")
     log_interval: int = flag(1, "steps between records, which are printed and logged", ranges.COUNT)
+    times_interval: int = flag(
+        0,
+        "steps between tables of the time by kind of the last steps, in which a GPU is waited for; 0: on CPUs at the "
+        "end, on GPUs none",
+        ranges.COUNT_OR_NONE,
+    )
     hash_interval: int = flag(
         0,
         "steps between hashes of the weights and optimizer states, equal in any layout with the same bits; 0 for none",
@@ -147,6 +155,12 @@ class RunSettings:
     )
     report: str = flag(
         "", "HTML report of the run with charts and tables, for which every rank times some steps; disabled if empty"
+    )
+    profile: str = flag(
+        "",
+        f"trace file of {NUMBER_TRACED} steps from step {TRACED} on (Chrome's trace format, for Perfetto), with each "
+        "rank's passes, rounds of collectives, torch's operations and memory; with pp, a PNG of the pipeline is beside "
+        "it; disabled if empty",
     )
     optimizer: str = planned("optimizer")
     lr: float = flag(
@@ -194,8 +208,32 @@ class RunSettings:
     max_skips: int = flag(10, "number of steps that non_finite=skip skips in a row before the run ends", ranges.COUNT)
     init_from: str = flag(
         "",
-        "folder of a Hugging Face GPT-2 or Llama with the initial weights, the model's shape, and its tokenizer",
+        "folder of a Hugging Face model with the initial weights, the model's shape, and its tokenizer",
         sets=presets.SET_BY_WEIGHTS,
+    )
+    export_dtype: str | None = flag(
+        None, "dtype of the weights written to out_dir; by default that of the master weights", EXPORT_DTYPES
+    )
+    lora_rank: int | None = flag(
+        None,
+        "rank of adapters (LoRA) beside the linear layers, which alone are trained; by default all weights are",
+        ranges.COUNT,
+        sets=("lora_alpha",),
+    )
+    lora_alpha: float | None = flag(
+        None, "adapters' results count lora_alpha / lora_rank times; by default twice the rank", ranges.LORA_ALPHA
+    )
+    lora_targets: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "linear layers that have adapters, by names such as c_attn, c_proj, q_proj, mlp.c_proj; by default "
+            "all of the blocks"
+        },
+    )
+    lora_from: str = flag(
+        "",
+        "folder of an adapter of PEFT to go on with; its rank, alpha and targets are the run's",
+        sets=("lora_rank", "lora_alpha", "lora_targets"),
     )
     device: str = flag("cpu", "device: cpu, cuda (ranks take the node's GPUs in turn), or cuda:<index>")
     compile: bool = flag(
@@ -221,10 +259,6 @@ class RunSettings:
         "counted",
         "costs by which layers are balanced over stages; measured ones with the speeds of ranks",
         ("counted", "measured"),
-    )
-    trace: str = flag(
-        "",
-        f"trace file of the pipeline in step {TRACED} (Chrome's trace format), with a PNG beside it; disabled if empty",
     )
     recompute: str = flag(
         "none",
@@ -258,6 +292,9 @@ class RunSettings:
         "", "checkpoint to resume from; auto: the newest complete one, of checkpoint_dir or in memory, if any"
     )
     peak_tflops: float | None = flag(
-        None, "peak TFLOP/s of a device, to report model FLOP/s utilization (MFU)", ranges.TFLOPS
+        None,
+        "peak TFLOP/s of a device, or of a rank on CPUs, of which model FLOP/s utilization (MFU) is the fraction; by "
+        "default that of a known GPU's data sheet, else of matrix products, measured at the start",
+        ranges.TFLOPS,
     )
     sample_tokens: int = flag(200, "tokens of text to generate at the end", ranges.TEXT)

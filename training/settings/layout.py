@@ -20,7 +20,8 @@ from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.layout import ZERO_GROUPS
 from parallelism.planner.ranks import best_layout
 from parallelism.planner.uses import check_uses
-from training.data.tokens import Tokens, TokenWindows, split
+from training.data.packing import training_windows
+from training.data.tokens import Tokens
 from training.parallel.device import own_device
 from training.settings.checks import (
     USES,
@@ -91,7 +92,7 @@ def global_batch(config: Config, tokens: Tokens, world_size: int) -> int:
     check_batch(config, dp)
     if config.global_batch_size is not None:
         return config.global_batch_size
-    windows = TokenWindows(split(tokens, config.val_fraction, config.block_size)[0], config.block_size, config.seed)
+    windows, _ = training_windows(tokens, config.val_fraction, config.block_size, config.seed)
     return dp * config.micro_batch_size * num_micro_batches(config, dp, len(windows))
 
 

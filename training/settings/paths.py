@@ -10,10 +10,10 @@ from training.settings.derived import picture_of
 from training.settings.fields import RunSettings
 
 
-def check_trace(settings: RunSettings, rank: int) -> None:
-    if settings.trace and rank == 0:
-        refuse(settings.trace, "trace=")
-        refuse_picture(picture_of(settings.trace), "trace: its picture ")
+def check_profile(settings: RunSettings, rank: int) -> None:
+    if settings.profile and rank == 0:
+        refuse(settings.profile, "profile=")
+        refuse_picture(picture_of(settings.profile), "profile: its picture ")
 
 
 def check_logs(settings: RunSettings, rank: int = 0) -> None:

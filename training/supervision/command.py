@@ -10,7 +10,7 @@ HOSTFILES = ("--hostfile", "-hostfile", "--machinefile", "-machinefile", "-f")
 LAYOUT = (
     *("layout", "dp", "pp", "sp", "tp", "ep", "sequence_parallel", "schedule", "virtual_stages", "max_alive"),
     *("zero_stage", "zero_group", "recompute", "micro_batch_size", "num_micro_batches"),
-    *("sp_mode", "sp_order", "sp_heads", "trace", "balance"),
+    *("sp_mode", "sp_order", "sp_heads", "balance"),
 )
 
 

@@ -1,10 +1,9 @@
 """Save and load models in Hugging Face's format, as AutoModelForCausalLM.from_pretrained does.
 
-hf_gpt2.py and hf_llama.py define the names and shapes of each family.
+families.py and gpt2.py have a table for each family; export.py writes.
 """
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -12,14 +11,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from collectives.job.system import replacing
-from models.config import LlamaConfig, ModelConfig
+from models.config import ModelConfig
+from models.decoder import Decoder
 from models.mixture import routers
-from models.model import Model, make
+from parallelism.planner.presets import FAMILIES
 from training.settings.derived import checked
-from training.weights import hf_gpt2, hf_llama
+from training.weights.rules import meaning
+from training.weights.tables import OWN, TABLES, differences, effective_settings
 
 # Files of weights, in order of preference; an index names several files.
 WEIGHTS = (
@@ -28,35 +28,18 @@ WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-
-FAMILIES: dict[str, Any] = {"gpt2": hf_gpt2, "llama": hf_llama}  # by the model_type in config.json
-
-
-def family_of(config: ModelConfig) -> Any:
-    return hf_llama if isinstance(config, LlamaConfig) else hf_gpt2
-
-
-def to_hugging_face(model: Model) -> dict[str, torch.Tensor]:
-    """Convert the weights to the names and layout of GPT2LMHeadModel or LlamaForCausalLM."""
-    return family_of(model.config).to_theirs(model)
-
-
-def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
-    return family_of(config).config_file(config)
-
-
-def save_hugging_face(model: Model, directory: str | Path):
-    """Write model.safetensors and config.json, each replaced atomically, once both are written."""
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    with replacing(directory / "config.json") as config, replacing(directory / "model.safetensors") as weights:
-        config.write_text(json.dumps(hugging_face_config(model.config), indent=2, allow_nan=False) + "\n")
-        try:
-            save_file(to_hugging_face(model), weights, metadata={"format": "pt"})
-        except SafetensorError as error:
-            path = directory / "model.safetensors"
-            raise OSError(f"{path} can't be written ({error}): free some space, or use another folder") from None
-        shutil.copymode(config, weights)  # safetensors restricts access to the owner
+FIRST: tuple[str, ...] = (
+    "vocab_size",
+    "block_size",
+    "n_layer",
+    "n_head",
+    "n_embd",
+    "bias",
+    "num_experts",
+    "rope_theta",
+    "rope_factor",
+)
+FIRST += ("rope_original_length", "norm_eps", "tied", "n_kv_head", "n_hidden")  # in messages
 
 
 def load_config(directory: str | Path) -> ModelConfig:
@@ -64,50 +47,50 @@ def load_config(directory: str | Path) -> ModelConfig:
 
     Raises: ValueError if the file is missing, or of another kind of model.
     """
-    return read_config(existing(Path(directory) / "config.json"))
+    return read_config(existing(Path(directory) / "config.json"))[1]
 
 
-def load_hugging_face(directory: str | Path) -> Model:
-    """Load a model saved by `save_hugging_face`, or by save_pretrained of GPT2LMHeadModel or LlamaForCausalLM.
+def load_hugging_face(directory: str | Path) -> Decoder:
+    """Load a model that this program saved, or save_pretrained of one of the families.
 
     Raises: ValueError if a file is missing, or of another kind of model.
     """
-    config = load_config(directory)
-    family = family_of(config)
+    table, config = read_config(existing(Path(directory) / "config.json"))
     path, tensors = read_tensors(Path(directory))
-    tensors = family.weights_in(tensors)
-    head, embedding = tensors.get("lm_head.weight"), tensors.get(family.EMBEDDING)
+    tensors = table.weights_in(tensors)
+    head, embedding = tensors.get("lm_head.weight"), tensors.get(table.embedding)
     if config.tied and head is not None and embedding is not None and torch.equal(head, embedding):
         del tensors["lm_head.weight"]
-    model = make(family.fitted(config, tensors))
-    check_shapes(path, tensors, to_hugging_face(model))
-    ours = family.to_ours(tensors, config)
+    model = Decoder(table.fitted(config, tensors))
+    check_shapes(path, tensors, table.to_theirs(model))
+    ours = table.to_ours(tensors, model)
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(ours[name])
         for name, router in routers(model):
-            router.bias.copy_(ours[f"{name}.bias"])
+            router.bias.copy_(ours.get(f"{name}.bias", router.bias))
     return model
 
 
-def initialize(model: Model, directory: str | Path) -> None:
+def initialize(model: Decoder, directory: str | Path) -> None:
     """Copy the weights that `load_hugging_face` reads to a model; positions beyond the model's are dropped.
 
     Raises: ValueError if a file is missing, or with both values if the models differ.
     """
     loaded = load_hugging_face(directory)
-    family, own = family_of(loaded.config), family_of(model.config)
-    if family is not own:
-        raise ValueError(f"{directory}: a {family.NAME}, but this one is a {own.NAME}: set model to a {family.NAME}'s")
-    ours, theirs = family.sizes(model.config), family.sizes(loaded.config)
-    if model.config.embeds_positions:
-        ours["block_size"] = max(ours["block_size"], theirs["block_size"])
-        theirs["bias"] |= ours["bias"]  # biases in the file may all be 0
-    if differing := [name for name in ours if ours[name] != theirs[name]]:
-        our_sizes, their_sizes = (", ".join(f"{name}={of[name]}" for name in differing) for of in (ours, theirs))
-        raise ValueError(
-            f"{directory}: a {family.NAME} of {their_sizes}, but this one is of {our_sizes}: set {their_sizes}"
-        )
+    family, own = (FAMILIES[each.config.family].label for each in (loaded, model))
+    if family != own:
+        raise ValueError(f"{directory}: a {family}, but this one is a {own}: set model to a {family}'s")
+    ours, theirs = effective_settings(model.config), effective_settings(loaded.config)
+    differing = {*differences(model.config, loaded.config)}
+    if not model.config.embeds_positions or ours["block_size"] <= theirs["block_size"]:
+        differing.discard("block_size")
+    if ours["bias"]:  # biases in the file may all be 0
+        differing.discard("bias")
+    if differing:
+        names = sorted(differing, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+        our_sizes, their_sizes = (", ".join(f"{name}={of[name]}" for name in names) for of in (ours, theirs))
+        raise ValueError(f"{directory}: a {family} of {their_sizes}, but this one is of {our_sizes}: set {their_sizes}")
     weights = dict(loaded.named_parameters())
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -160,24 +143,19 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def read_config(path: Path) -> ModelConfig:
+def read_config(path: Path) -> tuple[Any, ModelConfig]:
+    """Return the table of a config.json, and the description in it.
+
+    Raises: ValueError for a family that is unknown, or a setting that cannot be loaded.
+    """
     values = read_json(path)
-    kind = values.get("model_type", "gpt2")
-    if kind not in FAMILIES:
-        raise ValueError(f"{path}: model_type is {kind!r}; only {' and '.join(FAMILIES)} can be loaded")
-    family = FAMILIES[kind]
-    for key, expected in family.FIXED.items():
-        if values.get(key, expected) != expected:
-            raise ValueError(f"{path}: {key} is {values[key]!r}; only {expected!r} can be loaded")
-    if missing := family.FIELDS.keys() - values.keys():
-        raise ValueError(f"{path}: no {min(missing)}; pass a folder with a model of Hugging Face")
     try:
-        config = checked(family.read_config(values))
-        if values.get("head_dim") not in (None, config.head_size):
-            raise ValueError(f"head_dim is {values['head_dim']}; only hidden_size / num_attention_heads can be loaded")
-        return config
+        table = meaning("model_type", values.get("model_type", "gpt2"), {**TABLES, OWN.family.name: OWN})
+        return table, checked(table.read(values))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    except (AttributeError, TypeError) as error:  # text where numbers are expected, for example
+        raise ValueError(f"{path}: {error}; get the file again") from None
 
 
 def check_shapes(path: Path, tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]):
