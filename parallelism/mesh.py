@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,9 @@ class Within(NamedTuple):
     length: int
 
 
+Pattern = tuple[tuple[int, bool], ...]
+
+
 class MeshShape(NamedTuple):
     """Lengths of the axes, and the disjoint axes that each consists of: `disjoint` lists these, innermost last."""
 
@@ -48,11 +52,18 @@ class MeshShape(NamedTuple):
         >>> mesh_shape(4, dp=2, tp=2).groups("dp")
         [[0, 2], [1, 3]]
         """
+        return groups_of_ranks(self.pattern(*axes)).tolist()
+
+    def pattern(self, *axes: str) -> Pattern:
+        """Return the lengths of which the ranks are a product, and whether a group of some axes is along each.
+
+        >>> mesh_shape(24, dp=2, pp=3, sp=1, tp=4).pattern("dp")
+        ((2, True), (12, False))
+        """
         parts = self.along(*axes)
-        ranks = np.arange(math.prod(self.disjoint.values())).reshape(tuple(self.disjoint.values()))
-        last = [number for number, axis in enumerate(self.disjoint) if axis in parts]
-        size = math.prod(self.disjoint[axis] for axis in parts)
-        return np.moveaxis(ranks, last, range(-len(last), 0)).reshape(-1, size).tolist()
+        longer = [(axis, length) for axis, length in self.disjoint.items() if length > 1]
+        runs = groupby(longer, key=lambda axis: axis[0] in parts)
+        return tuple((math.prod(length for _, length in run), is_along) for is_along, run in runs)
 
     def coords(self, rank: int) -> dict[str, int]:
         """Return a rank's coordinate along each axis."""
@@ -104,6 +115,18 @@ class Mesh:
         """Free the communicators of the mesh, but not the one it was built from.  Collective."""
         for part in self._parts.values():
             part.free()
+
+
+def groups_of_ranks(pattern: Pattern) -> np.ndarray:
+    """Return the ranks of each group of a mesh's pattern.  Shapes: (groups, ranks).
+
+    >>> groups_of_ranks(((2, True), (2, False))).tolist()
+    [[0, 2], [1, 3]]
+    """
+    lengths = tuple(length for length, _ in pattern)
+    last = [number for number, (_, is_along) in enumerate(pattern) if is_along]
+    size = math.prod(lengths[number] for number in last)
+    return np.moveaxis(np.arange(math.prod(lengths)).reshape(lengths), last, range(-len(last), 0)).reshape(-1, size)
 
 
 def axes_of(layout: Any) -> dict[str, int | Within | None]:

@@ -6,8 +6,6 @@ node share its cores and its links to other nodes.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -16,7 +14,7 @@ import numpy as np
 
 from collectives.algorithms import find
 from collectives.schedule.cost import Link, Network, Nodes, predict
-from parallelism.mesh import Within, axes_of, mesh_shape, replica_axes
+from parallelism.mesh import Pattern, Within, axes_of, groups_of_ranks, mesh_shape, replica_axes
 from parallelism.pipeline.balance import relative_speeds
 from parallelism.planner.layout import ParallelLayout
 from parallelism.planner.roofline import Roofline
@@ -147,23 +145,79 @@ def contended(network: Network, groups: int) -> Network:
     )
 
 
-class RankPlacement:
-    """Ranks of a layout on a machine's nodes, `node_of[rank]`; sp ranks form rings of groups of `parts`."""
+class NodeGroups:
+    """Groups of ranks of a mesh on a machine's nodes, by the pattern of the mesh; meshes have many in common."""
 
-    def __init__(self, layout: ParallelLayout, machine: Machine, parts: int = 1):
+    def __init__(self, machine: Machine):
         self.machine, self.network = machine, machine.network
         self.hosts = machine.hosts or (Host(),) * len(machine.nodes)
         homes = {rank: number for number, node in enumerate(machine.nodes) for rank in node}
         self.node_of = np.array([homes[rank] for rank in range(len(homes))])
-        self.mesh = mesh_shape(len(homes), **axes_of(layout), heads=Within("sp", parts))
+        self.widest_of: dict[Pattern, AxisGroup] = {}
+        self.links: dict[tuple[Pattern, int, int], Link] = {}
 
+    def nodes(self, pattern: Pattern) -> np.ndarray:
+        """Return the nodes of the ranks of each group.  Shapes: (groups, ranks)."""
+        return self.node_of[groups_of_ranks(pattern)]
+
+    def along(self, pattern: Pattern) -> AxisGroup:
+        if pattern not in self.widest_of:
+            self.widest_of[pattern] = self.widest(self.nodes(pattern))
+        return self.widest_of[pattern]
+
+    def widest(self, nodes: np.ndarray) -> AxisGroup:
+        """Return the group that spans most nodes, with the largest number of groups on a node."""
+        ordered = np.sort(nodes, axis=1)
+        is_another = np.diff(ordered, axis=1, prepend=-1) != 0  # than the node before it
+        spans = is_another.sum(1)
+        widest = nodes[spans.argmax()].tolist()
+        ranks: dict[int, list[int]] = {}
+        for rank, node in enumerate(widest):
+            ranks.setdefault(node, []).append(rank)
+        groups = int(np.bincount(ordered[is_another]).max())
+        return AxisGroup(tuple(map(tuple, ranks.values())), self.network_of(ordered[spans > 1]), groups)
+
+    def network_of(self, nodes: np.ndarray) -> Network:
+        """Return the network at the rate of the slowest link of some nodes."""
+        rates = (self.hosts[node].rate for node in np.unique(nodes)) if self.machine.hosts else ()
+        rate = min(rates, default=1.0)
+        if rate == 1:
+            return self.network
+        between, gate = (Link(alpha, beta / rate) for alpha, beta in (self.network.between, self.network.gate))
+        return self.network._replace(between=between, nic=gate)
+
+    def to_stage(self, pattern: Pattern, source: int, dest: int) -> Link:
+        """Return the link from one rank of each pipeline, whose ranks have this pattern, to another."""
+        key = pattern, source, dest
+        if key not in self.links:
+            pipelines = self.nodes(pattern)
+            self.links[key] = self.link(pipelines[:, source], pipelines[:, dest])
+        return self.links[key]
+
+    def link(self, source: np.ndarray, dest: np.ndarray) -> Link:
+        """Return the link of simultaneous messages from and to nodes: on the node that most leave, if any do."""
+        crossing = source != dest
+        leaving = int(np.bincount(source[crossing]).max(initial=0))
+        network = self.network_of(np.concatenate((source[crossing], dest[crossing])))
+        return contended(network, leaving).between if leaving else network.within
+
+
+class RankPlacement:
+    """Ranks of a layout on a machine's nodes; sp ranks form rings of groups of `parts`.
+
+    Placements on the same machine may have their `groups` in common.
+    """
+
+    def __init__(self, layout: ParallelLayout, machine: Machine, parts: int = 1, groups: NodeGroups | None = None):
+        self.machine, self.network = machine, machine.network
+        self.groups = groups or NodeGroups(machine)
+        self.mesh = mesh_shape(machine.world_size, **axes_of(layout), heads=Within("sp", parts))
     tp = cached_property(lambda self: self.along("tp"))
     ep = cached_property(lambda self: self.along("ep"))  # ranks that divide the experts
     heads = cached_property(lambda self: self.along("heads"))  # sp ranks that exchange heads
     samples = cached_property(lambda self: self.along("dp", "sp"))  # with the same parameters, except for experts
     replicas = cached_property(lambda self: self.along(*replica_axes(self.mesh.lengths)))  # including experts
     matrices = cached_property(lambda self: self.along(*replica_axes(self.mesh.lengths), "tp"))  # shards of the same
-    pipelines = cached_property(lambda self: self.nodes_along("pp"))
 
     @cached_property
     def speeds(self) -> list[tuple[float, ...]]:
@@ -182,19 +236,19 @@ class RankPlacement:
 
     def least(self, name: str) -> np.ndarray:
         """Return the least of the hosts' values along sp and tp.  Shapes: (dp, pp)."""
-        values = np.array([getattr(host, name) for host in self.hosts])[self.nodes_along("sp", "tp")]
+        values = np.array([getattr(host, name) for host in self.groups.hosts])[self.nodes_along("sp", "tp")]
         return values.min(1).reshape(self.mesh.lengths["dp"], self.mesh.lengths["pp"])
 
     @cached_property
     def ring(self) -> Link:
         """The link to the next ranks across groups that exchange heads, which are nested in sp."""
         nodes = self.nodes_along("sp/heads")
-        return self.link(nodes, np.roll(nodes, -1, axis=1))
+        return self.groups.link(nodes.ravel(), np.roll(nodes, -1, axis=1).ravel())
 
     @cached_property
     def ends(self) -> AxisGroup:
         """Pairs of the first and the last rank of each pipeline."""
-        return self.widest(self.pipelines[:, [0, -1]])
+        return self.groups.widest(self.nodes_along("pp")[:, [0, -1]])
 
     @cached_property
     def owners(self) -> dict[str, tuple[AxisGroup, AxisGroup]]:
@@ -206,36 +260,12 @@ class RankPlacement:
         return groups | ({"node": self.replicas.levels} if self.replicas.is_even else {})
 
     def along(self, *axes: str) -> AxisGroup:
-        return self.widest(self.nodes_along(*axes))
+        return self.groups.along(self.mesh.pattern(*axes))
 
     def nodes_along(self, *axes: str) -> np.ndarray:
         """Return the nodes of the ranks of each group along some axes.  Shapes: (groups, ranks)."""
-        return self.node_of[self.mesh.groups(*axes)]
-
-    def widest(self, nodes: np.ndarray) -> AxisGroup:
-        """Return the group that spans most nodes, with the largest number of groups on a node."""
-        groups = nodes.tolist()
-        widest = max(groups, key=lambda nodes: len(set(nodes)))
-        ranks = {node: tuple(rank for rank, at in enumerate(widest) if at == node) for node in dict.fromkeys(widest)}
-        touched = Counter(node for nodes in groups for node in set(nodes))
-        network = self.network_of(node for nodes in groups if len({*nodes}) > 1 for node in nodes)
-        return AxisGroup(tuple(ranks.values()), network, max(touched.values()))
-
-    def network_of(self, nodes: Iterable[int]) -> Network:
-        """Return the network at the rate of the slowest link of some nodes."""
-        rate = min((self.hosts[node].rate for node in {*nodes}), default=1.0)
-        if rate == 1:
-            return self.network
-        between, gate = (Link(alpha, beta / rate) for alpha, beta in (self.network.between, self.network.gate))
-        return self.network._replace(between=between, nic=gate)
+        return self.groups.nodes(self.mesh.pattern(*axes))
 
     def to_stage(self, source: int, dest: int) -> Link:
         """Return the link from one rank of each pipeline to another."""
-        return self.link(self.pipelines[:, source], self.pipelines[:, dest])
-
-    def link(self, source: np.ndarray, dest: np.ndarray) -> Link:
-        """Return the link of simultaneous messages from and to nodes: on the node that most leave, if any do."""
-        crossing = source != dest
-        leaving = int(np.bincount(source[crossing]).max(initial=0))
-        network = self.network_of([*source[crossing].tolist(), *dest[crossing].tolist()])
-        return contended(network, leaving).between if leaving else network.within
+        return self.groups.to_stage(self.mesh.pattern("pp"), source, dest)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from parallelism.planner.division import Division, divisions
 from parallelism.planner.layout import ParallelLayout, TrainingJob, check_layout, check_mesh, families, meshes
 from parallelism.planner.memory import Memory, in_bytes, memory, model_shards
-from parallelism.planner.place import Machine, RankPlacement
+from parallelism.planner.place import Machine, NodeGroups, RankPlacement
 from parallelism.planner.step import StepModel, Time
 from parallelism.planner.uses import refuse_unused
 
@@ -62,13 +62,14 @@ def search(
     candidates, undivided = [], Counter[str]()
     nearest: list[tuple[ParallelLayout, Memory]] = []
     fitting = too_large = 0
+    groups = NodeGroups(machine)
     for mesh in meshes(machine.world_size, fixed, job.model.num_experts):
         try:
             layouts = divided(job, mesh, fixed)
         except ValueError as error:
             undivided[str(error)] += 1
             continue
-        placement = RankPlacement(mesh, machine, job.head_ranks(mesh.sp))
+        placement = RankPlacement(mesh, machine, job.head_ranks(mesh.sp), groups)
         for layout in layouts:
             for each in divisions(job, layout, placement, moves):
                 pairs = [*variants(each, layout, fixed)]
