@@ -116,7 +116,7 @@ class Run(NamedTuple):
         keeping = division if self.values["recompute"] == "none" else next(divisions(keeps, layout, placement, False))
         plain, fixed = layout._replace(zero_stage=0), {"zero_stage": layout.zero_stage, "zero_group": "all"}
         full, memory = next(variants(keeping, plain, fixed))  # recomputed scores are not kept
-        return StepModel(division.of(full), division.costs).time().total, memory.total / memory.limit
+        return StepModel(division.of(full), division.setting.stage_costs()).time().total, memory.total / memory.limit
 
 
 def runs() -> Iterator[Run]:

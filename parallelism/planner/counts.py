@@ -6,6 +6,8 @@ Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transfor
 sections 4.1 to 4.3, for fused attention, which saves no scores.
 """
 
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from parallelism.numerics.precision import ElementBytes
@@ -30,45 +32,52 @@ def fullest_rows(model: ModelShape, ep: int) -> float:
     return model.experts_per_token * (fullest if limit is None else min(limit, fullest))
 
 
-class ParamCounts(NamedTuple):
+@dataclass(frozen=True)
+class ParamCounts:
     """Numbers of parameters of a tp and ep rank: of a block, of its experts and its matrices, and of other layers."""
 
     model: ModelShape
     tp: int = 1
     ep: int = 1
 
+    @cached_property
     def experts(self) -> int:
         return self.model.num_experts // self.ep * mlp_params(self.model) // self.tp
 
+    @cached_property
     def matrices(self) -> int:
         mlps = self.model.num_experts // self.ep or 1
         split = attention_params(self.model) + mlps * mlp_params(self.model)
         return split // self.tp + self.model.num_experts * self.model.n_embd
 
+    @cached_property
     def block(self) -> int:
         model = self.model
-        norms = (4 if model.norms == "around" else 2) * self.norm() + model.has_qk_norms * 2 * model.head_size
+        norms = (4 if model.norms == "around" else 2) * self.norm + model.has_qk_norms * 2 * model.head_size
         split = (model.bias or model.qkv_bias) * (q_width(model) + 2 * kv_width(model))
         whole = (model.bias or model.out_bias) * model.n_embd
         if (model.bias or model.mlp_bias) and not model.num_experts:  # experts have no biases
             split, whole = split + mlp_inputs(model), whole + model.n_embd
-        return self.matrices() + norms + split // self.tp + whole
+        return self.matrices + norms + split // self.tp + whole
 
+    @cached_property
     def vocabulary(self) -> int:
         """Count those of the embedding or the head, which a rank that has both stores once if they are tied."""
         return -(-self.model.vocab_size // self.tp) * self.model.n_embd
 
+    @cached_property
     def embedding(self) -> int:
-        return self.vocabulary() + self.model.block_size * self.model.n_embd * self.model.embeds_positions
+        return self.vocabulary + self.model.block_size * self.model.n_embd * self.model.embeds_positions
 
+    @cached_property
     def norm(self) -> int:
         return self.model.n_embd * (2 if self.model.bias else 1)
 
     def beside_blocks(self, *stages: range) -> int:
         """Count those beside blocks: embeddings on the rank of the first layer, norm and head on that of the last."""
         first, last = self.ends(*stages)
-        head = self.vocabulary() * (last and not (first and self.model.tied))
-        return self.embedding() * first + self.norm() * last + head
+        head = self.vocabulary * (last and not (first and self.model.tied))
+        return self.embedding * first + self.norm * last + head
 
     def ends(self, *stages: range) -> tuple[bool, bool]:
         """Return whether a rank has the first and the last layer."""
@@ -76,12 +85,17 @@ class ParamCounts(NamedTuple):
 
     def stages(self, *stages: range) -> int:
         """Count those of a rank's stages, each a range of layers."""
-        return sum(map(len, stages)) * self.block() + self.beside_blocks(*stages)
+        return sum(map(len, stages)) * self.block + self.beside_blocks(*stages)
 
     def layer(self, layers: range) -> int:
         """Count those of the largest of some layers: a block, embeddings with a block, or norm and head."""
         first, last = self.ends(layers)
-        return max(self.block() + self.embedding() * first, (self.norm() + self.vocabulary()) * last)
+        return max(self.block + self.embedding * first, (self.norm + self.vocabulary) * last)
+
+
+@lru_cache(maxsize=1024)
+def param_counts(model: ModelShape, tp: int = 1, ep: int = 1) -> ParamCounts:
+    return ParamCounts(model, tp, ep)
 
 
 def state_elements(optimizer: str, params: int, matrices: int) -> int:
@@ -152,10 +166,11 @@ def block_saved(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
         activation += 2 * norm_tensors * between * width
         in_float32 += 2 * norm_numbers * between
     in_float32 += window_fraction(model) * (model.block_size // layout.sp) ** 2
-    params = ParamCounts(model, layout.tp, layout.ep).block()
+    params = param_counts(model, layout.tp, layout.ep).block
     return SavedElements(2 * norm_tensors * between * width, activation, in_float32, params)
 
 
+@lru_cache(maxsize=64)
 def window_fraction(model: ModelShape) -> float:
     """Return the fraction of the layers that have a window shorter than the sequence, and so a mask."""
     return sum(attention_span(model, layer) < model.block_size for layer in range(model.n_layer)) / model.n_layer
@@ -191,7 +206,7 @@ def mlp_inputs(model: ModelShape) -> int:
 def head_saved(job: TrainingJob, layout: ParallelLayout) -> SavedElements:
     """Count the saved elements of the head: the norm's input and result, and the log-probabilities."""
     between = tokens(job, layout) / between_tp(layout) * job.model.n_embd
-    head = ParamCounts(job.model, layout.tp).vocabulary()
+    head = param_counts(job.model, layout.tp).vocabulary
     saved = SavedElements(norm_saved(job)[0] * between, between, logits(job, layout), head)
     if job.kernels.fused_loss:
         saved = saved._replace(activation=between + saved.float32, float32=0.0)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from parallelism.data.load import ReplicaSeconds, numbers_by_time
 from parallelism.planner.layout import ParallelLayout, TrainingJob
 from parallelism.planner.passes import PassContext
@@ -14,23 +12,15 @@ from parallelism.planner.place import RankPlacement
 
 
 class Division(NamedTuple):
-    """The slowest replica's passes, with its number of micro-batches, and their costs.
-
-    `numbers` are the micro-batches of each replica if these are unequal.
-    """
+    """The slowest replica's passes, with its number of micro-batches; `numbers` are those of all, if unequal."""
 
     setting: PassContext
-    costs: np.ndarray
     numbers: tuple[int, ...] = ()
 
     @property
     def most_zero(self) -> int:
         """The last ZeRO stage that allows these numbers."""
         return 2 if self.numbers else 3
-
-    @property
-    def least_s(self) -> float:
-        return self.setting.least_s(self.costs)
 
     def of(self, layout: ParallelLayout) -> PassContext:
         """Return the passes in a layout that differs in ZeRO only."""
@@ -43,8 +33,7 @@ def divisions(job: TrainingJob, layout: ParallelLayout, placement: RankPlacement
     setting = PassContext(job, layout, placement)
     speeds = {*placement.speeds}
     if len(speeds) == 1:
-        setting = setting._replace(speeds=speeds.pop())
-        yield Division(setting, setting.stage_costs())
+        yield Division(setting._replace(speeds=speeds.pop()))
         return
     yield slowest(setting, [layout.num_micro_batches] * layout.dp)
     if moves and can_move(job, layout):
@@ -76,5 +65,5 @@ def slowest(setting: PassContext, numbers: Sequence[int]) -> Division:
     each = []
     for speeds, number in {*zip(setting.placement.speeds, numbers, strict=True)}:
         own = setting._replace(speeds=speeds, layout=setting.layout._replace(num_micro_batches=number))
-        each.append(Division(own, own.stage_costs()))
-    return max(each, key=lambda division: (division.least_s, division.setting.speeds))
+        each.append(own)
+    return Division(max(each, key=lambda own: (own.least_s(own.stage_costs()), own.speeds)))

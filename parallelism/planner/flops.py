@@ -5,6 +5,8 @@ Source: Chowdhery et al., "PaLM", 2022, appendix B; the forward pass is a third 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from parallelism.planner.shape import ModelShape, attention_span, kv_width, q_width
 
 NEWTON_SCHULZ_STEPS = 5  # of Muon, as of the source in training/optim/muon.py
@@ -31,6 +33,7 @@ def mlp_params(model: ModelShape) -> int:
     return (3 if model.is_gated else 2) * model.hidden_width * model.n_embd
 
 
+@lru_cache(maxsize=4096)
 def attention_flops(model: ModelShape, layer: int | None = None) -> int:
     """Return attention's FLOPs per token in a layer, or the mean of all: 4 d T for scores and values of T tokens."""
     layers = range(model.n_layer) if layer is None else [layer]

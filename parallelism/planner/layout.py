@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import product
 from math import gcd
 from typing import Any, NamedTuple
@@ -76,11 +77,16 @@ class TrainingJob(NamedTuple):
 
     @property
     def precision(self) -> ElementBytes:
-        plain = Precision(self.dtype, self.master_weights, self.grad_dtype).element_bytes
-        return plain._replace(gradient=INTEGER_BYTES) if self.reproducible else plain
+        return element_bytes(self.dtype, self.master_weights, self.grad_dtype, self.reproducible)
 
     def head_ranks(self, sp: int) -> int:
         return head_ranks_of(self.sp_mode, sp, self.sp_heads)
+
+
+@lru_cache(maxsize=64)
+def element_bytes(dtype: str, master_weights: bool, grad_dtype: str | None, reproducible: bool) -> ElementBytes:
+    plain = Precision(dtype, master_weights, grad_dtype).element_bytes
+    return plain._replace(gradient=INTEGER_BYTES) if reproducible else plain
 
 
 def meshes(world_size: int, fixed: Mapping[str, Any], num_experts: int = 0) -> Iterator[ParallelLayout]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from parallelism.pipeline.balance import balance
 from parallelism.pipeline.schedule import registry
 from parallelism.planner import counts
-from parallelism.planner.counts import ParamCounts
+from parallelism.planner.counts import param_counts
 from parallelism.planner.flops import layer_flops
 from parallelism.planner.layout import ParallelLayout, TrainingJob
 from parallelism.planner.shape import ModelShape
@@ -156,7 +156,7 @@ def peaks(order: Order) -> Alive:
 
 def rank_params(job: TrainingJob, layout: ParallelLayout, speeds: tuple[float, ...] = ()) -> tuple[int, ...]:
     """Count the parameters of each pp rank."""
-    cut, params = stages(job, layout, speeds), ParamCounts(job.model, layout.tp, layout.ep)
+    cut, params = stages(job, layout, speeds), param_counts(job.model, layout.tp, layout.ep)
     return tuple(params.stages(*cut.of(rank)) for rank in range(layout.pp))
 
 
@@ -177,13 +177,13 @@ class ModelShard(NamedTuple):
 
 def model_shards(job: TrainingJob, layout: ParallelLayout, speeds: tuple[float, ...] = ()) -> list[ModelShard]:
     """Return the model's shard of each pp rank."""
-    cut, precision, params = stages(job, layout, speeds), job.precision, ParamCounts(job.model, layout.tp, layout.ep)
+    cut, precision, params = stages(job, layout, speeds), job.precision, param_counts(job.model, layout.tp, layout.ep)
     block = counts.block_saved(job, layout).nbytes(precision)
     head = counts.head_saved(job, layout).nbytes(precision)
     stage_bytes = [len(layers) * block + (layers.stop == job.model.n_layer) * head for layers in cut.layers]
     moments = alive(layout.schedule, layout.pp, layout.num_micro_batches, layout.virtual_stages)
     in_block, in_head = working(job, layout)
-    matrices = [number * params.matrices() for number in cut.num_blocks]
+    matrices = [number * params.matrices for number in cut.num_blocks]
     return [
         ModelShard(
             count,
@@ -207,7 +207,7 @@ def working(job: TrainingJob, layout: ParallelLayout) -> tuple[float, float]:
     elements = (3 if model.is_gated else 2) * model.hidden_width * counts.fullest_rows(model, layout.ep)
     around = elements * counts.tokens(job, layout) / layout.tp * precision.activation
     if model.num_experts:
-        around += ParamCounts(model, layout.tp, layout.ep).experts() * precision.gradient
+        around += param_counts(model, layout.tp, layout.ep).experts * precision.gradient
     if layout.recompute != "none":
         around += counts.block_saved(job, layout._replace(recompute="none")).nbytes(precision)
     return around, 2 * 4 * counts.logits(job, layout) * (not job.kernels.fused_loss)
@@ -219,7 +219,7 @@ def buffers(job: TrainingJob, layout: ParallelLayout, params: int, crosses: bool
     If the sum of gradients `crosses` hosts, each replica adds up one part of every bucket.  The part of another one
     waits in memory whose size is rounded up to a power of two, at most twice the part.
     """
-    precision, counted = job.precision, ParamCounts(job.model, layout.tp, layout.ep)
+    precision, counted = job.precision, param_counts(job.model, layout.tp, layout.ep)
     activations = counts.tokens(job, layout) * job.model.n_embd * precision.activation
     total = 2.0 * GROWTH * counts.fullest_rows(job.model, layout.ep) * activations if layout.ep > 1 else 0.0
     total += 2.0 * params * precision.gradient / (layout.dp * layout.sp // layout.ep) * crosses
@@ -229,12 +229,12 @@ def buffers(job: TrainingJob, layout: ParallelLayout, params: int, crosses: bool
         return total
     if layout.zero_stage == 2:
         mlp = job.model.n_embd * counts.mlp_inputs(job.model) // layout.tp
-        largest = max(counted.vocabulary(), mlp)
+        largest = max(counted.vocabulary, mlp)
         bucket = max(job.bucket_mb * 2**20, largest * precision.gradient)
         total += min(2 * bucket, params * precision.gradient)
     if layout.zero_stage == 3:
-        total += counted.block() * (2 * precision.parameter + precision.gradient)
-        total += params % counted.block() * precision.parameter  # parameters outside of blocks stay gathered
+        total += counted.block * (2 * precision.parameter + precision.gradient)
+        total += params % counted.block * precision.parameter  # parameters outside of blocks stay gathered
     return total
 
 

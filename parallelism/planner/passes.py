@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parallelism.planner import counts
-from parallelism.planner.counts import ParamCounts
+from parallelism.planner.counts import ParamCounts, param_counts
 from parallelism.planner.flops import attention_flops, head_flops, matrix_flops
 from parallelism.planner.layout import ParallelLayout, TrainingJob
 from parallelism.planner.memory import Stages, stages
@@ -44,7 +44,7 @@ class PassContext(NamedTuple):
 
     @property
     def params(self) -> ParamCounts:
-        return ParamCounts(self.job.model, self.layout.tp, self.layout.ep)
+        return param_counts(self.job.model, self.layout.tp, self.layout.ep)
 
     @property
     def tokens(self) -> int:
@@ -176,7 +176,7 @@ class PassContext(NamedTuple):
             params = np.array([self.params.stages(layers) for layers in self.cut.layers])
             nbytes = params * (self.job.precision.parameter + 2 * self.job.precision.gradient)
             costs[:, WEIGHTS, COMPUTE] += self.copy_s(1) * nbytes / 2
-        for rank, speed in enumerate(self.speeds):
+        for rank, speed in enumerate(self.speeds if {*self.speeds} != {1.0} else ()):
             costs[list(self.cut.of_rank[rank]), :, COMPUTE] /= speed
         return costs
 

@@ -212,6 +212,7 @@ class RankPlacement:
         self.machine, self.network = machine, machine.network
         self.groups = groups or NodeGroups(machine)
         self.mesh = mesh_shape(machine.world_size, **axes_of(layout), heads=Within("sp", parts))
+
     tp = cached_property(lambda self: self.along("tp"))
     ep = cached_property(lambda self: self.along("ep"))  # ranks that divide the experts
     heads = cached_property(lambda self: self.along("heads"))  # sp ranks that exchange heads

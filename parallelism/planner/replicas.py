@@ -60,7 +60,7 @@ class Replicas:
         Layers are gathered for each pass except for weight gradients; gradients are reduced in the backward pass, or in
         its second part if it is split.
         """
-        computing_s, each, rest = cost.sum(1), self.params.block(), self.params.beside_blocks(layers)
+        computing_s, each, rest = cost.sum(1), self.params.block, self.params.beside_blocks(layers)
         gather_s = (len(layers) * self.gather_s(each) + self.gather_s(rest)) * (self.zero_stage == 3)
         reduce_s = len(layers) * self.reduce_s(each) + self.reduce_s(rest)
         if self.setting.cut.splits:
@@ -73,7 +73,7 @@ class Replicas:
 
         The first block of the backward pass is already gathered.
         """
-        hidden, each, rest = len(layers) - 1, self.params.block(), self.params.beside_blocks(layers)
+        hidden, each, rest = len(layers) - 1, self.params.block, self.params.beside_blocks(layers)
         gather_s, both_s = self.gather_s(each), self.gather_s(each) + self.reduce_s(each)
         forward_s, backward_s = (cost[list(kinds)].sum() / len(layers) for kinds in ((FORWARD,), (INPUTS, WEIGHTS)))
         return (
@@ -102,11 +102,11 @@ class Replicas:
         backward_s = float(cost[[INPUTS, WEIGHTS]].sum())
         head_s = float(self.setting.head()[[INPUTS, WEIGHTS]].sum()) if last else 0.0
         if last:
-            yield head_s, self.params.beside_blocks(layers) - self.params.embedding() * first
+            yield head_s, self.params.beside_blocks(layers) - self.params.embedding * first
         for number in range(1, len(layers) + 1):
-            yield head_s + number * (backward_s - head_s) / len(layers), self.params.block()
+            yield head_s + number * (backward_s - head_s) / len(layers), self.params.block
         if first:
-            yield backward_s, self.params.embedding()
+            yield backward_s, self.params.embedding
 
 
 def last_reduced_s(ready: Iterable[tuple[float, float]], bucket: float, seconds: Seconds) -> float:

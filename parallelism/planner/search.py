@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from heapq import nsmallest
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from parallelism.planner.division import Division, divisions
 from parallelism.planner.layout import ParallelLayout, TrainingJob, check_layout, check_mesh, families, meshes
 from parallelism.planner.memory import Memory, in_bytes, memory, model_shards
@@ -37,10 +39,11 @@ class PlannedLayout(NamedTuple):
 
 
 class ZeroVariants(NamedTuple):
-    """Layouts that differ in ZeRO only, those of them that fit, and a lower bound of their step times."""
+    """Layouts that differ in ZeRO only, those of them that fit, their costs, and a lower bound of their step times."""
 
     least_s: float
     division: Division
+    costs: np.ndarray
     fitting: list[tuple[ParallelLayout, Memory]]
 
 
@@ -78,7 +81,8 @@ def search(
                 fitting, too_large = fitting + len(fits), too_large + len(misses)
                 nearest = nsmallest(NEAREST, [*nearest, *misses], key=lambda pair: pair[1].total / pair[1].limit)
                 if fits:
-                    candidates.append(ZeroVariants(each.least_s, each, fits))
+                    costs = each.setting.stage_costs()
+                    candidates.append(ZeroVariants(each.setting.least_s(costs), each, costs, fits))
     return SearchResult(fastest(candidates, number), fitting, too_large, nearest, undivided)
 
 
@@ -127,7 +131,7 @@ def fastest(candidates: list[ZeroVariants], number: int) -> list[PlannedLayout]:
         mesh = family.division.setting.placement
         for layout, rank_memory in family.fitting:
             incumbent = best.get(mesh)
-            step = StepModel(family.division.of(layout), family.division.costs)
+            step = StepModel(family.division.of(layout), family.costs)
             if step.least_s() > min(limit_s, incumbent.time.total * (1 + TIE) if incumbent else math.inf):
                 continue
             cut = step.cut.num_blocks if step.setting.cut_by else ()

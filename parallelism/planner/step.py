@@ -65,7 +65,7 @@ class StepModel:
         """Return the seconds to average ZeRO's shards of non-expert parameters over ep; 0 without ZeRO."""
         if not self.setting.layout.zero_stage:
             return 0.0
-        experts = self.setting.params.experts()
+        experts = self.setting.params.experts
         most = max(params - n * experts for params, n in zip(self.params, self.cut.num_blocks, strict=True))
         nbytes = most / self.replicas.owners.size * self.replicas.gradient_bytes
         return self.setting.placement.ep.seconds("all_reduce", nbytes)
@@ -74,13 +74,13 @@ class StepModel:
         """Return the seconds to sum the vocabulary's gradients, if the first and last stages are on different ranks."""
         if self.cut.of_rank[0][-1] == self.setting.layout.num_stages - 1:
             return 0.0
-        nbytes = self.setting.params.vocabulary() * self.replicas.gradient_bytes
+        nbytes = self.setting.params.vocabulary * self.replicas.gradient_bytes
         return self.setting.placement.ends.seconds("all_reduce", nbytes)
 
     def copies_s(self, params: int, num_blocks: int) -> float:
         """Return the seconds to read and write weights and states, and to read gradients, at copy speed."""
         setting, precision = self.setting, self.setting.job.precision
-        states = state_elements(setting.job.optimizer, params, num_blocks * setting.params.matrices()) * precision.state
+        states = state_elements(setting.job.optimizer, params, num_blocks * setting.params.matrices) * precision.state
         weights = params * (precision.parameter + precision.master)
         nbytes = (states + weights) + params * precision.gradient / 2
         return setting.copy_s(nbytes / (self.replicas.owners.size if setting.layout.zero_stage else 1))
@@ -88,7 +88,7 @@ class StepModel:
     def muon_s(self, num_blocks: int) -> float:
         """Return Muon's seconds: each matrix of a block is sent to one rank, orthogonalized there, and sent back."""
         setting, ranks = self.setting, self.setting.placement.matrices
-        elements = num_blocks * setting.params.matrices() / setting.placement.replicas.size
+        elements = num_blocks * setting.params.matrices / setting.placement.replicas.size
         flops = num_blocks * muon_flops(setting.job.model, setting.layout.ep) / ranks.size
         products_s = flops / setting.placement.machine.flops_per_s
         return 2 * ranks.seconds("all_to_all", elements * setting.job.precision.state) + products_s
