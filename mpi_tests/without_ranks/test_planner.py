@@ -36,7 +36,7 @@ from parallelism.pipeline.stage import cut
 from parallelism.placement import Shard
 from parallelism.planner import Machine, ParallelLayout, TrainingJob, best
 from parallelism.planner.__main__ import __doc__ as described
-from parallelism.planner.__main__ import command, main, misfits, row, slower, utilization
+from parallelism.planner.__main__ import command, main
 from parallelism.planner.counts import ParamCounts, block_saved, head_saved
 from parallelism.planner.flags import parse_request
 from parallelism.planner.flops import block_flops, orthogonal_flops
@@ -46,6 +46,7 @@ from parallelism.planner.passes import PassContext
 from parallelism.planner.place import AxisGroup, RankPlacement, contended
 from parallelism.planner.ranks import minimal_block
 from parallelism.planner.replicas import last_reduced_s
+from parallelism.planner.report import misfits, row, slower, utilization
 from parallelism.planner.roofline import Roofline
 from parallelism.planner.search import PlannedLayout, SearchResult, search
 from parallelism.planner.settings import parse
