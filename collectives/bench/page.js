@@ -63,6 +63,7 @@ function si(value, unit) {
     : unit === "ms" ? [[1e3, "s"], [1, "ms"], [1e-3, "µs"]]
     : unit === "B" ? [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]]
     : unit === "MiB" ? [[2 ** 10, "GiB"], [1, "MiB"]]
+    : unit === "GB" ? [[1e3, "TB"], [1, "GB"], [1e-3, "MB"]]
     : unit === "%" ? [[1, "%"]]
     : unit === "GB/s" ? [[1, "GB/s"], [1e-3, "MB/s"], [1e-6, "kB/s"]]
     : [[1e9, `G${unit}`], [1e6, `M${unit}`], [1e3, `k${unit}`], [1, unit]];

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 from collectives.job.settings import Parser, Range, check
-from collectives.schedule import fabrics
+from collectives.schedule import draw, fabrics
 from collectives.schedule.cost import Network, Nodes
 from collectives.schedule.fabrics import FABRICS, RANKS
 from parallelism.numerics.precision import DTYPES, Precision
@@ -144,6 +144,8 @@ class PlanRequest(NamedTuple):
     words: list[str]
     command: str  # train.py on as many ranks, without the layout's flags
     written: list[str]  # names of the settings in the config file
+    up_to: int | None = None  # ranks, for numbers of which to plan as well
+    html: Path | None = None  # of the page to write
 
 
 class PlanFlags(NamedTuple):
@@ -209,7 +211,13 @@ def request(parsed: PlanFlags, machine: Machine, words: list[str]) -> PlanReques
     rest |= {name: value for name, value in own.items() if name not in LAYOUT} | train_settings(flags, settings, file)
     start = "mpirun " + (as_flag("hostfile", flags.hostfile) + " ") * bool(flags.hostfile)
     train = [f"{start}-n {machine.world_size} python -m training", *(as_flag(*each) for each in rest.items())]
-    return PlanRequest(job, machine, fixed, flags.number, words, " ".join(train), [*file])
+    if flags.up_to and machine.hosts:
+        raise ValueError(
+            f"--up_to {flags.up_to} needs nodes that are alike, and the hosts of {flags.cluster} differ: omit it"
+        )
+    if flags.html:
+        draw.refuse(str(flags.html), "--html ")
+    return PlanRequest(job, machine, fixed, flags.number, words, " ".join(train), [*file], flags.up_to, flags.html)
 
 
 def train_settings(flags: argparse.Namespace, settings: Settings, file: Container[str]) -> dict[str, Any]:
@@ -246,6 +254,10 @@ def parser(description: str | None) -> argparse.ArgumentParser:
         ("spare", SPARES.number, SPARE, f"fraction of memory to spare for what is not counted (default: {SPARE})"),
     ):
         command.add_argument(f"--{name}", type=kind, default=default, help=text)
+    text = "plan also for 1, 2, 4, ... up to so many ranks, in nodes like the first one"
+    command.add_argument("--up_to", type=ranges.RANKS.whole, metavar="RANKS", help=text)
+    text = "page to write: tables and pictures of the layouts, and with --up_to of time and memory by number of ranks"
+    command.add_argument("--html", type=Path, metavar="FILE", help=text)
     text = "of a rank, by which its speed and memory are known; by default that of the fabric's nodes"
     command.add_argument("--accelerator", choices=[*ACCELERATORS], help=text)
     command.add_argument("--data", nargs="+", help="training data of the printed command")

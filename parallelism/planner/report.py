@@ -16,6 +16,7 @@ REASONS = 3  # listed for refused meshes
 LOSS = 0.001  # part of a step from which a loss is listed
 SECONDS = {" s": 1.0, " ms": 1e-3, " us": 1e-6}
 THOUSANDS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
+HEADING = f"{'step':>10} {'tokens/s':>9} {'MFU':>6} {'a rank':>9} {'bubble':>7} {'comm':>6}  {'bound by':<8}  layout"
 TIMES = {
     "compute": "computing",
     "tp": "sums between tp ranks",
@@ -34,7 +35,7 @@ def report(job: TrainingJob, machine: Machine, result: SearchResult) -> Iterator
     numbers = f"{result.fitting} layouts fit, {result.too_large} don't"
     yield f"{job.global_batch_size} samples, {tokens} tokens a step; {numbers}"
     yield ""
-    yield f"{'step':>10} {'tokens/s':>9} {'MFU':>6} {'a rank':>9} {'bubble':>7} {'comm':>6}  {'bound by':<8}  layout"
+    yield HEADING
     for planned in result.best:
         yield row(planned, tokens, utilization(job, machine, planned.time.total))
     yield ""

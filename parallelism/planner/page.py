@@ -1,0 +1,123 @@
+"""A plan as one HTML page: the best layouts, their steps' time and memory, and both over the number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from collectives.bench.page import Column, Section, Table, page
+from parallelism.planner.layout import TrainingJob
+from parallelism.planner.memory import Memory
+from parallelism.planner.place import Machine
+from parallelism.planner.report import TIMES, report, utilization
+from parallelism.planner.scaling import ScalePoint
+from parallelism.planner.search import PlannedLayout, SearchResult
+from parallelism.planner.step import Time
+
+GB = 1e9
+DIGITS = 4
+PARTS = {field: f"{words}, ms" for field, words in TIMES.items()}
+KINDS = {field: f"{field}, GB" for field in Memory._fields[:-1]}
+FIGURES = "step, ms", "tokens/s", "MFU, %", "bubble, %", "communication, %", "memory, GB"
+
+
+class Plan(NamedTuple):
+    """A job and its machine, the result of a search for it, and the best layouts of other numbers of ranks."""
+
+    job: TrainingJob
+    machine: Machine
+    result: SearchResult
+    points: Sequence[ScalePoint] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of a step."""
+        return self.job.global_batch_size * self.job.model.block_size
+
+
+def plan_page(plan: Plan, words: Sequence[str], command: str) -> str:
+    """Return the page; `words` describe the request, and `command` trains with the first layout."""
+    sections = [layouts_section(plan, words)]
+    if any(point.planned for point in plan.points):
+        sections.append(scaling_section(plan))
+    told = [line for line in report(plan.job, plan.machine, plan.result) if line and not line.startswith("  ")]
+    sections.append(Section("In words", [*told, f"To train with the first: {command}"]))
+    return page("Plan", sections)
+
+
+def layouts_section(plan: Plan, words: Sequence[str]) -> Section:
+    rows = []
+    for number, planned in enumerate(plan.result.best, 1):
+        mfu = utilization(plan.job, plan.machine, planned.time.total)
+        parts = *milliseconds(planned.time), *gigabytes(planned.memory)
+        rows.append((number, str(planned.layout), *figures(planned, plan.tokens, mfu), *parts))
+    names = *FIGURES, *PARTS.values(), *KINDS.values()
+    columns = Column("layout"), Column("flags of train.py"), *columns_of(names)
+    common = {"kind": "bars", "table": "layouts", "row": "layout", "name": "layout"}
+    charts = [
+        {**common, "title": "A step's time", "x": {"unit": "ms", "label": "time"}, "parts": colored(PARTS.values())},
+        {
+            **common,
+            "title": "A rank's memory",
+            "x": {"unit": "GB", "label": "memory"},
+            "parts": colored(KINDS.values()),
+        },
+    ]
+    return Section("Layouts", words, charts, [Table("layouts", "The best layout of each mesh", columns, rows)])
+
+
+def scaling_section(plan: Plan) -> Section:
+    """Draw time and memory over the number of ranks, beside the first time divided by the number of ranks."""
+    limit, rows = plan.machine.memory_bytes / GB, []
+    first = next(point for point in plan.points if point.planned)
+    assert first.planned
+    work_ms = 1e3 * first.planned.time.total * first.ranks
+    for ranks, planned, mfu, why in plan.points:
+        cells = figures(planned, plan.tokens, mfu) if planned else (None,) * len(FIGURES)
+        rows.append(
+            (ranks, *cells, work_ms / ranks if planned else None, limit, str(planned.layout) if planned else why)
+        )
+    columns = Column("ranks"), *columns_of((*FIGURES, "ideal, ms", "limit, GB")), Column("layout")
+    x = {"column": "ranks", "log": True, "unit": "", "label": "ranks", "name": "ranks"}
+    charts = [
+        {"kind": "lines", "title": title, "table": "ranks", "x": x, "y": y, "lines": [solid | own, thin | other]}
+        for title, y, own, other in (
+            (
+                "A step's time",
+                {"log": True, "unit": "ms"},
+                {"name": "step", "column": "step, ms"},
+                {"name": "ideal", "column": "ideal, ms"},
+            ),
+            (
+                "A rank's memory",
+                {"zero": True, "unit": "GB"},
+                {"name": "memory", "column": "memory, GB"},
+                {"name": "limit", "column": "limit, GB"},
+            ),
+        )
+        for solid, thin in [({"color": 0, "marker": 0}, {"color": 7, "thin": True, "dash": 2})]
+    ]
+    text = f"The same step of {plan.tokens} tokens on other numbers of ranks, each with its fastest layout."
+    return Section("Numbers of ranks", [text], charts, [Table("ranks", "The fastest layouts", columns, rows)])
+
+
+def figures(planned: PlannedLayout, tokens: int, mfu: float) -> tuple[float, ...]:
+    time = planned.time
+    shares = (100 * each / time.total for each in (time.bubble, time.exposed))
+    return 1e3 * time.total, tokens / time.total, 100 * mfu, *shares, planned.memory.total / GB
+
+
+def milliseconds(time: Time) -> list[float]:
+    return [1e3 * part for part in time]
+
+
+def gigabytes(memory: Memory) -> list[float]:
+    return [part / GB for part in memory.parts.values()]
+
+
+def columns_of(names: Iterable[str]) -> list[Column]:
+    return [Column(name, digits=DIGITS) for name in names]
+
+
+def colored(names: Iterable[str]) -> list[dict[str, object]]:
+    return [{"column": name, "color": color} for color, name in enumerate(names)]
