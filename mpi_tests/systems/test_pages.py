@@ -1,4 +1,4 @@
-"""The pages of a benchmark and of a training run, in a browser: nothing is cut off, missing or unreadable."""
+"""The pages of a benchmark, a training run and a plan, in a browser: nothing is cut off, missing or unreadable."""
 
 import re
 
@@ -6,6 +6,7 @@ import pytest
 
 from mpi_tests.helpers.browser import browser, console, each_window, needs_chromium, open_file, overflow
 from mpi_tests.helpers.launch import launch, refusal
+from parallelism.planner import __main__ as planner
 
 pytestmark = [pytest.mark.shares_cores, needs_chromium]
 SMALL = "--max_iters 6 --eval_interval 3 --n_layer 2 --n_head 2 --n_embd 16 --block_size 8 --micro_batch_size 2"
@@ -24,11 +25,13 @@ def pages(tmp_path_factory):
     ):
         result = launch(2, "python", *command)
         assert result.returncode == 0, result.stderr
-    return {"bench": bench, "training": training}
+    plan = folder / "plan.html"
+    assert planner.main(["--config", "small", "--hosts", "2", "--up_to", "64", "--html", str(plan)]) == 0
+    return {"bench": bench, "training": training, "plan": plan}
 
 
 @each_window
-@pytest.mark.parametrize("name", ["bench", "training"])
+@pytest.mark.parametrize("name", ["bench", "training", "plan"])
 def test_a_page_fits_and_can_be_read(pages, name, width, dark):
     with browser(width, dark=dark) as driver:
         show(driver, pages[name])

@@ -38,7 +38,7 @@ def plan(what: PlanRequest) -> None:
     print("\n".join(what.words), flush=True)
     result = search(what.job, what.machine, what.fixed, what.number)
     if not result.best:
-        raise ValueError(nothing(result, what.machine, what.fixed))
+        raise ValueError(nothing(what.job, result, what.machine, what.fixed))
     print("\n".join(report(what.job, what.machine, result)))
     words, points = f"{what.command} {command(result.best[0], what.written)}", []
     print(words, flush=True)

@@ -135,7 +135,8 @@ def check_mesh(job: TrainingJob, mesh: ParallelLayout) -> None:
     """Raise ValueError if the mesh cannot divide the model or the batch."""
     model, tp = job.model, mesh.tp
     if job.global_batch_size % mesh.dp:
-        raise ValueError(f"global_batch_size={job.global_batch_size} is not divisible by dp={mesh.dp}")
+        least = mesh.dp * -(-job.global_batch_size // mesh.dp)
+        raise ValueError(f"global_batch_size={job.global_batch_size} is not divisible by dp={mesh.dp}: use {least}")
     if model.n_head % tp or model.num_kv_heads % tp:
         raise ValueError(f"n_head={model.n_head} and n_kv_head={model.num_kv_heads} must both be divisible by tp={tp}")
     if model.hidden_width % tp:

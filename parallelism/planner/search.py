@@ -8,14 +8,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from collectives.schedule.fabrics import in_nodes
 from parallelism.planner.division import Division, divisions
 from parallelism.planner.layout import ParallelLayout, TrainingJob, check_layout, check_mesh, families, meshes
 from parallelism.planner.memory import Memory, in_bytes, memory, model_shards
 from parallelism.planner.place import Machine, NodeGroups, RankPlacement
+from parallelism.planner.ranges import RANKS
 from parallelism.planner.step import StepModel, Time
 from parallelism.planner.uses import refuse_unused
 
 NEAREST = 3  # number of listed layouts that do not fit
+SAVING = ("recompute",), ("zero_stage", "zero_group"), ("recompute", "zero_stage", "zero_group")  # memory
 TIE = 1e-5  # relative difference of times that counts as equal
 
 
@@ -65,6 +68,21 @@ def search(
     candidates, undivided = [], Counter[str]()
     nearest: list[tuple[ParallelLayout, Memory]] = []
     fitting = too_large = 0
+    for each, pairs in priced_memory(job, machine, fixed, moves, undivided):
+        fits = [pair for pair in pairs if pair[1].fits]
+        misses = [pair for pair in pairs if not pair[1].fits]
+        fitting, too_large = fitting + len(fits), too_large + len(misses)
+        nearest = nsmallest(NEAREST, [*nearest, *misses], key=lambda pair: pair[1].total / pair[1].limit)
+        if fits:
+            costs = each.setting.stage_costs()
+            candidates.append(ZeroVariants(each.setting.least_s(costs), each, costs, fits))
+    return SearchResult(fastest(candidates, number), fitting, too_large, nearest, undivided)
+
+
+def priced_memory(
+    job: TrainingJob, machine: Machine, fixed: Mapping[str, Any], moves: bool, undivided: Counter[str]
+) -> Iterator[tuple[Division, list[tuple[ParallelLayout, Memory]]]]:
+    """Yield each layout without ZeRO, and its ZeRO variants with their memory; count refused meshes by reason."""
     groups = NodeGroups(machine)
     for mesh in meshes(machine.world_size, fixed, job.model.num_experts):
         try:
@@ -75,15 +93,7 @@ def search(
         placement = RankPlacement(mesh, machine, job.head_ranks(mesh.sp), groups)
         for layout in layouts:
             for each in divisions(job, layout, placement, moves):
-                pairs = [*variants(each, layout, fixed)]
-                fits = [pair for pair in pairs if pair[1].fits]
-                misses = [pair for pair in pairs if not pair[1].fits]
-                fitting, too_large = fitting + len(fits), too_large + len(misses)
-                nearest = nsmallest(NEAREST, [*nearest, *misses], key=lambda pair: pair[1].total / pair[1].limit)
-                if fits:
-                    costs = each.setting.stage_costs()
-                    candidates.append(ZeroVariants(each.setting.least_s(costs), each, costs, fits))
-    return SearchResult(fastest(candidates, number), fitting, too_large, nearest, undivided)
+                yield each, [*variants(each, layout, fixed)]
 
 
 def divided(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -> list[ParallelLayout]:
@@ -149,11 +159,12 @@ def best(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any] = {}, move
     """
     result = search(job, machine, fixed, moves=moves)
     if not result.best:
-        raise ValueError(nothing(result, machine, fixed))
+        raise ValueError(nothing(job, result, machine, fixed))
     return result.best[0]
 
 
-def nothing(result: SearchResult, machine: Machine, fixed: Mapping[str, Any]) -> str:
+def nothing(job: TrainingJob, result: SearchResult, machine: Machine, fixed: Mapping[str, Any]) -> str:
+    """Describe why there is no layout, and what to do."""
     if not result.too_large:
         values = " and ".join(f"{name}={value}" for name, value in fixed.items())
         none = (
@@ -165,5 +176,30 @@ def nothing(result: SearchResult, machine: Machine, fixed: Mapping[str, Any]) ->
     layout, rank_memory = result.nearest[0]
     return (
         f"none of {result.too_large} layouts of {machine.world_size} ranks fits into {in_bytes(rank_memory.limit)} "
-        f"a rank; the nearest, {layout}, takes {rank_memory}: use more ranks, or a smaller model or batch"
+        f"a rank; the nearest, {layout}, takes {rank_memory}: {remedy(job, machine, fixed)}"
     )
+
+
+def remedy(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any]) -> str:
+    """Return what makes a layout fit: settings that are not fixed, or else the fewest nodes, by powers of two."""
+    for names in SAVING:
+        omitted = {name: fixed[name] for name in names if name in fixed}
+        rest = {name: value for name, value in fixed.items() if name not in omitted}
+        if omitted and (found := first_fitting(job, machine, rest)):
+            return f"omit {' and '.join(f'{name}={value}' for name, value in omitted.items())}, as {found}"
+    length = len(machine.nodes[0])
+    ranks = length
+    while not machine.hosts and (ranks := 2 * ranks) <= RANKS.most:
+        larger = machine._replace(nodes=in_nodes(ranks, length))
+        if ranks > machine.world_size and (found := first_fitting(job, larger, fixed)):
+            return f"use {ranks} ranks, as {found}"
+    return "use a smaller model or batch"
+
+
+def first_fitting(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any]) -> str:
+    """Describe a layout that fits, if there is any."""
+    for _, pairs in priced_memory(job, machine, fixed, False, Counter()):
+        for layout, rank_memory in pairs:
+            if rank_memory.fits:
+                return f"{layout} takes {in_bytes(rank_memory.total)}"
+    return ""
