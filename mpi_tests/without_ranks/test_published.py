@@ -96,7 +96,7 @@ def test_seconds_agree_with_what_sources_say_besides(published):
 def test_models_have_the_stated_number_of_parameters(published, name, params):
     run = next(run for run in published.runs() if run.values["model"] == name and run.model.block_size == 2048)
     counts = ParamCounts(run.model)
-    assert counts.stages(range(run.model.n_layer)) == pytest.approx(params, rel=1e-4)
+    assert counts.stages(range(run.model.n_layer + 2)) == pytest.approx(params, rel=1e-4)
 
 
 def test_predictions_of_unseen_runs(results):
