@@ -6,7 +6,7 @@
 Constants of the planner may be chosen on half of each source's rows, drawn by a seed, which `--rows` prints; the other
 half is only for this report.  For each half of a source it prints the median and the largest error of a step's time,
 by what fraction the prediction is off, and the fraction of pairs of rows that are in the published order.  Memory is
-right where it is at most the device's, as the runs fitted.
+right where it is at most the device's, less what is spared, if the run fitted, and more if it was out of memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any, NamedTuple
 
 from helpers.result_files import output, write
@@ -26,12 +26,13 @@ from collectives.job.settings import Parser
 from collectives.schedule.fabrics import in_nodes
 from collectives.schedule.network import Link, Network
 from models.config import ModelConfig
+from parallelism.planner import counts
 from parallelism.planner.accelerators import AMPERE, HOPPER, Accelerator
 from parallelism.planner.division import divisions
 from parallelism.planner.layout import ParallelLayout, TrainingJob, check_layout, check_mesh
+from parallelism.planner.memory import ModelShard, memory, model_shards
 from parallelism.planner.place import SPARE, Machine, RankPlacement
-from parallelism.planner.search import variants
-from parallelism.planner.shape import KernelKinds, ModelShape
+from parallelism.planner.shape import KernelKinds, ModelShape, kv_width, q_width
 from parallelism.planner.step import StepModel
 
 FILE = Path(__file__).with_name("published.toml")
@@ -39,11 +40,14 @@ SEED = 2026
 IN_NODE = 8  # devices of a node, of all sources
 HOP_S, NETWORK_S = 3.4e-6, 9.6e-6  # as of fabrics of collectives.schedule.fabrics
 FRACTIONS = {"ampere": AMPERE, "hopper": HOPPER}
-RECOMPUTE = {"attention": ("none",), "alternate": ("none", "full")}  # by the mean of these of ours
+# Others' recomputation, by the mean of these of ours: of attention's core, of every other block, and of all of a block
+# but the results that `with_results` adds.
+RECOMPUTE = {"attention": ("none",), "alternate": ("none", "full"), "operators": ("none",)}
+STORED = {**RECOMPUTE, "operators": ("full",)}  # of memory
 
 
 class Run(NamedTuple):
-    """A published run: what it states, and the seconds of a step; `seen` if constants were chosen on it."""
+    """A published run: what it states, and the seconds of a step, 0 if none; `seen` if constants were chosen on it."""
 
     source: str
     values: Mapping[str, Any]
@@ -97,26 +101,60 @@ class Run(NamedTuple):
         kernels = KernelKinds(
             values["attention"] != "unfused", values.get("compiled", False), values.get("fused_loss", False)
         )
-        return TrainingJob(self.model, self.batch, values["dtype"], master_weights=True, kernels=kernels)
+        rest = {name: values[name] for name in ("balance", "grad_dtype") if name in values}
+        return TrainingJob(self.model, self.batch, values["dtype"], master_weights=True, kernels=kernels, **rest)
+
+    def by_recomputation(self, modes: Mapping[str, tuple[str, ...]]) -> list[ParallelLayout]:
+        recompute = self.values["recompute"]
+        return [self.layout._replace(recompute=mode) for mode in modes.get(recompute, (recompute,))]
 
     def predicted(self) -> tuple[float, float]:
         """Return the seconds of a step, and the memory as a fraction of the device's."""
-        recompute = self.values["recompute"]
-        layouts = [self.layout._replace(recompute=mode) for mode in RECOMPUTE.get(recompute, (recompute,))]
-        seconds, memory = zip(*map(self.predict, layouts), strict=True)
-        return sum(seconds) / len(layouts), sum(memory) / len(layouts)
+        check_mesh(self.job, self.layout)
+        check_layout(self.job, self.layout)
+        return mean(map(self.step_s, self.by_recomputation(RECOMPUTE))), self.memory_fraction()
 
-    def predict(self, layout: ParallelLayout) -> tuple[float, float]:
-        job, machine = self.job, self.machine
-        check_mesh(job, layout)
-        check_layout(job, layout)
-        placement = RankPlacement(layout, machine, job.head_ranks(layout.sp))
-        division = next(divisions(job, layout, placement, False))
-        keeps = job._replace(kernels=job.kernels._replace(fused_attention=True))
-        keeping = division if self.values["recompute"] == "none" else next(divisions(keeps, layout, placement, False))
-        plain, fixed = layout._replace(zero_stage=0), {"zero_stage": layout.zero_stage, "zero_group": "all"}
-        full, memory = next(variants(keeping, plain, fixed))  # recomputed scores are not kept
-        return StepModel(division.of(full), division.setting.stage_costs()).time().total, memory.total / memory.limit
+    def step_s(self, layout: ParallelLayout) -> float:
+        placement = RankPlacement(layout, self.machine, self.job.head_ranks(layout.sp))
+        division = next(divisions(self.job, layout, placement, False))
+        return StepModel(division.of(layout), division.setting.stage_costs()).time().total
+
+    def memory_fraction(self) -> float:
+        """Return the memory of the fullest device as a fraction of its own."""
+        return mean(map(self.stored_bytes, self.by_recomputation(STORED))) / self.machine.memory_bytes
+
+    def stored_bytes(self, layout: ParallelLayout) -> float:
+        """Return the bytes of the fullest device.
+
+        Recomputed scores are not kept.  FSDP's shards of parameters are the master weights.  NCCL needs no buffers that
+        grow with the gradients.
+        """
+        job, layout = self.job, layout._replace(zero_stage=self.values.get("stored_as", layout.zero_stage))
+        if self.values["recompute"] != "none":
+            job = job._replace(kernels=job.kernels._replace(fused_attention=True))
+        shards = model_shards(job, layout)
+        if self.values["recompute"] == "operators":
+            shards = [with_results(job, layout, shard) for shard in shards]
+        logits_bytes = self.values.get("logit_bytes", 0) * counts.tokens(job, layout) * self.model.vocab_size
+        shards[-1] = shards[-1]._replace(working=max(shards[-1].working, logits_bytes))
+        usage = memory(job, layout, shards, layout.dp * layout.sp)
+        return usage.total - usage.parameters * (layout.zero_stage == 3)
+
+
+def with_results(job: TrainingJob, layout: ParallelLayout, shard: ModelShard) -> ModelShard:
+    """Add the results that blocks keep beside their inputs where torchtitan recomputes by operator.
+
+    These are attention's, with a number for each head and token, and those of every other product: q, v, the gate, and
+    the last one's unless it is compiled.  With tp, the sum of attention's projection over the ranks is kept, too.
+
+    Source: pytorch/torchtitan at 9dec370, torchtitan/parallelisms/parallelize_llama.py, _apply_ac_to_transformer_block.
+    """
+    assert layout.pp == 1, layout
+    model, tokens = job.model, counts.tokens(job, layout)
+    split = tokens / layout.tp * (2 * q_width(model) + kv_width(model) + model.hidden_width)
+    whole = model.n_embd * (tokens * (not job.kernels.compiled) + tokens / layout.tp * (layout.tp > 1))
+    each = (split + whole) * job.precision.activation + 4 * tokens / layout.tp * model.n_head
+    return shard._replace(activations=shard.activations + model.n_layer * each)
 
 
 def runs() -> Iterator[Run]:
@@ -148,12 +186,14 @@ def shape(values: Mapping[str, Any], block_size: int) -> ModelShape:
         }
     else:
         kinds = {"bias": True}
-    return ModelShape.of(ModelConfig(block_size=block_size, **kinds, **sizes))
+    return ModelShape.of(ModelConfig(block_size=block_size, **kinds | sizes))
 
 
 def published_s(run: Run) -> float:
-    """Return the seconds of a step, by whichever of the three a source states."""
+    """Return the seconds of a step, by whichever of the three a source states; 0 where it states none."""
     values, model = run.values, run.model
+    if not values.get("timed", True):
+        return 0.0
     if "seconds" in values:
         return values["seconds"]
     tokens = run.batch * model.block_size
@@ -187,8 +227,12 @@ class Result(NamedTuple):
 
     @property
     def error(self) -> float:
-        """The prediction's relative difference from what was published."""
+        """The prediction's relative difference from the time that was published."""
         return self.seconds / self.run.seconds - 1
+
+    @property
+    def fits_rightly(self) -> bool:
+        return (self.memory <= 1) == self.run.values.get("fits", True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -208,10 +252,11 @@ def report(results: Sequence[Result]) -> Iterator[str]:
     for name in [*dict.fromkeys(result.run.source for result in results), "all"]:
         for half in (True, False):
             own = [each for each in results if each.run.seen == half and name in (each.run.source, "all")]
-            errors = [abs(each.error) for each in own]
-            fits = sum(each.memory <= 1 for each in own)
-            figures = f"{median(errors):>7.1%} {max(errors):>7.1%} {order(own):>6.0%} {fits:>3}/{len(own):<3}"
-            yield f"{name:<28} {'seen' if half else 'unseen':<7} {len(own):>4} {figures}"
+            timed = [each for each in own if each.run.seconds]
+            errors = [abs(each.error) for each in timed]
+            right = sum(each.fits_rightly for each in own)
+            figures = f"{median(errors):>7.1%} {max(errors):>7.1%} {order(timed):>6.0%}" if timed else f"{'':>22}"
+            yield f"{name:<28} {'seen' if half else 'unseen':<7} {len(own):>4} {figures} {right:>3}/{len(own):<3}"
 
 
 def order(results: Sequence[Result]) -> float:
@@ -231,9 +276,12 @@ def speed(result: Result, seconds: float = 0.0) -> float:
 def line(result: Result) -> str:
     run = result.run
     half = "seen" if run.seen else "unseen"
+    time = f"of {run.seconds:>9.3f} s {result.error:>+7.1%}" if run.seconds else f"{'':>22}"
+    fits = "" if result.fits_rightly else " fits" if run.values.get("fits", True) else " out of memory"
+    memory_words = f"{result.memory:>6.0%}{fits}"
     return (
-        f"{run.source:<28} {half:<7} {result.seconds:>9.3f} s of {run.seconds:>9.3f} s {result.error:>+7.1%} "
-        f"{result.memory:>6.0%}  {run.values['model']} x{run.values['devices']} {run.layout}"
+        f"{run.source:<28} {half:<7} {result.seconds:>9.3f} s {time} {memory_words}  "
+        f"{run.values['model']} x{run.values['devices']} {run.layout}"
     )
 
 
@@ -245,6 +293,7 @@ def record(result: Result) -> dict[str, Any]:
         "published_s": round(run.seconds, 4),
         "predicted_s": round(result.seconds, 4),
         "memory": round(result.memory, 3),
+        "fits": run.values.get("fits", True),
     }
 
 

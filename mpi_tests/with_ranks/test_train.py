@@ -510,6 +510,23 @@ def test_schedules_are_searched_from_measured_times_and_steps_traced(comm, folde
     assert (folder / "trace.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("zero_stage", [0, 3])
+@pytest.mark.sizes(2)
+def test_stages_of_the_embedding_and_of_the_head_alone(comm, monkeypatch, zero_stage):
+    """Two blocks, the embedding and the head are one layer each on four stages."""
+    own, parts = PipelineParallel.__init__, []
+
+    def recorded(pipeline, *args, **options):
+        own(pipeline, *args, **options)
+        parts.append(pipeline.parts)
+
+    monkeypatch.setattr(PipelineParallel, "__init__", recorded)
+    shape = {"n_layer": 2, "num_micro_batches": 4}
+    layout = {"pp": 2, "schedule": "interleaved", "balance": "layers", "zero_stage": zero_stage}
+    check_same(on(comm, **layout, **shape), alone(comm, **shape))
+    assert parts[0] == {stage: range(stage, stage + 1) for stage in (comm.rank, comm.rank + 2)}
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "search"])
 @pytest.mark.sizes(2)
 def test_a_slower_rank_of_a_pipeline_gets_fewer_layers(comm, monkeypatch, capsys, schedule):

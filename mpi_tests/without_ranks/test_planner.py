@@ -102,20 +102,22 @@ def parted(model, config, tp):
     return model
 
 
-SHAPES = [SMALL, replace(SMALL, bias=False), replace(SMALL, n_hidden=80), LLAMA, replace(LLAMA, tied=True)]
+WIDE_HEAD = replace(SMALL, vocab_size=4096)  # costs more than three blocks, so that the last stage is the head
+SHAPES = [SMALL, replace(SMALL, bias=False), replace(SMALL, n_hidden=80), LLAMA, replace(LLAMA, tied=True), WIDE_HEAD]
 
 
+@pytest.mark.parametrize("balanced_by", ["counted", "layers"])
 @pytest.mark.parametrize("config", SHAPES)
 @each_schedule
-def test_bytes_of_each_layout_are_those_of_real_models_and_optimizers(name, config):
-    job = TrainingJob(config, 4)
+def test_bytes_of_each_layout_are_those_of_real_models_and_optimizers(name, config, balanced_by):
+    job = TrainingJob(config, 4, balance=balanced_by)
     for pp, tp in product((1, 2), (1, 2)):
         schedule = registry.make_schedule(name, pp, 1)
         stages = [schedule.stages(rank) for rank in range(pp)]
         layout = ParallelLayout(pp=pp, tp=tp, schedule=name, virtual_stages=len(stages[0]))
         for rank in range(pp):
             model = parted(Decoder(config), config, tp)
-            layers = layers_of(model)
+            layers = layers_of(model, counts_ends=balanced_by == "layers")
             parts = balance([layer.cost for layer in layers], layout.num_stages)
             cut(model, layers, {stage: parts[stage] for stage in stages[rank]})
             assert rank_params(job, layout)[rank] == sum(p.numel() for p in model.parameters())

@@ -27,7 +27,9 @@ def balance(costs: Sequence[float], num_stages: int, speeds: Sequence[float] | N
         raise ValueError(f"{len(speeds)} speeds for {num_stages} stages: pass one for each")
     if min(speeds) <= 0:
         raise ValueError(f"a speed of {min(speeds):g}: pass speeds above 0")
-    limit, _ = cheapest(costs, speeds, max)
+    is_even = min(speeds) == max(speeds)
+    bound = (sum(costs) / num_stages + max(costs)) / speeds[0] if is_even else math.inf  # no stage needs to be longer
+    limit, _ = cheapest(costs, speeds, max, bound)
     _, parts = cheapest(costs, speeds, lambda others, time: others + time**2, limit)
     return parts
 
@@ -54,8 +56,9 @@ def cheapest(
         longer: dict[int, tuple[float, list[range]]] = {}
         for begin, (value, parts) in best.items():
             for end in range(begin + 1, len(sums)):
-                if (time := (sums[end] - sums[begin]) / speed) <= limit:
-                    choice = add(value, time), [*parts, range(begin, end)]
-                    longer[end] = min(longer.get(end, choice), choice, key=lambda priced: priced[0])
+                if (time := (sums[end] - sums[begin]) / speed) > limit:
+                    break  # as longer ones are
+                choice = add(value, time), [*parts, range(begin, end)]
+                longer[end] = min(longer.get(end, choice), choice, key=lambda priced: priced[0])
         best = longer
     return best[len(costs)]

@@ -51,9 +51,9 @@ def speeds(half: float, single: float, double: float) -> dict[str, float]:
 A100 = speeds(312, 19.5, 19.5)
 H100 = speeds(989, 67, 67)
 ACCELERATORS = {
-    "a100-40": Accelerator(A100, 40e9, 1.555e12, AMPERE),
-    "a100-80": Accelerator(A100, 80e9, 2.039e12, AMPERE),
-    "h100": Accelerator(H100, 80e9, 3.35e12, HOPPER),
+    "a100-40": Accelerator(A100, 42.4e9, 1.555e12, AMPERE),  # 39.50 GiB, as PyTorch reports it
+    "a100-80": Accelerator(A100, 85.1e9, 2.039e12, AMPERE),  # 79.25 GiB
+    "h100": Accelerator(H100, 85.0e9, 3.35e12, HOPPER),  # 79.18 GiB
     "h200": Accelerator(H100, 141e9, 4.8e12, HOPPER),
 }
 BY_FABRIC = {"ndr": "h100", "slingshot": "a100-40"}  # the devices of a fabric's nodes

@@ -81,16 +81,21 @@ class ParamCounts:
 
     def ends(self, *stages: range) -> tuple[bool, bool]:
         """Return whether a rank has the first and the last layer."""
-        return any(layers.start == 0 for layers in stages), any(layers.stop == self.model.n_layer for layers in stages)
+        most = self.model.n_layer + 2
+        return any(layers.start == 0 for layers in stages), any(layers.stop == most for layers in stages)
 
     def stages(self, *stages: range) -> int:
-        """Count those of a rank's stages, each a range of layers."""
-        return sum(map(len, stages)) * self.block + self.beside_blocks(*stages)
+        """Count those of a rank's stages, each a range of layers: 0 is the embedding, and the last one the head."""
+        return sum(map(self.blocks, stages)) * self.block + self.beside_blocks(*stages)
+
+    def blocks(self, layers: range) -> int:
+        return len(range(max(1, layers.start), min(layers.stop, self.model.n_layer + 1)))
 
     def layer(self, layers: range) -> int:
         """Count those of the largest of some layers: a block, embeddings with a block, or norm and head."""
         first, last = self.ends(layers)
-        return max(self.block + self.embedding * first, (self.norm + self.vocabulary) * last)
+        block = self.block * bool(self.blocks(layers))
+        return max(block + self.embedding * first, (self.norm + self.vocabulary) * last)
 
 
 @lru_cache(maxsize=1024)

@@ -18,7 +18,7 @@ from parallelism.planner import presets, ranges
 from parallelism.planner.accelerators import ACCELERATORS, BY_FABRIC
 from parallelism.planner.cluster import GIGABYTE, LEAST_PASS_S, MICROSECONDS, Cluster, read
 from parallelism.planner.counts import STATES
-from parallelism.planner.layout import RECOMPUTE, ZERO_GROUPS, ParallelLayout, TrainingJob
+from parallelism.planner.layout import BALANCES, RECOMPUTE, ZERO_GROUPS, ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes, in_unit
 from parallelism.planner.place import SPARE, Machine
 from parallelism.planner.settings import add_flag, config_file, config_help, from_toml, overridden
@@ -112,6 +112,9 @@ class Settings:
     sequence_parallel: bool | None = flag(None, "shard sequences over tp between split layers; by default either")
     schedule: str | None = flag(None, "pipeline schedule; by default any that no other beats", registry.names())
     virtual_stages: int | None = flag(None, "stages on each pp rank; by default any number", ranges.STAGES)
+    balance: str = flag(
+        "counted", "costs that stages balance: counted, measured with ranks' speeds, or numbers of layers", BALANCES
+    )
     zero_stage: int | None = flag(None, "ZeRO stage; by default any", range(4))
     zero_group: str | None = flag(None, "ranks over which ZeRO shards; by default either", ZERO_GROUPS)
     recompute: str | None = flag(None, "activations that blocks recompute; by default any", RECOMPUTE)

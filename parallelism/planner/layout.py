@@ -19,6 +19,7 @@ from parallelism.sequence.token_shards import check_between_layers, check_heads,
 SCHEDULES = [name for name in REGISTRY if name not in ("naive", "gpipe")]
 RECOMPUTE = ("none", "selective", "full")
 ZERO_GROUPS = ("all", "node")
+BALANCES = ("counted", "measured", "layers")
 MOST_VIRTUAL_STAGES = 8
 INTEGER_BYTES = 8  # of a gradient in `parallelism.numerics.exact`
 
@@ -68,6 +69,7 @@ class TrainingJob(NamedTuple):
     optimizer: str = "adamw"
     reproducible: bool = False
     kernels: KernelKinds = KernelKinds()
+    balance: str = "counted"
 
     @classmethod
     def of(cls, settings: Any, vocab_size: int, global_batch_size: int) -> TrainingJob:
@@ -78,6 +80,11 @@ class TrainingJob(NamedTuple):
     @property
     def precision(self) -> ElementBytes:
         return element_bytes(self.dtype, self.master_weights, self.grad_dtype, self.reproducible)
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers of which each may be a stage: blocks, or also the embedding and the head."""
+        return self.model.n_layer + 2 * (self.balance == "layers")
 
     def head_ranks(self, sp: int) -> int:
         return head_ranks_of(self.sp_mode, sp, self.sp_heads)
@@ -113,20 +120,21 @@ def families(job: TrainingJob, mesh: ParallelLayout, fixed: Mapping[str, Any]) -
     for values in product(*((fixed[name],) if name in fixed else each for name, each in choices.items())):
         layout = mesh._replace(**dict(zip(choices, values, strict=True)))
         layout = layout._replace(num_micro_batches=samples // layout.micro_batch_size)
-        for schedule, virtual_stages in schedules(job.model, mesh.pp, fixed):
+        for schedule, virtual_stages in schedules(job, mesh.pp, fixed):
             yield layout._replace(schedule=schedule, virtual_stages=virtual_stages)
 
 
-def schedules(model: ModelShape, pp: int, fixed: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield schedules and their stages per rank: the fewest, or more if these divide the layers evenly."""
+def schedules(job: TrainingJob, pp: int, fixed: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield schedules and their stages per rank: the fewest, more that divide the layers evenly, or powers of two."""
     if pp == 1:
         yield "1f1b", 1
         return
     for name in [fixed["schedule"]] if "schedule" in fixed else SCHEDULES:
         row = REGISTRY[name]
         most = MOST_VIRTUAL_STAGES if row.more else row.virtual_stages
-        even = [v for v in range(row.virtual_stages + 1, most + 1) if model.n_layer % (pp * v) == 0]
-        for virtual_stages in [row.virtual_stages, *even]:
+        more = range(row.virtual_stages + 1, min(most, job.num_layers // pp) + 1)
+        tried = [number for number in more if job.num_layers % (pp * number) == 0 or number & (number - 1) == 0]
+        for virtual_stages in [row.virtual_stages, *tried]:
             if fixed.get("virtual_stages", virtual_stages) == virtual_stages:
                 yield name, virtual_stages
 
@@ -157,5 +165,5 @@ def check_layout(job: TrainingJob, layout: ParallelLayout) -> None:
 
 
 def check_stages(job: TrainingJob, layout: ParallelLayout) -> None:
-    if layout.num_stages > job.model.n_layer:
+    if layout.num_stages > job.num_layers:
         raise ValueError(f"n_layer={job.model.n_layer} is fewer than {layout.num_stages} stages")

@@ -73,9 +73,10 @@ Alive = tuple[tuple[int, ...], ...]
 
 
 class Stages(NamedTuple):
-    """Stages of a pipeline: the layers of each, the stages of each rank, and whether backward passes are split."""
+    """Stages of a pipeline: layers and blocks of each, those of each rank, and whether backward passes are split."""
 
-    layers: list[range]
+    layers: list[range]  # 0 is the embedding, and the last one the head
+    blocks: list[int]
     of_rank: tuple[tuple[int, ...], ...]
     splits: bool
 
@@ -84,22 +85,30 @@ class Stages(NamedTuple):
 
     @property
     def num_blocks(self) -> list[int]:
-        return [sum(map(len, self.of(rank))) for rank in range(len(self.of_rank))]
+        return [sum(self.blocks[stage] for stage in own) for own in self.of_rank]
 
 
 def stages(job: TrainingJob, layout: ParallelLayout, speeds: tuple[float, ...] = ()) -> Stages:
     """Return the stages of a layout whose pp ranks have these speeds, by default equal ones."""
-    return stages_of(job.model, layout.schedule, layout.pp, layout.virtual_stages, speeds)
+    return stages_of(job.model, layout.schedule, layout.pp, layout.virtual_stages, speeds, job.balance)
 
 
 @lru_cache(maxsize=4096)
-def stages_of(model: ModelShape, schedule: str, pp: int, virtual_stages: int, speeds: tuple[float, ...] = ()) -> Stages:
-    instance = registry.make_schedule(schedule, pp, 1, virtual_stages)
+def stages_of(model: ModelShape, schedule: str, pp: int, each: int, speeds: tuple[float, ...], costs: str) -> Stages:
+    instance = registry.make_schedule(schedule, pp, 1, each)
     splits = any(action.kind == WEIGHTS for order in instance.orders for action in order)
-    *costs, last, head = layer_flops(model)  # the last block's stage has the head, too
-    of_stages = [speeds[instance.home[stage]] for stage in range(pp * virtual_stages)] if speeds else None
-    layers = balance([*costs, last + head], pp * virtual_stages, of_stages)
-    return Stages(layers, tuple(instance.stages(rank) for rank in range(pp)), splits)
+    of_stages = [speeds[instance.home[stage]] for stage in range(pp * each)] if speeds else None
+    layers = assigned_layers(model, costs, pp * each, of_stages)
+    blocks = [*map(param_counts(model).blocks, layers)]
+    return Stages(layers, blocks, tuple(instance.stages(rank) for rank in range(pp)), splits)
+
+
+def assigned_layers(model: ModelShape, costs: str, num_stages: int, speeds: Sequence[float] | None) -> list[range]:
+    """Return the layers of each stage as `training.parallel.decoder.layers_of` has them, balanced by these costs."""
+    if costs == "layers":
+        return balance([1] * (model.n_layer + 2), num_stages, speeds)
+    parts = balance(layer_flops(model), num_stages, speeds)
+    return [range(part.start + bool(part.start), part.stop + 1) for part in parts]  # the first block's with embedding
 
 
 def steady(pp: int, num_micro_batches: int) -> tuple[int, int]:
@@ -180,7 +189,8 @@ def model_shards(job: TrainingJob, layout: ParallelLayout, speeds: tuple[float, 
     cut, precision, params = stages(job, layout, speeds), job.precision, param_counts(job.model, layout.tp, layout.ep)
     block = counts.block_saved(job, layout).nbytes(precision)
     head = counts.head_saved(job, layout).nbytes(precision)
-    stage_bytes = [len(layers) * block + (layers.stop == job.model.n_layer) * head for layers in cut.layers]
+    stage_bytes = [number * block for number in cut.blocks]
+    stage_bytes[-1] += head
     moments = alive(layout.schedule, layout.pp, layout.num_micro_batches, layout.virtual_stages)
     in_block, in_head = working(job, layout)
     matrices = [number * params.matrices for number in cut.num_blocks]

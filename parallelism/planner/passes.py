@@ -168,7 +168,7 @@ class PassContext(NamedTuple):
 
     def stage_costs(self) -> np.ndarray:
         """Return the costs of each stage of the replica.  Shapes: (stages, kinds, parts)."""
-        costs = np.array([len(part) for part in self.cut.layers])[:, None, None] * self.block()
+        costs = np.array(self.cut.blocks)[:, None, None] * self.block()
         costs[0, FORWARD, TP] += self.sum_s()  # of the embeddings
         costs[0, INPUTS, TP] += self.gather_s()
         costs[-1] += self.head()

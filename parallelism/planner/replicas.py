@@ -61,8 +61,9 @@ class Replicas:
         its second part if it is split.
         """
         computing_s, each, rest = cost.sum(1), self.params.block, self.params.beside_blocks(layers)
-        gather_s = (len(layers) * self.gather_s(each) + self.gather_s(rest)) * (self.zero_stage == 3)
-        reduce_s = len(layers) * self.reduce_s(each) + self.reduce_s(rest)
+        number = self.params.blocks(layers)
+        gather_s = (number * self.gather_s(each) + self.gather_s(rest)) * (self.zero_stage == 3)
+        reduce_s = number * self.reduce_s(each) + self.reduce_s(rest)
         if self.setting.cut.splits:
             return np.maximum(0.0, (gather_s, gather_s, reduce_s) - computing_s)
         backward_s = computing_s[INPUTS] + computing_s[WEIGHTS]
@@ -73,12 +74,12 @@ class Replicas:
 
         The first block of the backward pass is already gathered.
         """
-        hidden, each, rest = len(layers) - 1, self.params.block, self.params.beside_blocks(layers)
+        number, each, rest = self.params.blocks(layers), self.params.block, self.params.beside_blocks(layers)
         gather_s, both_s = self.gather_s(each), self.gather_s(each) + self.reduce_s(each)
-        forward_s, backward_s = (cost[list(kinds)].sum() / len(layers) for kinds in ((FORWARD,), (INPUTS, WEIGHTS)))
+        forward_s, backward_s = (cost[list(kinds)].sum() / number for kinds in ((FORWARD,), (INPUTS, WEIGHTS)))
         return (
-            gather_s + hidden * max(0.0, gather_s - forward_s) + self.gather_s(rest),
-            both_s - gather_s + hidden * max(0.0, both_s - backward_s) + self.reduce_s(rest),
+            gather_s + (number - 1) * max(0.0, gather_s - forward_s) + self.gather_s(rest),
+            both_s - gather_s + (number - 1) * max(0.0, both_s - backward_s) + self.reduce_s(rest),
         )
 
     def exposed_in_s(self, cost: np.ndarray, layers: range) -> float:
@@ -103,8 +104,9 @@ class Replicas:
         head_s = float(self.setting.head()[[INPUTS, WEIGHTS]].sum()) if last else 0.0
         if last:
             yield head_s, self.params.beside_blocks(layers) - self.params.embedding * first
-        for number in range(1, len(layers) + 1):
-            yield head_s + number * (backward_s - head_s) / len(layers), self.params.block
+        blocks = self.params.blocks(layers)
+        for number in range(1, blocks + 1):
+            yield head_s + number * (backward_s - head_s) / blocks, self.params.block
         if first:
             yield backward_s, self.params.embedding
 

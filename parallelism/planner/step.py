@@ -54,7 +54,7 @@ class StepModel:
         if zero_stage in (1, 2):
             self.after_s += self.replicas.gather_s(most)
         if zero_stage > 1 and setting.layout.pp > 1:
-            self.after_s += self.replicas.reduce_s(setting.params.layer(range(1)))  # left after the passes
+            self.after_s += self.replicas.reduce_s(setting.params.layer(range(2)))  # left after the passes
         num_blocks = max(self.cut.num_blocks)
         self.update_s = self.copies_s(most, num_blocks)
         if setting.job.optimizer == "muon":

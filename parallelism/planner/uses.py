@@ -28,7 +28,7 @@ SEQUENCES = Use("sp", lambda sp: sp > 1, "set sp to 2 or more")
 # Rows of a setting and its use: it has an effect if it has one by all of its rows.
 LAYOUT_USES = (
     *((name, MIXTURE) for name in ("experts_per_token", "expert_capacity", "balance_loss")),
-    *((name, PIPELINE) for name in ("schedule", "virtual_stages")),
+    *((name, PIPELINE) for name in ("schedule", "virtual_stages", "balance")),
     *((name, SEQUENCES) for name in ("sp_mode", "sp_order", "sp_heads")),
     ("sp_order", Use.of("sp_mode", "ring", "hybrid")),
     ("zero_group", Use("zero_stage", bool, "set zero_stage to 1, 2 or 3")),

@@ -55,10 +55,13 @@ def plan_of(config: ModelConfig) -> ShardingPlan:
     return {**plan, **rest, "lm_head": vocabulary, "loss": Loss(config.vocab_size)}
 
 
-def layers_of(model: Decoder) -> list[Layer]:
+def layers_of(model: Decoder, counts_ends: bool = False) -> list[Layer]:
     """Return the pipeline layers: the blocks, the first with the embeddings, and the head with the loss.
 
-    Costs are the floating-point operations of one token's forward pass.
+    Costs are the floating-point operations of one token's forward pass.  With `counts_ends`, the embeddings are a layer
+    of their own, and they and the head cost as much as a block, so that stages have as many layers.
+
+    Source: Grattafiori et al., "The Llama 3 Herd of Models", 2024, section 3.3.2.
     """
     shape, transformer = ModelShape.of(model.config), model.transformer
     embedding = [f"transformer.{name}" for name, _ in transformer.named_children() if name in ("wte", "wpe", "drop")]
@@ -78,8 +81,10 @@ def layers_of(model: Decoder) -> list[Layer]:
         return model.loss(model.lm_head(transformer.ln_f(x)), batch.targets)
 
     layers = [block(number) for number in range(shape.n_layer)]
-    layers[0] = joined(Layer("embedding", tuple(embedding), embed, 0), layers[0])
-    return [*layers, Layer("head", HEAD, head, head_flops(shape))]
+    first, last = Layer("embedding", tuple(embedding), embed, 0), Layer("head", HEAD, head, head_flops(shape))
+    if counts_ends:
+        return [layer._replace(cost=block_flops(shape)) for layer in (first, *layers, last)]
+    return [joined(first, layers[0]), *layers[1:], last]
 
 
 def whole_layer(model: Decoder) -> Layer:

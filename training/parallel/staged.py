@@ -78,7 +78,7 @@ def staged(
         position.samples = batch.samples
         return precision.computing(config.device)
 
-    parts = [whole_layer(model)] if compiles_whole(config) else layers_of(model)
+    parts = [whole_layer(model)] if compiles_whole(config) else layers_of(model, config.balance == "layers")
     layers, rank_speeds = [within(computing, layer) for layer in parts], None
     if mesh.pp.size > 1 and (config.balance == "measured" or config.schedule == SEARCH):
         model.to(config.device)  # before the arena, which moves only this rank's parameters

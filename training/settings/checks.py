@@ -20,7 +20,7 @@ from parallelism.pipeline.schedule.search import limits_of
 from parallelism.planner import ParallelLayout, TrainingJob
 from parallelism.planner.memory import in_bytes, rank_params
 from parallelism.planner.presets import describe, samples_of_depth, shape_of
-from parallelism.planner.uses import LAYOUT_USES, PIPELINE, Use
+from parallelism.planner.uses import LAYOUT_USES, Use
 from parallelism.sequence.token_shards import check_between_layers, check_parts, shard_tokens
 from parallelism.tensor.sharding_plan import check_tiles
 from parallelism.tensor.tiles import is_power_of_two
@@ -41,7 +41,6 @@ USES = (
     ("on_corruption", Use("check_interval", bool, "set check_interval")),
     ("max_alive", Use.of("schedule", SEARCH)),
     *((name, Use("reproducible", bool, "set reproducible")) for name in ("sequence_parts", "tiles", "balance_load")),
-    ("balance", PIPELINE),
     *((name, CHECKPOINTS) for name in ("checkpoint_interval", "checkpoints_kept", "snapshot_interval")),
     ("snapshot_dir", Use("snapshot_interval", bool, "set snapshot_interval")),
     *(
@@ -284,10 +283,11 @@ def make_schedule(settings: RunSettings, num_micro_batches: int) -> Schedule:
         schedule = read_schedule(settings, num_micro_batches)
     else:
         raise ValueError(f"schedule={name!r} is neither a file nor one of {', '.join(registry.names())}, {SEARCH}")
-    if schedule.num_stages > settings.n_layer:
+    ends = 2 * (settings.balance == "layers")  # stages of the embedding and of the head
+    if schedule.num_stages > settings.n_layer + ends:
         raise ValueError(
             f"pp={settings.pp} with schedule={settings.schedule} makes {schedule.num_stages} stages of n_layer="
-            f"{settings.n_layer} blocks: use at most {settings.n_layer} stages, or more blocks"
+            f"{settings.n_layer} blocks: use at most {settings.n_layer + ends} stages, or more blocks"
         )
     return schedule
 

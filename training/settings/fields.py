@@ -255,11 +255,7 @@ class RunSettings:
         "largest number of live activations on a pp rank in a searched schedule; by default its stages times pp",
         ranges.COUNT,
     )
-    balance: str = flag(
-        "counted",
-        "costs by which layers are balanced over stages; measured ones with the speeds of ranks",
-        ("counted", "measured"),
-    )
+    balance: str = planned("balance")
     recompute: str = flag(
         "none",
         "activations to recompute in the backward pass: none, all (full), or large ones (selective)",
