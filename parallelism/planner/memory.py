@@ -169,42 +169,91 @@ def rank_params(job: TrainingJob, layout: ParallelLayout, speeds: tuple[float, .
     return tuple(params.stages(*cut.of(rank)) for rank in range(layout.pp))
 
 
-class ModelShard(NamedTuple):
-    """A rank's shard of the model by pp and tp: counts of elements, and bytes that depend on the micro-batch.
+class RankElements(NamedTuple):
+    """A rank's elements by pp and tp: parameters, the optimizer's, blocks' matrices', and its largest layer's.
 
-    `states` are the optimizer's elements, `matrices` the elements of blocks' matrices, and `layer` those of its largest
-    layer: a block, with the embeddings, or the head.
+    That is a block, with the embeddings, or the head.
     """
 
     params: int
     states: int
     matrices: int
     layer: int
+
+
+class ModelShard(NamedTuple):
+    """A rank's shard of the model by pp and tp: its elements, and bytes that depend on the micro-batch."""
+
+    elements: RankElements
     activations: float
     working: float
 
 
 def model_shards(job: TrainingJob, layout: ParallelLayout, speeds: tuple[float, ...] = ()) -> list[ModelShard]:
     """Return the model's shard of each pp rank."""
-    cut, precision, params = stages(job, layout, speeds), job.precision, param_counts(job.model, layout.tp, layout.ep)
-    block = counts.block_saved(job, layout).nbytes(precision)
-    head = counts.head_saved(job, layout).nbytes(precision)
-    stage_bytes = [number * block for number in cut.blocks]
-    stage_bytes[-1] += head
-    moments = alive(layout.schedule, layout.pp, layout.num_micro_batches, layout.virtual_stages)
+    block = counts.block_saved(job, layout).nbytes(job.precision)
+    head = counts.head_saved(job, layout).nbytes(job.precision)
     in_block, in_head = working(job, layout)
-    matrices = [number * params.matrices for number in cut.num_blocks]
+    plain = shape_alone(layout)
     return [
         ModelShard(
-            count,
-            counts.state_elements(job.optimizer, count, matrices[rank]),
-            matrices[rank],
-            max(map(params.layer, cut.of(rank))),
-            max(sum(n * stage_bytes[stage] for n, stage in zip(moment, own, strict=True)) for moment in moments[rank]),
-            max(in_block, in_head) if len(cut.layers) - 1 in own else in_block,
+            elements,
+            max(blocks * block + heads * head for blocks, heads in alive),
+            max(in_block, in_head) if has_head else in_block,
         )
-        for rank, (own, count) in enumerate(zip(cut.of_rank, rank_params(job, layout, speeds), strict=True))
+        for elements, alive, has_head in zip(
+            rank_elements(job, plain, speeds),
+            alive_blocks(job, plain._replace(num_micro_batches=layout.num_micro_batches), speeds),
+            (layout.num_stages - 1 in own for own in stages(job, layout, speeds).of_rank),
+            strict=True,
+        )
     ]
+
+
+def shape_alone(layout: ParallelLayout) -> ParallelLayout:
+    """Return the parts of a layout that divide the model; layouts that have them in common have equal elements."""
+    pp, tp, ep, schedule = layout.pp, layout.tp, layout.ep, layout.schedule
+    return ParallelLayout(pp=pp, tp=tp, ep=ep, schedule=schedule, virtual_stages=layout.virtual_stages)
+
+
+@lru_cache(maxsize=1 << 14)
+def rank_elements(job: TrainingJob, layout: ParallelLayout, speeds: tuple[float, ...]) -> list[RankElements]:
+    """Count the elements of each pp rank."""
+    cut, params = stages(job, layout, speeds), param_counts(job.model, layout.tp, layout.ep)
+    elements = []
+    for rank, (count, blocks) in enumerate(zip(rank_params(job, layout, speeds), cut.num_blocks, strict=True)):
+        matrices = blocks * params.matrices
+        states = counts.state_elements(job.optimizer, count, matrices)
+        elements.append(RankElements(count, states, matrices, max(map(params.layer, cut.of(rank)))))
+    return elements
+
+
+@lru_cache(maxsize=1 << 16)
+def alive_blocks(job: TrainingJob, layout: ParallelLayout, speeds: tuple[float, ...]) -> list[set[tuple[int, int]]]:
+    """Count the micro-batches' blocks and heads that are alive in each pp rank at the moments of `alive`."""
+    cut = stages(job, layout, speeds)
+    moments = alive(layout.schedule, layout.pp, layout.num_micro_batches, layout.virtual_stages)
+    last = layout.num_stages - 1
+    return [
+        {
+            (
+                sum(n * cut.blocks[stage] for n, stage in zip(moment, own, strict=True)),
+                sum(n for n, stage in zip(moment, own, strict=True) if stage == last),
+            )
+            for moment in of_rank
+        }
+        for own, of_rank in zip(cut.of_rank, moments, strict=True)
+    ]
+
+
+def largest(shards: Sequence[ModelShard]) -> list[ModelShard]:
+    """Leave out the shards of ranks beside which others have the same elements, and more activations."""
+    most: dict[tuple[RankElements, float], ModelShard] = {}
+    for shard in shards:
+        key = shard.elements, shard.working
+        if key not in most or shard.activations > most[key].activations:
+            most[key] = shard
+    return [*most.values()]
 
 
 def working(job: TrainingJob, layout: ParallelLayout) -> tuple[float, float]:
@@ -269,33 +318,36 @@ def memory(
     in_layer = 3.0 * precision.gradient + 2 * precision.parameter * (stage == 3)
     in_layer *= layout.pp > 1 and stage >= 2
 
-    def optimizer(shard: ModelShard) -> float:
-        return (shard.params * precision.master + shard.states * precision.state) / number
+    def optimizer(own: RankElements) -> float:
+        return (own.params * precision.master + own.states * precision.state) / number
 
     def rank_bytes(shard: ModelShard) -> float:
-        states = shard.params * (parameter + gradient) + optimizer(shard)
-        return states + shard.layer * in_layer + shard.activations + shard.working
+        own = shard.elements
+        states = own.params * (parameter + gradient) + optimizer(own)
+        return states + own.layer * in_layer + shard.activations + shard.working
 
     limits = limits or [math.inf] * len(shards)
     of_limits = [
         rank_bytes(shard) / (limit if limit < math.inf else 1) for shard, limit in zip(shards, limits, strict=True)
     ]
     fullest = of_limits.index(max(of_limits))
-    most = shards[fullest]
+    most, own = shards[fullest], shards[fullest].elements
     return Memory(
-        most.params * parameter,
-        most.params * gradient,
-        optimizer(most),
+        own.params * parameter,
+        own.params * gradient,
+        optimizer(own),
         most.activations,
         most.working,
-        buffers(job, layout, most.params, crosses) + most.layer * in_layer + matrix_buffers(job, layout, most, number),
+        buffers(job, layout, own.params, crosses)
+        + own.layer * in_layer
+        + matrix_buffers(job, layout, own.matrices, number),
         limits[fullest],
     )
 
 
-def matrix_buffers(job: TrainingJob, layout: ParallelLayout, shard: ModelShard, owners: int) -> float:
+def matrix_buffers(job: TrainingJob, layout: ParallelLayout, matrices: int, owners: int) -> float:
     """Return the bytes of Muon's exchange: each matrix is sent to an owner once, and back to every copy."""
     replicas = layout.dp * layout.sp // layout.ep
     if job.optimizer != "muon" or replicas * layout.tp == 1:
         return 0.0
-    return 2 * (1 / replicas + 1 / owners) * shard.matrices * job.precision.state
+    return 2 * (1 / replicas + 1 / owners) * matrices * job.precision.state

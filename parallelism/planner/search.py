@@ -11,7 +11,7 @@ import numpy as np
 from collectives.schedule.fabrics import in_nodes
 from parallelism.planner.division import Division, divisions
 from parallelism.planner.layout import ParallelLayout, TrainingJob, check_layout, check_mesh, families, meshes
-from parallelism.planner.memory import Memory, in_bytes, memory, model_shards
+from parallelism.planner.memory import Memory, in_bytes, largest, memory, model_shards
 from parallelism.planner.place import Machine, NodeGroups, RankPlacement
 from parallelism.planner.ranges import RANKS
 from parallelism.planner.step import StepModel, Time
@@ -119,6 +119,9 @@ def variants(
     setting, most = division.setting, max(division.numbers, default=layout.num_micro_batches)
     job, owners, limits = setting.job, setting.placement.owners, setting.placement.memory_bytes
     shards = model_shards(job, layout._replace(num_micro_batches=most), setting.cut_by)
+    if len({*limits}) == 1:
+        shards = largest(shards)
+        limits = limits[: len(shards)]
     replicas, crosses = owners["all"][0].size, len(owners["all"][0].nodes) > 1
     possible = range(4 if replicas > 1 else 1) if "zero_stage" not in fixed else [fixed["zero_stage"]]
     stages = [stage for stage in possible if stage <= division.most_zero]
