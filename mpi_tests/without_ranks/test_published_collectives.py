@@ -10,7 +10,7 @@ import pytest
 from collectives.algorithms import find
 from collectives.algorithms.own_proof import prove
 from collectives.schedule.cost import predict
-from collectives.schedule.fabrics import in_nodes
+from collectives.schedule.fabrics import FABRICS, in_nodes
 from collectives.schedule.network import Link, Network
 from mpi_tests.helpers.launch import ROOT
 
@@ -98,3 +98,11 @@ def test_the_report_has_a_line_for_each_half_of_a_kind(published, results):
     assert head.split() == ["links", "half", "rows", "median", "worst", "within", "15%"]
     assert len(lines) == 2 * (1 + len(published.EFFICIENCY))
     assert published.line(results[0]).startswith("Together, H100")
+
+
+def test_the_fabric_of_one_node_is_within_15_percent_of_rings_of_nccl(published):
+    """One node of 8 H100: 360.78 GB/s were published of 1 GiB, without reduction in the switch."""
+    network, nodes = FABRICS["ndr"].network, in_nodes(8, 8)
+    rows = published.choose_algorithms("all_reduce", None, nodes)
+    seconds = min(published.predict_best(row, 1 << 30, 8, nodes, 0, network)[1] for row in rows)
+    assert 2 * 7 / 8 * (1 << 30) / seconds / 1e9 == pytest.approx(360.78, rel=0.15)
