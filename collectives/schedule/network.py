@@ -93,6 +93,34 @@ def on_device(network: Network, has_barriers: bool = False) -> Network:
     )
 
 
+def contended(network: Network, groups: int, leaving: tuple[int, ...] = ()) -> Network:
+    """Return the effective network of one of several groups that communicate at once on the same nodes.
+
+    A message from a node waits for those of the other groups, too: so many times as long at the gate, once more for
+    each of them on the way.  Between groups of a tier it waits in the longest of the queues on its way, at its node or
+    at a port; of each tier, so many groups are `leaving` the same port.
+    """
+    numbers = (groups, *(leaving or (1,) * len(network.tiers)))
+    if max(numbers) <= 1:
+        return network
+    links, gates, wait = [], [], Link(0.0, 0.0)
+    for link, gate, number in zip(network.links, network.gates, numbers, strict=True):
+        if gate:
+            wait = Link(*map(max, wait, ((number - 1) * cost for cost in gate)))
+        links.append(Link(link.alpha_s + wait.alpha_s, link.beta_s_per_byte + wait.beta_s_per_byte))
+        gates.append(Link(*(number * cost for cost in gate)) if gate else None)
+    outer = zip(network.tiers, links[1:], gates[1:], strict=True)
+    tiers = tuple(Tier(tier.nodes, link, port) for tier, link, port in outer)
+    return network._replace(between=links[0], nic=gates[0], tiers=tiers, cores=network.cores / groups)
+
+
+def with_rate(network: Network, factor: float) -> Network:
+    """Return the network with so many times the rate of a node's link, and of all messages through it."""
+    gate, between, *outer = (Link(alpha, beta / factor) for alpha, beta in (network.gate, *network.links))
+    tiers = tuple(tier._replace(link=link) for tier, link in zip(network.tiers, outer, strict=True))
+    return network._replace(between=between, nic=gate, tiers=tiers)
+
+
 def check_tiers(tiers: tuple[Tier, ...]) -> None:
     """Raise ValueError for groups that are not made of whole groups of the tier before."""
     before = 1

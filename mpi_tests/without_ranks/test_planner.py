@@ -20,6 +20,7 @@ from collectives.algorithms import find
 from collectives.algorithms.groups import Topology
 from collectives.schedule.cost import Link, Network, predict
 from collectives.schedule.fabrics import FABRICS, in_nodes
+from collectives.schedule.network import contended
 from models.config import ModelConfig
 from models.decoder import Decoder
 from mpi_tests.helpers.launch import ROOT
@@ -43,7 +44,7 @@ from parallelism.planner.flops import block_flops, orthogonal_flops
 from parallelism.planner.layout import check_mesh, divisors, families, meshes
 from parallelism.planner.memory import Memory, alive, memory, model_shards, rank_params, working
 from parallelism.planner.passes import PassContext
-from parallelism.planner.place import AxisGroup, RankPlacement, contended
+from parallelism.planner.place import AxisGroup, RankPlacement
 from parallelism.planner.ranks import minimal_block
 from parallelism.planner.replicas import last_reduced_s
 from parallelism.planner.report import misfits, row, slower, utilization

@@ -56,4 +56,4 @@ ACCELERATORS = {
     "h100": Accelerator(H100, 85.0e9, 3.35e12, HOPPER),  # 79.18 GiB
     "h200": Accelerator(H100, 141e9, 4.8e12, HOPPER),
 }
-BY_FABRIC = {"ndr": "h100", "slingshot": "a100-40"}  # the devices of a fabric's nodes
+BY_FABRIC = {"ndr": "h100", "pods": "h100", "slingshot": "a100-40"}  # the devices of a fabric's nodes

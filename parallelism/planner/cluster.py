@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from collectives.job.settings import Range, check, nearest, refusal
 from collectives.runtime.choose.auto import network_to_json, parse_network
-from collectives.schedule.cost import Link, Network, Nodes
+from collectives.schedule.cost import Network, Nodes
+from collectives.schedule.network import with_rate
 from parallelism.planner import ranges
 from parallelism.planner.place import Host, Machine
 from parallelism.planner.settings import read_toml
@@ -75,7 +76,7 @@ class Cluster(NamedTuple):
             for host in self.hosts
         )
         if gbit:
-            network = at_rate(network, gbit * GIGABIT)
+            network = with_rate(network, gbit * GIGABIT * network.gate.beta_s_per_byte)
         usable = memory * GIGABYTE * (1 - spare)
         is_even = len({*hosts}) == 1
         hosts = () if is_even else hosts
@@ -104,21 +105,17 @@ class Cluster(NamedTuple):
         return "\n".join(lines).strip() + "\n"
 
 
-def at_rate(network: Network, bytes_per_s: float) -> Network:
-    """Return the network with another rate of a node's link."""
-    gate = Link(network.gate.alpha_s, 1 / bytes_per_s)
-    ratio = network.between.beta_s_per_byte / network.gate.beta_s_per_byte
-    return network._replace(between=Link(network.between.alpha_s, ratio / bytes_per_s), nic=gate)
-
-
 def in_toml(value: Any) -> str:
-    """Format a text, a number, or a table of numbers.
+    """Format a text, a number, a table without what is None in it, or a list.
 
-    >>> in_toml("node 1"), in_toml(8), in_toml(0.123456789), in_toml({"alpha_s": 3e-06})
-    ('"node 1"', '8', '0.12346', '{ alpha_s = 3e-06 }')
+    >>> in_toml("node 1"), in_toml(8), in_toml(0.123456789), in_toml([{"alpha_s": 3e-06, "port": None}])
+    ('"node 1"', '8', '0.12346', '[{ alpha_s = 3e-06 }]')
     """
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{name} = {in_toml(each)}' for name, each in value.items())} }}"
+        stated = {name: each for name, each in value.items() if each is not None}
+        return f"{{ {', '.join(f'{name} = {in_toml(each)}' for name, each in stated.items())} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(in_toml, value))}]"
     return f"{value:.5g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
@@ -142,8 +139,6 @@ def read(path: Path) -> Cluster:
         if not isinstance(values.get("network", {}), dict):
             raise ValueError(f"network={values['network']!r} must be a table [network]: write one, or remove it")
         network = parse_network(values["network"]) if "network" in values else None
-        if network and network.tiers:
-            raise ValueError("network has tiers, which the planner does not know: remove them")
         least_us = values.get("least_pass", 1e6 * LEAST_PASS_S)
         if why := refusal("least_pass", least_us, float, {"range": MICROSECONDS}):
             raise ValueError(why)

@@ -26,7 +26,6 @@ from parallelism.planner.uses import check_uses
 from parallelism.sequence.token_shards import MODES, ORDERS
 
 LAYOUT = ParallelLayout._fields
-FLAT = {name: each for name, each in FABRICS.items() if not each.network.tiers}  # groups may be of any nodes
 EFFICIENCY = 0.5  # where no products have been timed: a typical value, from no source
 IN_CLUSTER = ("hosts", "gpus", "accelerator", "tflops", "efficiency", "memory")  # flags that a cluster file replaces
 EFFICIENCIES, SPARES = Range(0, 1, open="above"), Range(0, 1, open="below")
@@ -241,7 +240,7 @@ def train_settings(flags: argparse.Namespace, settings: Settings, file: Containe
 def parser(description: str | None) -> argparse.ArgumentParser:
     command = Parser("python -m parallelism.planner", description, allow_abbrev=False)
     command.add_argument("--config", type=config_file, help=f"{config_help()}; flags override it")
-    names = "; ".join(f"{name}: {fabric.words}" for name, fabric in FLAT.items())
+    names = "; ".join(f"{name}: {fabric.words}" for name, fabric in FABRICS.items())
     text = f"network; measured: the saved measurements; a FILE.toml as of collectives.bench --links; {names}"
     command.add_argument("--fabric", default="ndr", type=fabric, metavar="NAME", help=f"{text} (default: ndr)")
     by_default = f"by the shape of each product, or {EFFICIENCY} of --tflops and of 32 and 64 bits"
@@ -281,19 +280,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def fabric(text: str) -> str:
-    if text in FLAT or text == "measured" or text.endswith(".toml"):
+    if text in FABRICS or text == "measured" or text.endswith(".toml"):
         return text
-    raise argparse.ArgumentTypeError(f"{text!r} is not a network: use {', '.join(FLAT)}, measured, or a FILE.toml")
-
-
-def topology(text: str) -> tuple[Nodes, Network, str]:
-    """Return a fabric's nodes, speeds and description."""
-    nodes, network, words = fabrics.topology(text, None)
-    if network.tiers:
-        raise ValueError(
-            f"--fabric {text} has levels beyond the node, unknown to the planner: write a file of two levels"
-        )
-    return nodes, network, words
+    raise argparse.ArgumentTypeError(f"{text!r} is not a network: use {', '.join(FABRICS)}, measured, or a FILE.toml")
 
 
 def machine_of_cluster(flags: argparse.Namespace, cluster: Cluster) -> tuple[Machine, list[str]]:
@@ -303,7 +292,7 @@ def machine_of_cluster(flags: argparse.Namespace, cluster: Cluster) -> tuple[Mac
             cluster.refuse_other_hosts(Path(flags.hostfile))
         except ValueError as error:
             raise ValueError(f"{flags.cluster}: {error}") from None
-    network = fabrics.with_flags(cluster.network or topology(flags.fabric)[1], flags)
+    network = fabrics.with_flags(cluster.network or fabrics.topology(flags.fabric, None)[1], flags)
     if flags.least_pass is not None:
         cluster = cluster._replace(least_pass_s=flags.least_pass * 1e-6)
     words = [f"{len(cluster.hosts)} hosts of {flags.cluster}; of each rank, {flags.spare:g} of the memory is spared"]
@@ -326,7 +315,7 @@ def nodes_in_words(nodes: Nodes) -> str:
 
 def nodes_and_links(flags: argparse.Namespace) -> tuple[Nodes, Network, str]:
     """Return the ranks of each node, the link speeds, and the origin of these."""
-    nodes, network, words = topology(flags.fabric)
+    nodes, network, words = fabrics.topology(flags.fabric, None)
     if flags.hosts is None and flags.gpus is None:
         return nodes, fabrics.with_flags(network, flags), words
     hosts, gpus = flags.hosts or len(nodes), flags.gpus or max(map(len, nodes))

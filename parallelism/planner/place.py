@@ -1,19 +1,22 @@
 """The machine, and rank placement: map a layout's axes to nodes, and predict the times of their collectives.
 
 Ranks are ordered as in `parallelism.mesh`, tp innermost.  All groups of an axis communicate at once: groups on the same
-node share its cores and its links to other nodes.
+node share its cores and its links to other nodes, and those that leave the same pod of nodes its ports.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 
 from collectives.algorithms import find
 from collectives.schedule.cost import Link, Network, Nodes, predict
+from collectives.schedule.network import Tier, contended, with_rate
 from parallelism.mesh import Pattern, Within, axes_of, groups_of_ranks, mesh_shape, replica_axes
 from parallelism.pipeline.balance import relative_speeds
 from parallelism.planner.layout import ParallelLayout
@@ -77,8 +80,9 @@ class AxisGroup:
     """Ranks of an axis, numbered in order, on their nodes, and the number of groups on the same nodes."""
 
     nodes: Nodes
-    network: Network
+    network: Network  # whose tiers count this group's nodes
     groups: int = 1
+    leaving: tuple[int, ...] = ()  # of each tier, the number of groups that leave the same pod
     cached_s: dict[tuple[str, int], float] = field(default_factory=dict)  # cached results
 
     @cached_property
@@ -94,9 +98,26 @@ class AxisGroup:
         """The ranks of one node, and those of one local rank across nodes, which must have equally many ranks."""
         length = len(self.nodes[0])
         across = tuple((rank,) for rank in range(len(self.nodes)))
+        leaving = tuple(groups * length for groups in self.leaving)
         return (
-            AxisGroup((tuple(range(length)),), self.network, self.groups),
-            AxisGroup(across, self.network, self.groups * length),
+            AxisGroup((tuple(range(length)),), self.network._replace(tiers=()), self.groups),
+            AxisGroup(across, self.network, self.groups * length, leaving),
+        )
+
+    @cached_property
+    def pods(self) -> tuple[AxisGroup, AxisGroup] | None:
+        """The nodes of a pod of the first tier with several, or of an equal part of one; and one node of each part."""
+        tiers, number = self.network.tiers, len(self.nodes)
+        inner = sum(tier.nodes == 1 for tier in tiers)
+        length = math.gcd(tiers[inner].nodes, number) if inner < len(tiers) else 1
+        if length == 1:
+            return None
+        outer = tuple(tier._replace(nodes=max(1, tier.nodes // length)) for tier in tiers)
+        leaving = (*self.leaving[:inner], *(groups * length for groups in self.leaving[inner:]))
+        inside, outside = (self.network._replace(tiers=each) for each in (tiers[:inner], outer))
+        return (
+            AxisGroup(self.nodes[:length], inside, self.groups, self.leaving[:inner]),
+            AxisGroup(self.nodes[: number // length], outside, self.groups, leaving),
         )
 
     def seconds(self, collective: str, nbytes: float) -> float:
@@ -113,9 +134,18 @@ class AxisGroup:
         return self.cached_s[key]
 
     def by_levels(self, collective: str, nbytes: int) -> float:
-        if len(self.nodes) == 1 or len(self.nodes[0]) == 1 or not self.is_even or collective == "all_to_all":
-            return fastest(collective, nbytes, self.nodes, contended(self.network, self.groups))
-        within, across = self.levels
+        if len(self.nodes) == 1 or not self.is_even or collective == "all_to_all":
+            return self.at_once(collective, nbytes)
+        if len(self.nodes[0]) > 1:
+            return self.in_two(self.levels, collective, nbytes)
+        seconds = self.at_once(collective, nbytes)
+        return min(seconds, self.in_two(self.pods, collective, nbytes)) if self.pods else seconds
+
+    def at_once(self, collective: str, nbytes: int) -> float:
+        return fastest(collective, nbytes, self.nodes, contended(self.network, self.groups, self.leaving))
+
+    def in_two(self, levels: tuple[AxisGroup, AxisGroup], collective: str, nbytes: int) -> float:
+        within, across = levels
         shard = nbytes / within.size
         if collective == "all_reduce":
             inside_s = within.seconds("reduce_scatter", nbytes) + within.seconds("all_gather", nbytes)
@@ -127,22 +157,6 @@ class AxisGroup:
 def fastest(collective: str, nbytes: int, nodes: Nodes, network: Network) -> float:
     rows = [find(collective, name) for name in (IN_NODE if len(nodes) == 1 else BY_MESSAGES)[collective]]
     return min(predict(row, nbytes, sum(map(len, nodes)), nodes, network=network) for row in rows)
-
-
-def contended(network: Network, groups: int) -> Network:
-    """Return the effective network of one of several groups that communicate at once on the same nodes.
-
-    A message from a node waits for those of the other groups, too: so many times as long at the gate, once more for
-    each of them on the way.
-    """
-    if groups <= 1:
-        return network
-    gate, far = network.gate, network.between
-    return network._replace(
-        nic=Link(*(groups * cost for cost in gate)),
-        between=Link(*(own + (groups - 1) * cost for own, cost in zip(far, gate, strict=True))),
-        cores=network.cores / groups,
-    )
 
 
 class NodeGroups:
@@ -166,25 +180,36 @@ class NodeGroups:
         return self.widest_of[pattern]
 
     def widest(self, nodes: np.ndarray) -> AxisGroup:
-        """Return the group that spans most nodes, with the largest number of groups on a node."""
-        ordered = np.sort(nodes, axis=1)
-        is_another = np.diff(ordered, axis=1, prepend=-1) != 0  # than the node before it
-        spans = is_another.sum(1)
-        widest = nodes[spans.argmax()].tolist()
+        """Return the group that spans most pods and nodes, with the largest number of groups on a node."""
+        spans = [distinct(nodes), *(distinct(nodes // tier.nodes) for tier in self.network.tiers)]
+        widest = nodes[np.lexsort([-span for span in spans])[0]].tolist()
         ranks: dict[int, list[int]] = {}
         for rank, node in enumerate(widest):
             ranks.setdefault(node, []).append(rank)
-        groups = int(np.bincount(ordered[is_another]).max())
-        return AxisGroup(tuple(map(tuple, ranks.values())), self.network_of(ordered[spans > 1]), groups)
+        ordered = np.sort(nodes, axis=1)
+        touched = np.bincount(ordered[np.diff(ordered, axis=1, prepend=-1) != 0])  # a group counts once on a node
+        tiers, leaving = self.tiers_of(nodes, [*ranks])
+        network = self.network_of(nodes[spans[0] > 1])._replace(tiers=tiers)
+        return AxisGroup(tuple(map(tuple, ranks.values())), network, int(touched.max()), leaving)
+
+    def tiers_of(self, nodes: np.ndarray, own: list[int]) -> tuple[tuple[Tier, ...], tuple[int, ...]]:
+        """Return the tiers whose pods a group on its `own` nodes leaves, and how many of all groups leave the same pod.
+
+        The tiers count the group's nodes: as many of them follow each other in every pod, or a divisor of that.
+        """
+        tiers, leaving = [], []
+        for tier in self.network.tiers:
+            runs = [len([*run]) for _, run in groupby(node // tier.nodes for node in own)]
+            if len(runs) > 1:
+                tiers.append(tier._replace(nodes=math.gcd(*runs[:-1])))
+                leaving.append(most_leaving(nodes // tier.nodes))
+        return tuple(tiers), tuple(leaving)
 
     def network_of(self, nodes: np.ndarray) -> Network:
         """Return the network at the rate of the slowest link of some nodes."""
         rates = (self.hosts[node].rate for node in np.unique(nodes)) if self.machine.hosts else ()
         rate = min(rates, default=1.0)
-        if rate == 1:
-            return self.network
-        between, gate = (Link(alpha, beta / rate) for alpha, beta in (self.network.between, self.network.gate))
-        return self.network._replace(between=between, nic=gate)
+        return self.network if rate == 1 else with_rate(self.network, rate)
 
     def to_stage(self, pattern: Pattern, source: int, dest: int) -> Link:
         """Return the link from one rank of each pipeline, whose ranks have this pattern, to another."""
@@ -195,11 +220,16 @@ class NodeGroups:
         return self.links[key]
 
     def link(self, source: np.ndarray, dest: np.ndarray) -> Link:
-        """Return the link of simultaneous messages from and to nodes: on the node that most leave, if any do."""
+        """Return the slowest link of simultaneous messages from and to nodes, where most leave the same node or pod."""
         crossing = source != dest
-        leaving = int(np.bincount(source[crossing]).max(initial=0))
+        if not crossing.any():
+            return self.network.within
         network = self.network_of(np.concatenate((source[crossing], dest[crossing])))
-        return contended(network, leaving).between if leaving else network.within
+        lengths = [1, *(tier.nodes for tier in network.tiers)]
+        leaving = (source[source // length != dest // length] // length for length in lengths)
+        numbers = [int(np.bincount(nodes).max(initial=0)) for nodes in leaving]
+        links = contended(network, numbers[0], tuple(numbers[1:])).links
+        return max((link for link, number in zip(links, numbers, strict=True) if number), key=lambda link: link[::-1])
 
 
 class RankPlacement:
@@ -270,3 +300,18 @@ class RankPlacement:
     def to_stage(self, source: int, dest: int) -> Link:
         """Return the link from one rank of each pipeline to another."""
         return self.groups.to_stage(self.mesh.pattern("pp"), source, dest)
+
+
+def distinct(values: np.ndarray) -> np.ndarray:
+    """Count the different values of each row."""
+    return 1 + (np.diff(np.sort(values, axis=1), axis=1) != 0).sum(1)
+
+
+def most_leaving(pods: np.ndarray) -> int:
+    """Return the largest number of groups that leave one pod, by the pods of their ranks.  Shapes: (groups, ranks).
+
+    >>> most_leaving(np.array([[0, 0], [0, 1], [0, 1], [1, 2]]))
+    3
+    """
+    leaving = np.sort(pods[(pods != pods[:, :1]).any(1)], axis=1)
+    return int(np.bincount(leaving[np.diff(leaving, axis=1, prepend=-1) != 0]).max())
