@@ -83,9 +83,13 @@ def with_batch_size(layout: ParallelLayout, samples: int, size: int | None) -> P
     return layout._replace(micro_batch_size=size, num_micro_batches=own // size)
 
 
+def job_of(config: Config, samples: int) -> TrainingJob:
+    return TrainingJob(shape_of(config, load_tokens(config.data).vocab_size), samples)
+
+
 def plan_layout(name: str, config: Config, samples: int, size: int | None, target: Machine) -> PlannedLayout:
     """Plan the only layout with all values that a name stands for."""
-    job = TrainingJob(shape_of(config, load_tokens(config.data).vocab_size), samples)
+    job = job_of(config, samples)
     fixed = with_batch_size(LAYOUTS[name], samples, size)._asdict()
     return best(job, target._replace(memory_bytes=float("inf")), fixed)
 
@@ -160,14 +164,15 @@ def main() -> None:
         args = parse(comm.size)
         shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "block_size")}
         plain = Config(out_dir="", **shape)
-        job = TrainingJob(shape_of(plain, load_tokens(plain.data).vocab_size), args.samples)
         configs = {name: replace(plain, **EXPERTS) if "experts" in name else plain for name in args.layouts}
-    cluster = measured_cluster(comm, job)
-    assert cluster.network
-    target = cluster.machine(cluster.network, SPARE)
+    clusters = {each.num_experts: measured_cluster(comm, job_of(each, args.samples)) for each in configs.values()}
     with comm.agreed("planner"):
-        size = args.micro_batch_size
-        plans = {name: plan_layout(name, config, args.samples, size, target) for name, config in configs.items()}
+        plans = {}
+        for name, config in configs.items():
+            cluster = clusters[config.num_experts]
+            assert cluster.network
+            target = cluster.machine(cluster.network, SPARE)
+            plans[name] = plan_layout(name, config, args.samples, args.micro_batch_size, target)
     figures = {}
     # Exclude the memory of loading and compiling.
     for recompute in ("none", "full"):  # torch loads Dynamo when it first recomputes
@@ -177,7 +182,8 @@ def main() -> None:
         mib, seconds = measure(config_of(plan, configs[name]), comm, args.steps, plan.numbers)
         figures[name] = Figures(plan.memory.total / MIB, mib, 1e3 * plan.time.total, 1e3 * seconds)
     if comm.rank == 0:
-        print(*cluster.hosts, sep="\n")
+        for number, cluster in clusters.items():
+            print(f"with {number} experts:" if number else "without experts:", *cluster.hosts)
         report(args, figures)
     comm.barrier()
 

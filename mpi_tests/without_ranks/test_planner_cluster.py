@@ -15,6 +15,7 @@ from parallelism.pipeline.balance import balance
 from parallelism.planner import Machine, ParallelLayout, TrainingJob, best, ranks
 from parallelism.planner.__main__ import main
 from parallelism.planner.cluster import Cluster, ClusterHost, read
+from parallelism.planner.counts import param_counts
 from parallelism.planner.division import divisions
 from parallelism.planner.flops import block_flops, head_flops
 from parallelism.planner.memory import memory, model_shards, rank_params
@@ -156,7 +157,7 @@ OTHER = HOST.replace("'a'", "'b'").replace("2.0", "1.0")
 def test_a_file_holds_what_was_measured(tmp_path):
     network = Network(Link(3e-6, 3e-10), Link(3e-5, 1e-9), cores=2, nic=Link(1e-6, 1e-9))
     hosts = [ClusterHost("node 1", 4, 0.125, 12.5, 1.5), ClusterHost("node2", 2, 0.5, 8.0)]
-    cluster = Cluster(hosts, network, 1.5e-5, overlaps=False)
+    cluster = Cluster(hosts, network, 1.5e-5, overlaps=False, update_s=3e-9, sync_s=2e-5)
     (tmp_path / "cluster.toml").write_text(str(cluster))
     assert read(tmp_path / "cluster.toml") == cluster
     assert cluster.nodes == ((0, 1, 2, 3), (4, 5))
@@ -203,7 +204,9 @@ def test_the_plan_says_what_each_host_gets_and_what_is_lost(capsys, tmp_path):
         (HOST + HOST, "host a is there twice: write one table, with all of its ranks"),
         ("overlaps = 1\n" + HOST, "overlaps=1 must be of type bool"),
         ("least_pass = -1\n" + HOST, "least_pass=-1 must be from 0 to 1000000000 us"),
-        ("links = 1\n" + HOST, "links is not a key: use hosts, network, least_pass, overlaps"),
+        ("links = 1\n" + HOST, "links is not a key: use hosts, network, least_pass, sync, update, overlaps"),
+        ("sync = -1\n" + HOST, "sync=-1 must be from 0 to 1000000000 us"),
+        ("update = 'long'\n" + HOST, "update='long' must be of type float"),
         ("network = 1\n" + HOST, "network=1 must be a table [network]: write one, or remove it"),
         (HOST + "[network]\nwithin = 1", "'within'"),
         ("hosts", "not TOML"),
@@ -265,13 +268,15 @@ def test_no_host_is_taken_for_slow_because_another_one_is(number):
 
 def test_hosts_that_are_equally_fast_but_for_noise_are_planned_as_equal(monkeypatch):
     """`--layout auto` measures shortly; a file has what was measured."""
-    each = np.array([[1.0e12, 8e9, 1e-4], [0.9e12, 8e9, 1e-4], [0.5e12, 8e9, 1e-4]])
+    each = np.array([[1.0e12, 8e9, 1e-4, 1e-9], [0.9e12, 8e9, 1e-4, 1e-9], [0.5e12, 8e9, 1e-4, 2e-9]])
     nodes = ((0,), (1,), (2,))
     monkeypatch.setattr(ranks, "own_speed", lambda *_: each)
+    monkeypatch.setattr(ranks, "sync_s", lambda *_: 1e-5)
     comm = SimpleNamespace(topology=SimpleNamespace(nodes=nodes), host_names=lambda: ["a", "b", "c"], network=FREE)
     machine = ranks.machine(comm, TrainingJob(MODEL, 8))
     assert [host.speed for host in machine.hosts] == pytest.approx([1, 1, (1 + 1 / 0.9) / 2 / 2])
     assert machine.flops_per_s == 0.9e12
+    assert (machine.update_s, machine.sync_s) == (1e-9, 1e-5)
     assert [host.tflops for host in ranks.cluster_of(["a", "b", "c"], nodes, each, "cpu").hosts] == [1.0, 0.9, 0.5]
 
 
@@ -281,6 +286,41 @@ def test_what_no_host_can_hold_is_said_with_the_limit_of_its_host():
     with pytest.raises(ValueError, match=r"fits into (2\.0|1\.0) MB a rank; the nearest, ") as refusal:
         best(TrainingJob(MODEL, 8), machine, DP)
     assert "fits into 1.0 MB a rank" in str(refusal.value)
+
+
+def test_an_update_takes_as_long_as_measured():
+    job, machine = TrainingJob(MODEL, 8), hosts_at(1, 1)
+    params = rank_params(job, ParallelLayout())[0]
+    for stage, owners in ((0, 1), (1, 2)):
+        update_s = best(job, machine._replace(update_s=1e-3), DP | {"zero_stage": stage}).time.update
+        assert update_s == pytest.approx(params * 1e-3 / owners)
+    copying = hosts_at(1, 1, network=FREE._replace(copy_s_per_byte=1e-9))  # weights and states, which takes longer
+    assert best(job, copying._replace(update_s=1e-12), DP).time.update == best(job, copying, DP).time.update > 0
+
+
+def test_busy_ranks_wait_for_each_other_in_each_collective():
+    """Two ranks of tp add up activations twice in a block and pass, after the embedding, and in the loss twice."""
+    job, fixed = (
+        TrainingJob(MODEL, 2),
+        {"tp": 2, "sequence_parallel": False, "recompute": "none", "micro_batch_size": 1},
+    )
+    machine = Machine(((0, 1),), FREE, 1e12, 1e12, overlaps=False)
+    alone, waiting = (best(job, machine._replace(sync_s=sync_s), fixed).time.tp for sync_s in (0.0, 1.0))
+    assert waiting - alone == pytest.approx(2 * (4 * MODEL.n_layer + 1 + 1 + 2))  # of 2 micro-batches, in the head once
+
+
+def test_communication_shows_where_it_does_not_overlap():
+    """With stage 3 all gathers and reductions of blocks, at a byte a second, are on top of the computation."""
+    slow = Link(0.0, 1.0)
+    network = Network(slow, slow, 0, 0, 0, nic=slow)
+    job, fixed = TrainingJob(MODEL, 2), {"dp": 2, "zero_stage": 3, "recompute": "none", "micro_batch_size": 1}
+    machine = Machine(((0,), (1,)), network, 1.0, 1e12)
+    hidden, shown = (best(job, machine._replace(overlaps=overlaps), fixed).time for overlaps in (True, False))
+    params, block = rank_params(job, ParallelLayout())[0], param_counts(MODEL).block
+    in_blocks = (3 * MODEL.n_layer - 1) * block  # the last one is not gathered again
+    rest = 2 * (params - MODEL.n_layer * block)  # gathered once
+    assert shown.zero == pytest.approx((in_blocks + rest) * 4 / 2, rel=1e-6)  # half is the other rank's
+    assert hidden.zero < shown.zero
 
 
 @pytest.mark.parametrize(("layers", "balance"), [((4, 2), "measured"), ((), "counted")])

@@ -8,7 +8,8 @@
     gbit = 100.0        # of the link to other hosts, in Gbit/s; by default the network's
 
 An optional table `network` has the fields of `collectives.schedule.cost.Network`; `least_pass` is the least time of a
-block's pass in us; `overlaps = false` says that gradients do not proceed while a rank computes, as on CPUs.
+block's pass in us, `sync` the time in us for which busy ranks wait for each other in a collective, and `update` that of
+an element's update in ns; `overlaps = false` says that no communication proceeds while a rank computes, as on CPUs.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from parallelism.planner.place import Host, Machine
 from parallelism.planner.settings import read_toml
 
 GIGABYTE, GIGABIT = 1e9, 1e9 / 8  # in bytes
-KEYS = ("hosts", "network", "least_pass", "overlaps")
+TIMES = {"least_pass": 1e6, "sync": 1e6, "update": 1e9}  # keys, and the units in a second
+KEYS = ("hosts", "network", *TIMES, "overlaps")
 LEAST_PASS_S = 5e-5  # a typical value, from no source
 MICROSECONDS = Range(0, 10**9, unit="us")
+NANOSECONDS = Range(0, 10**9, unit="ns")
 
 
 def number(unit: str, most: float = 10**6, **more: Any) -> Any:
@@ -55,12 +58,14 @@ class ClusterHost:
 
 
 class Cluster(NamedTuple):
-    """Hosts in the order of their ranks, the network if it has been measured, and the least time of a block's pass."""
+    """Hosts in the order of their ranks, the network if it has been measured, and times as of `Machine`."""
 
     hosts: Sequence[ClusterHost]
     network: Network | None = None
     least_pass_s: float = LEAST_PASS_S
     overlaps: bool = True
+    update_s: float = 0.0
+    sync_s: float = 0.0
 
     @property
     def nodes(self) -> Nodes:
@@ -80,7 +85,8 @@ class Cluster(NamedTuple):
         usable = memory * GIGABYTE * (1 - spare)
         is_even = len({*hosts}) == 1
         hosts = () if is_even else hosts
-        return Machine(self.nodes, network, tflops * 1e12, usable, self.least_pass_s, hosts, self.overlaps)
+        own = Machine(self.nodes, network, tflops * 1e12, usable, self.least_pass_s, hosts, self.overlaps)
+        return own._replace(update_s=self.update_s, sync_s=self.sync_s)
 
     def refuse_other_hosts(self, hostfile: Path) -> None:
         """Raise ValueError if the job's hostfile has other hosts."""
@@ -95,7 +101,8 @@ class Cluster(NamedTuple):
 
     def __str__(self) -> str:
         """Format the cluster as a file that `read` reads."""
-        lines = [f"least_pass = {1e6 * self.least_pass_s:.4g}", f"overlaps = {in_toml(self.overlaps)}"]
+        lines = [f"{name} = {units * getattr(self, f'{name}_s'):.4g}" for name, units in TIMES.items()]
+        lines.append(f"overlaps = {in_toml(self.overlaps)}")
         for host in self.hosts:
             stated = {name: value for name, value in asdict(host).items() if value is not None}
             lines += ["", "[[hosts]]", *(f"{name} = {in_toml(value)}" for name, value in stated.items())]
@@ -139,14 +146,17 @@ def read(path: Path) -> Cluster:
         if not isinstance(values.get("network", {}), dict):
             raise ValueError(f"network={values['network']!r} must be a table [network]: write one, or remove it")
         network = parse_network(values["network"]) if "network" in values else None
-        least_us = values.get("least_pass", 1e6 * LEAST_PASS_S)
-        if why := refusal("least_pass", least_us, float, {"range": MICROSECONDS}):
-            raise ValueError(why)
+        times_s = {}
+        for name, units in TIMES.items():
+            value = values.get(name, units * Cluster._field_defaults[f"{name}_s"])
+            if why := refusal(name, value, float, {"range": NANOSECONDS if units == 1e9 else MICROSECONDS}):
+                raise ValueError(why)
+            times_s[f"{name}_s"] = value / units
         if why := refusal("overlaps", overlaps := values.get("overlaps", True), bool, {}):
             raise ValueError(why)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    return Cluster(hosts, network, least_us / 1e6, overlaps)
+    return Cluster(hosts, network, overlaps=overlaps, **times_s)
 
 
 def host_of(table: dict[str, Any], index: int) -> ClusterHost:

@@ -349,7 +349,7 @@ def machine_of(flags: argparse.Namespace, job: TrainingJob, nodes: Nodes, networ
     if roofline:
         speed = f"{name}, {peak / 1e12:.4g} TFLOP/s at most, by the shape of each kernel"
     words = f"a rank: {speed}; {in_bytes(usable)}, as {flags.spare:g} of {in_bytes(memory)} is spared"
-    return Machine(nodes, network, rate, usable, least_s, roofline=roofline), words
+    return Machine(nodes, network, rate, usable, least_s, overlaps=not flags.measure, roofline=roofline), words
 
 
 def as_flag(name: str, value: Any) -> str:

@@ -43,6 +43,10 @@ class PassContext(NamedTuple):
         return self.placement.stage_speeds if len({*self.placement.stage_speeds}) > 1 else ()
 
     @property
+    def overlaps(self) -> bool:
+        return self.placement.machine.overlaps
+
+    @property
     def params(self) -> ParamCounts:
         return param_counts(self.job.model, self.layout.tp, self.layout.ep)
 
@@ -74,7 +78,8 @@ class PassContext(NamedTuple):
         """Return the costs of one block."""
         costs, model = np.zeros((len(KINDS), len(PARTS))), self.job.model
         computing_s, attention = self.block_s()
-        costs[:, COMPUTE] = np.maximum(computing_s, self.placement.machine.least_pass_s)
+        least_s = self.placement.machine.least_pass_s
+        costs[:, COMPUTE] = np.maximum(computing_s, least_s) if self.overlaps else computing_s + least_s
         width, kv_width = counts.widths(model)
         columns = width + 2 * kv_width, counts.mlp_inputs(model)
         costs[FORWARD, TP] = 2 * (self.gather_s() + self.sum_s())
@@ -121,7 +126,7 @@ class PassContext(NamedTuple):
         The sum of x's gradient overlaps with the computation of the weight gradient, unless that is deferred; the
         second gather of a split x overlaps with the computation of its gradient.
         """
-        product_s = self.compute_s(2 * self.job.model.n_embd * outputs)
+        product_s = self.compute_s(2 * self.job.model.n_embd * outputs) * self.overlaps
         hidden_s = 0.0 if self.cut.splits else product_s
         return max(0.0, self.sum_s() - hidden_s) + max(0.0, self.gather_s() - product_s)
 
@@ -139,6 +144,7 @@ class PassContext(NamedTuple):
         if ring == 1:
             return exchange_s, exchange_s
         shift_s, home_s = (placement.ring.seconds(2 * kv_width * size) for size in (itemsize, max(4, itemsize)))
+        attention_s *= self.overlaps
         forward_s = (ring - 1) * max(0.0, shift_s - attention_s / ring)
         backward_s = (ring - 1) * max(0.0, shift_s + home_s - 2 * attention_s / ring) + home_s
         return exchange_s + forward_s, exchange_s + backward_s

@@ -50,9 +50,11 @@ class Host(NamedTuple):
 class Machine(NamedTuple):
     """Nodes and links; `flops_per_s` is a rank's speed in matrix products, `memory_bytes` its capacity.
 
-    A pass of a block takes at least `least_pass_s`, however small the block is.  Unless it `overlaps`, gradients do not
-    proceed while a rank computes, as where its processor moves messages, too.  Without `hosts`, one for each node, all
-    nodes are alike.  Of a device with a `roofline`, each kernel's time follows from its shape.
+    A pass of a block takes at least `least_pass_s`, however small the block is.  Unless it `overlaps`, no communication
+    proceeds while a rank computes, as where its processor moves messages, too, and launches add to the computation.
+    Without `hosts`, one for each node, all nodes are alike.  Of a device with a `roofline`, each kernel's time follows
+    from its shape.  `update_s` is the time of the optimizer and the gradients' norm for an element, and `sync_s` that
+    for which busy ranks wait for each other in a collective, as where they share cores.
     """
 
     nodes: Nodes
@@ -63,6 +65,8 @@ class Machine(NamedTuple):
     hosts: tuple[Host, ...] = ()
     overlaps: bool = True
     roofline: Roofline | None = None
+    update_s: float = 0.0
+    sync_s: float = 0.0
 
     @property
     def world_size(self) -> int:
@@ -83,6 +87,7 @@ class AxisGroup:
     network: Network  # whose tiers count this group's nodes
     groups: int = 1
     leaving: tuple[int, ...] = ()  # of each tier, the number of groups that leave the same pod
+    sync_s: float = 0.0  # added to each collective
     cached_s: dict[tuple[str, int], float] = field(default_factory=dict)  # cached results
 
     @cached_property
@@ -130,7 +135,7 @@ class AxisGroup:
             return 0.0
         key = collective, round(nbytes)
         if key not in self.cached_s:
-            self.cached_s[key] = self.by_levels(*key)
+            self.cached_s[key] = self.by_levels(*key) + self.sync_s
         return self.cached_s[key]
 
     def by_levels(self, collective: str, nbytes: int) -> float:
@@ -190,7 +195,8 @@ class NodeGroups:
         touched = np.bincount(ordered[np.diff(ordered, axis=1, prepend=-1) != 0])  # a group counts once on a node
         tiers, leaving = self.tiers_of(nodes, [*ranks])
         network = self.network_of(nodes[spans[0] > 1])._replace(tiers=tiers)
-        return AxisGroup(tuple(map(tuple, ranks.values())), network, int(touched.max()), leaving)
+        own = tuple(map(tuple, ranks.values()))
+        return AxisGroup(own, network, int(touched.max()), leaving, self.machine.sync_s)
 
     def tiers_of(self, nodes: np.ndarray, own: list[int]) -> tuple[tuple[Tier, ...], tuple[int, ...]]:
         """Return the tiers whose pods a group on its `own` nodes leaves, and how many of all groups leave the same pod.

@@ -15,9 +15,11 @@ from torch.nn import functional as F
 import collectives
 from collectives.job import environment, system
 from collectives.schedule.cost import Nodes
+from parallelism.numerics.clipping import BITS, highest, sum_of_squares
 from parallelism.pipeline.balance import relative_speeds
 from parallelism.pipeline.layer_times import now
 from parallelism.planner.cluster import GIGABIT, GIGABYTE, Cluster, ClusterHost
+from parallelism.planner.counts import param_counts
 from parallelism.planner.flops import block_flops
 from parallelism.planner.layout import TrainingJob
 from parallelism.planner.place import SPARE, Machine
@@ -55,6 +57,7 @@ def machine(comm: collectives.Communicator, job: TrainingJob, device: str = "cpu
     """Measure the ranks of `comm` while all compute at once; link speeds are those that `comm` uses.  Collective."""
     nodes, names = comm.topology.nodes, comm.host_names()
     cluster = cluster_of([names[node[0]] for node in nodes], nodes, own_speed(comm, job, device), device)
+    cluster = cluster._replace(sync_s=sync_s(comm, job, device))
     relative = relative_speeds([1 / host.tflops for host in cluster.hosts])  # equal ones, but for noise, are 1
     fast = min(host.tflops / speed for host, speed in zip(cluster.hosts, relative, strict=True))
     hosts = [replace(host, tflops=fast * speed) for host, speed in zip(cluster.hosts, relative, strict=True)]
@@ -69,17 +72,17 @@ def measured_cluster(comm: collectives.Communicator, job: TrainingJob, device: s
     cluster = cluster_of([names[node[0]] for node in nodes], nodes, own_speed(comm, job, device), device)
     network, rates = speeds(comm, *PROBES), host_rates(comm)
     hosts = [replace(host, gbit=rate / GIGABIT) for host, rate in zip(cluster.hosts, rates, strict=False)]
-    return cluster._replace(hosts=hosts or cluster.hosts, network=network)
+    return cluster._replace(hosts=hosts or cluster.hosts, network=network, sync_s=sync_s(comm, job, device))
 
 
 def own_speed(comm: collectives.Communicator, job: TrainingJob, device: str) -> np.ndarray:
-    """Measure each rank's FLOP/s, memory in bytes and least time of a pass in seconds.  Collective.
+    """Measure ranks' FLOP/s, bytes of memory, and seconds of a minimal pass and of an element's update.  Collective.
 
-    Shapes: (ranks, 3).
+    Shapes: (ranks, 4).
     """
     ranks = len(comm.topology.nodes[comm.topology.node_of[comm.rank]])
     comm.barrier()
-    own = [flops_per_s(job, device), memory_bytes(device, ranks), least_pass_s(job, device)]
+    own = [flops_per_s(job, device), memory_bytes(device, ranks), least_pass_s(job, device), update_s(job, device)]
     return comm.all_gather(np.array(own)).reshape(comm.size, len(own))
 
 
@@ -87,9 +90,30 @@ def cluster_of(names: Sequence[str], nodes: Nodes, ranks: np.ndarray, device: st
     """Return the cluster of the slowest rank of each node, and of its rank with least memory."""
     hosts = []
     for name, node in zip(names, nodes, strict=True):
-        rate, memory, _ = ranks[list(node)].min(0).tolist()
+        rate, memory, *_ = ranks[list(node)].min(0).tolist()
         hosts.append(ClusterHost(name, len(node), rate / 1e12, memory / GIGABYTE))
-    return Cluster(hosts, least_pass_s=float(ranks[:, 2].min()), overlaps=device != "cpu")
+    least_s, element_s = ranks[:, 2:].min(0).tolist()
+    return Cluster(hosts, least_pass_s=least_s, overlaps=device != "cpu", update_s=element_s)
+
+
+def sync_s(comm: collectives.Communicator, job: TrainingJob, device: str) -> float:
+    """Measure for how long ranks wait for each other after a block's forward pass; 0 on devices.  Collective."""
+    if device != "cpu":
+        return 0.0
+    block, x = probe(job, device)
+    own_s = seconds(lambda: block(x), device)
+    number = max(1, int(BLOCK_S / comm.all_reduce(np.array([own_s]), op="max")[0]))
+    times_s = []
+    for waits in (False, True):
+        comm.barrier()
+        begin_s = time.perf_counter()
+        for _ in range(number):
+            block(x)
+            if waits:
+                comm.barrier()
+        times_s.append((time.perf_counter() - begin_s) / number)
+    alone_s, together_s = comm.all_reduce(np.array(times_s), op="max").tolist()
+    return max(0.0, together_s - alone_s)
 
 
 def host_rates(comm: collectives.Communicator) -> list[float]:
@@ -133,15 +157,47 @@ def exchange_s(comm: collectives.Communicator, pair: tuple[int, int], message: n
 
 
 def flops_per_s(job: TrainingJob, device: str = "cpu") -> float:
-    """Measure the speed of both passes of one of the model's blocks, in floating-point operations per second."""
-    model = job.model
+    """Measure the speed of both passes of one of the model's blocks, in floating-point operations per second.
+
+    On a processor, the time of a minimal block's three passes is no part of it.
+    """
+    block, x = probe(job, device)
+    flops = 3 * block_flops(job.model) * x.shape[:-1].numel()
+    all_s = seconds(lambda: block(x).sum().backward(), device, BLOCK_S)
+    launches_s = 3 * least_pass_s(job, device) if device == "cpu" else 0.0
+    return flops / max(all_s / 2, all_s - launches_s)
+
+
+def probe(job: TrainingJob, device: str) -> tuple[ProbeBlock, Tensor]:
+    """Return one of the model's blocks, and its input.  Shapes of the input: (samples, block_size, n_embd)."""
+    model, dtype = job.model, getattr(torch, job.dtype)
     samples = max(1, MOST_TOKENS[torch.device(device).type] // model.block_size)
-    dtype = getattr(torch, job.dtype)
     sizes = model.n_embd, model.hidden_width, model.n_head, model.num_kv_heads, model.head_size
-    block = ProbeBlock(model, *sizes).to(device, dtype)
     x = torch.randn(samples, model.block_size, model.n_embd, device=device, dtype=dtype, requires_grad=True)
-    flops = 3 * block_flops(model) * samples * model.block_size
-    return flops / seconds(lambda: block(x).sum().backward(), device, BLOCK_S)
+    return ProbeBlock(model, *sizes).to(device, dtype), x
+
+
+def update_s(job: TrainingJob, device: str) -> float:
+    """Measure the seconds for an element of a block to clip and zero its gradient, and to update it; 0 on devices.
+
+    On a device, all of them take as long as their memory needs.
+    """
+    if device != "cpu":
+        return 0.0
+    elements = torch.zeros(param_counts(job.model).block)
+    param, elements = nn.Parameter(elements), torch.rand_like(elements)
+    param.grad = elements
+    optimizer = torch.optim.SGD([param], 0.1, 0.9) if job.optimizer == "sgd" else torch.optim.AdamW([param], fused=True)
+    one = torch.ones((), dtype=torch.float64)
+
+    def update() -> None:
+        highest([elements], elements.device)
+        sum_of_squares([elements], one, BITS)
+        elements.mul_(1.0)
+        optimizer.step()
+        elements.zero_()
+
+    return seconds(update, device) / len(elements)
 
 
 def least_pass_s(job: TrainingJob, device: str = "cpu") -> float:

@@ -60,7 +60,7 @@ class Replicas:
         Layers are gathered for each pass except for weight gradients; gradients are reduced in the backward pass, or in
         its second part if it is split.
         """
-        computing_s, each, rest = cost.sum(1), self.params.block, self.params.beside_blocks(layers)
+        computing_s, each, rest = self.hiding_s(cost), self.params.block, self.params.beside_blocks(layers)
         number = self.params.blocks(layers)
         gather_s = (number * self.gather_s(each) + self.gather_s(rest)) * (self.zero_stage == 3)
         reduce_s = number * self.reduce_s(each) + self.reduce_s(rest)
@@ -76,11 +76,16 @@ class Replicas:
         """
         number, each, rest = self.params.blocks(layers), self.params.block, self.params.beside_blocks(layers)
         gather_s, both_s = self.gather_s(each), self.gather_s(each) + self.reduce_s(each)
-        forward_s, backward_s = (cost[list(kinds)].sum() / number for kinds in ((FORWARD,), (INPUTS, WEIGHTS)))
+        hiding_s = self.hiding_s(cost) / number
+        forward_s, backward_s = hiding_s[FORWARD], hiding_s[INPUTS] + hiding_s[WEIGHTS]
         return (
             gather_s + (number - 1) * max(0.0, gather_s - forward_s) + self.gather_s(rest),
             both_s - gather_s + (number - 1) * max(0.0, both_s - backward_s) + self.reduce_s(rest),
         )
+
+    def hiding_s(self, cost: np.ndarray) -> np.ndarray:
+        """Return the seconds of each kind of pass during which communication proceeds."""
+        return cost.sum(1) * self.setting.overlaps
 
     def exposed_in_s(self, cost: np.ndarray, layers: range) -> float:
         """Return the seconds by which bucketed reductions outlast a stage's backward pass."""
@@ -90,7 +95,7 @@ class Replicas:
 
     def last_reduced_s(self, ready: Sequence[tuple[float, float]], bucket: float) -> float:
         """Return the time at which the last bucket is reduced; gradients that do not overlap wait for the last ones."""
-        if not self.setting.placement.machine.overlaps:
+        if not self.setting.overlaps:
             ready = [(max(ready_s for ready_s, _ in ready), params) for _, params in ready]
         return last_reduced_s(ready, bucket, self.reduce_s)
 

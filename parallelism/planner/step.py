@@ -78,12 +78,13 @@ class StepModel:
         return self.setting.placement.ends.seconds("all_reduce", nbytes)
 
     def copies_s(self, params: int, num_blocks: int) -> float:
-        """Return the seconds to read and write weights and states, and to read gradients, at copy speed."""
+        """Return the seconds to read and write weights and states, and to read gradients, at copy speed or longer."""
         setting, precision = self.setting, self.setting.job.precision
         states = state_elements(setting.job.optimizer, params, num_blocks * setting.params.matrices) * precision.state
         weights = params * (precision.parameter + precision.master)
         nbytes = (states + weights) + params * precision.gradient / 2
-        return setting.copy_s(nbytes / (self.replicas.owners.size if setting.layout.zero_stage else 1))
+        seconds = max(setting.copy_s(nbytes), params * setting.placement.machine.update_s)
+        return seconds / (self.replicas.owners.size if setting.layout.zero_stage else 1)
 
     def muon_s(self, num_blocks: int) -> float:
         """Return Muon's seconds: each matrix of a block is sent to one rank, orthogonalized there, and sent back."""
