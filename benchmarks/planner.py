@@ -4,11 +4,11 @@
     python -m mpi_tests.rig run --hosts 4 --slots 1 --rate 1gbit --cpu 1,1,0.5,0.25 -- python benchmarks/planner.py \\
         --micro_batch_size 1 --layouts "dp 4" "dp 2, pp 2" "pp 4"
 
-First, the hosts' links and the speed of their ranks, while all compute at once, are measured.  Memory is the largest
-increase on any rank during some steps, relative to the time before the run was set up, with a rank's part of shared
-memory; it includes data and libraries' memory.  Time is the median step of the slowest rank.  For both, the rank
-correlation of predicted and measured values is printed: 1 if the order of the layouts is the same.  Linux with glibc
-only.
+Before each layout, the hosts' links and the speed of their ranks, while all compute at once, are measured.  Memory is
+the largest increase on any rank during some steps, relative to the time before the run was set up, with a rank's part
+of shared memory; it includes data and libraries' memory.  Time is the median step of the slowest rank, in other steps:
+to return memory at once, so that it can be counted, takes time.  For both, the rank correlation of predicted and
+measured values is printed: 1 if the order of the layouts is the same.  Linux with glibc only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import collectives
 from collectives.job.progress_bar import progress_bar
 from collectives.job.settings import Parser, positive
 from parallelism.pipeline.stage import Batch
-from parallelism.planner import Machine, ParallelLayout, PlannedLayout, TrainingJob, best
+from parallelism.planner import ParallelLayout, PlannedLayout, TrainingJob, best
 from parallelism.planner.place import SPARE
 from parallelism.planner.presets import shape_of
 from parallelism.planner.ranks import measured_cluster
@@ -59,6 +59,7 @@ LAYOUTS = {
 }
 EXPERTS = {"num_experts": 8, "experts_per_token": 2}  # for layouts with experts in their name
 WARMUPS = 2  # steps
+M_TRIM_THRESHOLD, MOST_MMAP_THRESHOLD = -1, 32 << 20  # of glibc, the latter by default, which it reaches by itself
 
 
 class Figures(NamedTuple):
@@ -83,15 +84,14 @@ def with_batch_size(layout: ParallelLayout, samples: int, size: int | None) -> P
     return layout._replace(micro_batch_size=size, num_micro_batches=own // size)
 
 
-def job_of(config: Config, samples: int) -> TrainingJob:
-    return TrainingJob(shape_of(config, load_tokens(config.data).vocab_size), samples)
-
-
-def plan_layout(name: str, config: Config, samples: int, size: int | None, target: Machine) -> PlannedLayout:
-    """Plan the only layout with all values that a name stands for."""
-    job = job_of(config, samples)
-    fixed = with_batch_size(LAYOUTS[name], samples, size)._asdict()
-    return best(job, target._replace(memory_bytes=float("inf")), fixed)
+def plan_layout(name: str, config: Config, args: argparse.Namespace, comm: collectives.Communicator) -> PlannedLayout:
+    """Measure the ranks, and plan the only layout with all values that a name stands for.  Collective."""
+    job = TrainingJob(shape_of(config, load_tokens(config.data).vocab_size), args.samples)
+    cluster = measured_cluster(comm, job)
+    with comm.agreed("planner"):
+        assert cluster.network
+        target = cluster.machine(cluster.network, SPARE)._replace(memory_bytes=float("inf"))
+        return best(job, target, with_batch_size(LAYOUTS[name], args.samples, args.micro_batch_size)._asdict())
 
 
 def config_of(plan: PlannedLayout, config: Config) -> Config:
@@ -159,31 +159,27 @@ def parse(size: int) -> argparse.Namespace:
 def main() -> None:
     torch.set_num_threads(1)
     comm = collectives.world()
-    LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # return freed memory immediately
     with comm.agreed("planner"):
         args = parse(comm.size)
         shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "block_size")}
         plain = Config(out_dir="", **shape)
         configs = {name: replace(plain, **EXPERTS) if "experts" in name else plain for name in args.layouts}
-    clusters = {each.num_experts: measured_cluster(comm, job_of(each, args.samples)) for each in configs.values()}
-    with comm.agreed("planner"):
-        plans = {}
-        for name, config in configs.items():
-            cluster = clusters[config.num_experts]
-            assert cluster.network
-            target = cluster.machine(cluster.network, SPARE)
-            plans[name] = plan_layout(name, config, args.samples, args.micro_batch_size, target)
-    figures = {}
+    LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # return freed memory immediately
     # Exclude the memory of loading and compiling.
     for recompute in ("none", "full"):  # torch loads Dynamo when it first recomputes
         measure(replace(plain, recompute=recompute), comm, 1)
     measure(replace(plain, pp=RANKS, num_micro_batches=RANKS, micro_batch_size=1, balance="measured"), comm, 1)
-    for name, plan in progress_bar(plans.items(), "layout", comm.rank):
-        mib, seconds = measure(config_of(plan, configs[name]), comm, args.steps, plan.numbers)
-        figures[name] = Figures(plan.memory.total / MIB, mib, 1e3 * plan.time.total, 1e3 * seconds)
+    usage_mib, figures = {}, {}
+    for name in progress_bar(args.layouts, "layout", comm.rank):
+        plan = plan_layout(name, configs[name], args, comm)
+        usage_mib[name] = measure(config_of(plan, configs[name]), comm, args.steps, plan.numbers)[0]
+    LIBC.mallopt(M_MMAP_THRESHOLD, MOST_MMAP_THRESHOLD)
+    LIBC.mallopt(M_TRIM_THRESHOLD, 2 * MOST_MMAP_THRESHOLD)
+    for name in progress_bar(args.layouts, "layout", comm.rank):
+        plan = plan_layout(name, configs[name], args, comm)
+        _, seconds = measure(config_of(plan, configs[name]), comm, args.steps, plan.numbers)
+        figures[name] = Figures(plan.memory.total / MIB, usage_mib[name], 1e3 * plan.time.total, 1e3 * seconds)
     if comm.rank == 0:
-        for number, cluster in clusters.items():
-            print(f"with {number} experts:" if number else "without experts:", *cluster.hosts)
         report(args, figures)
     comm.barrier()
 

@@ -192,8 +192,6 @@ def shape(values: Mapping[str, Any], block_size: int) -> ModelShape:
 def published_s(run: Run) -> float:
     """Return the seconds of a step, by whichever of the three a source states; 0 where it states none."""
     values, model = run.values, run.model
-    if not values.get("timed", True):
-        return 0.0
     if "seconds" in values:
         return values["seconds"]
     tokens = run.batch * model.block_size

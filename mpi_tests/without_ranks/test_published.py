@@ -101,10 +101,11 @@ def test_models_have_the_stated_number_of_parameters(published, name, params):
 
 
 def test_predictions_of_unseen_runs(results):
-    """Half of the runs are off by 3.6% in the median, as the results say."""
-    unseen = [result for result in results if not result.run.seen]
-    timed = [result for result in unseen if result.run.seconds]
-    assert len(timed) == 121
+    """Half of the runs are off by 4.4% in the median, as the results say; without Aleph Alpha's, by 3.6%."""
+    unseen = [result for result in results if not result.run.seen and result.run.seconds]
+    timed = [result for result in unseen if not result.run.source.startswith("Aleph Alpha")]
+    assert (len(unseen), len(timed)) == (153, 121)
+    assert median(abs(result.error) for result in unseen) < 0.05
     assert median(abs(result.error) for result in timed) < 0.05
     assert sum(abs(result.error) < 0.25 for result in timed) >= len(timed) - 2
 

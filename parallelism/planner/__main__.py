@@ -15,7 +15,7 @@ from collectives.job import environment
 from collectives.job.progress_bar import progress_bar
 from collectives.job.system import write
 from parallelism.planner.flags import PlanRequest, as_flag, machine_of_cluster, parse_flags, parse_request, request
-from parallelism.planner.page import Plan, plan_page
+from parallelism.planner.page import PlannedJob, plan_page
 from parallelism.planner.report import report
 from parallelism.planner.scaling import numbers_of_ranks, scale_point, scaling_report
 from parallelism.planner.search import PlannedLayout, nothing, search
@@ -47,7 +47,7 @@ def plan(what: PlanRequest) -> None:
             points = [scale_point(what.job, what.machine, what.fixed, ranks) for ranks in numbers]
         print("\n".join(scaling_report(points, what.job.global_batch_size * what.job.model.block_size)))
     if what.html:
-        write(what.html, plan_page(Plan(what.job, what.machine, result, points), what.words, words))
+        write(what.html, plan_page(PlannedJob(what.job, what.machine, result, points), what.words, words))
 
 
 def plan_on_ranks(arguments: Sequence[str] | None) -> None:

@@ -21,7 +21,7 @@ KINDS = {field: f"{field}, GB" for field in Memory._fields[:-1]}
 FIGURES = "step, ms", "tokens/s", "MFU, %", "bubble, %", "communication, %", "memory, GB"
 
 
-class Plan(NamedTuple):
+class PlannedJob(NamedTuple):
     """A job and its machine, the result of a search for it, and the best layouts of other numbers of ranks."""
 
     job: TrainingJob
@@ -35,7 +35,7 @@ class Plan(NamedTuple):
         return self.job.global_batch_size * self.job.model.block_size
 
 
-def plan_page(plan: Plan, words: Sequence[str], command: str) -> str:
+def plan_page(plan: PlannedJob, words: Sequence[str], command: str) -> str:
     """Return the page; `words` describe the request, and `command` trains with the first layout."""
     sections = [layouts_section(plan, words)]
     if any(point.planned for point in plan.points):
@@ -45,7 +45,7 @@ def plan_page(plan: Plan, words: Sequence[str], command: str) -> str:
     return page("Plan", sections)
 
 
-def layouts_section(plan: Plan, words: Sequence[str]) -> Section:
+def layouts_section(plan: PlannedJob, words: Sequence[str]) -> Section:
     rows = []
     for number, planned in enumerate(plan.result.best, 1):
         mfu = utilization(plan.job, plan.machine, planned.time.total)
@@ -66,7 +66,7 @@ def layouts_section(plan: Plan, words: Sequence[str]) -> Section:
     return Section("Layouts", words, charts, [Table("layouts", "The best layout of each mesh", columns, rows)])
 
 
-def scaling_section(plan: Plan) -> Section:
+def scaling_section(plan: PlannedJob) -> Section:
     """Draw time and memory over the number of ranks, beside the first time divided by the number of ranks."""
     limit, rows = plan.machine.memory_bytes / GB, []
     first = next(point for point in plan.points if point.planned)

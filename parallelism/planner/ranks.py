@@ -19,7 +19,6 @@ from parallelism.numerics.clipping import BITS, highest, sum_of_squares
 from parallelism.pipeline.balance import relative_speeds
 from parallelism.pipeline.layer_times import now
 from parallelism.planner.cluster import GIGABIT, GIGABYTE, Cluster, ClusterHost
-from parallelism.planner.counts import param_counts
 from parallelism.planner.flops import block_flops
 from parallelism.planner.layout import TrainingJob
 from parallelism.planner.place import SPARE, Machine
@@ -28,6 +27,7 @@ from parallelism.planner.shape import ModelShape
 
 LEAST_S, BLOCK_S = 0.1, 0.5  # of measurements; a block's is longer than a limited host's turns without a core
 MOST_TOKENS = {"cpu": 256, "cuda": 4096}  # of a measured block, by the kind of device, if samples are no longer
+PROBED_BLOCKS, UPDATED_ELEMENTS = 2, 1 << 22
 PROBES = 5, 1  # measurements of each speed of the network, and warm-ups
 MESSAGE_BYTES, MESSAGES = 1 << 20, 3  # between hosts, each way
 
@@ -97,18 +97,18 @@ def cluster_of(names: Sequence[str], nodes: Nodes, ranks: np.ndarray, device: st
 
 
 def sync_s(comm: collectives.Communicator, job: TrainingJob, device: str) -> float:
-    """Measure for how long ranks wait for each other after a block's forward pass; 0 on devices.  Collective."""
+    """Measure for how long ranks wait for each other after blocks' forward passes; 0 on devices.  Collective."""
     if device != "cpu":
         return 0.0
-    block, x = probe(job, device)
-    own_s = seconds(lambda: block(x), device)
+    blocks, x = probe(job, device)
+    own_s = seconds(lambda: blocks(x), device)
     number = max(1, int(BLOCK_S / comm.all_reduce(np.array([own_s]), op="max")[0]))
     times_s = []
     for waits in (False, True):
         comm.barrier()
         begin_s = time.perf_counter()
         for _ in range(number):
-            block(x)
+            blocks(x)
             if waits:
                 comm.barrier()
         times_s.append((time.perf_counter() - begin_s) / number)
@@ -157,35 +157,38 @@ def exchange_s(comm: collectives.Communicator, pair: tuple[int, int], message: n
 
 
 def flops_per_s(job: TrainingJob, device: str = "cpu") -> float:
-    """Measure the speed of both passes of one of the model's blocks, in floating-point operations per second.
+    """Measure the speed of both passes of the model's blocks, in floating-point operations per second.
 
-    On a processor, the time of a minimal block's three passes is no part of it.
+    On a processor, the time of minimal blocks' three passes is no part of it.
     """
-    block, x = probe(job, device)
-    flops = 3 * block_flops(job.model) * x.shape[:-1].numel()
-    all_s = seconds(lambda: block(x).sum().backward(), device, BLOCK_S)
-    launches_s = 3 * least_pass_s(job, device) if device == "cpu" else 0.0
+    blocks, x = probe(job, device)
+    flops = 3 * len(blocks) * block_flops(job.model) * x.shape[:-1].numel()
+    all_s = seconds(lambda: blocks(x).sum().backward(), device, BLOCK_S)
+    launches_s = 3 * len(blocks) * least_pass_s(job, device) if device == "cpu" else 0.0
     return flops / max(all_s / 2, all_s - launches_s)
 
 
-def probe(job: TrainingJob, device: str) -> tuple[ProbeBlock, Tensor]:
-    """Return one of the model's blocks, and its input.  Shapes of the input: (samples, block_size, n_embd)."""
+def probe(job: TrainingJob, device: str) -> tuple[nn.Sequential, Tensor]:
+    """Return some of the model's blocks, and their input.  Shapes of the input: (samples, block_size, n_embd).
+
+    As there are several, one finds its weights in no cache.
+    """
     model, dtype = job.model, getattr(torch, job.dtype)
     samples = max(1, MOST_TOKENS[torch.device(device).type] // model.block_size)
     sizes = model.n_embd, model.hidden_width, model.n_head, model.num_kv_heads, model.head_size
     x = torch.randn(samples, model.block_size, model.n_embd, device=device, dtype=dtype, requires_grad=True)
-    return ProbeBlock(model, *sizes).to(device, dtype), x
+    blocks = [ProbeBlock(model, *sizes) for _ in range(min(PROBED_BLOCKS, model.n_layer))]
+    return nn.Sequential(*blocks).to(device, dtype), x
 
 
 def update_s(job: TrainingJob, device: str) -> float:
-    """Measure the seconds for an element of a block to clip and zero its gradient, and to update it; 0 on devices.
+    """Measure the seconds for an element to clip and zero its gradient, and to update it; 0 on devices.
 
-    On a device, all of them take as long as their memory needs.
+    On a device, all of them take as long as their memory needs.  No cache has all of the elements.
     """
     if device != "cpu":
         return 0.0
-    elements = torch.zeros(param_counts(job.model).block)
-    param, elements = nn.Parameter(elements), torch.rand_like(elements)
+    param, elements = nn.Parameter(torch.zeros(UPDATED_ELEMENTS)), torch.rand(UPDATED_ELEMENTS)
     param.grad = elements
     optimizer = torch.optim.SGD([param], 0.1, 0.9) if job.optimizer == "sgd" else torch.optim.AdamW([param], fused=True)
     one = torch.ones((), dtype=torch.float64)
