@@ -2122,14 +2122,50 @@ HEALTH = [
     ),
     mutant(
         "parallelism/planner/place.py",
-        "network = self.network_of([*source[crossing].tolist(), *dest[crossing].tolist()])",
-        "network = self.network_of(source[crossing].tolist())",
+        "network = self.network_of(np.concatenate((source[crossing], dest[crossing])))",
+        "network = self.network_of(source[crossing])",
         ("test_planner_cluster.py", "slowest_link"),
     ),
     mutant(
+        "parallelism/planner/place.py",
+        "self.by_levels(*key) + self.sync_s",
+        "self.by_levels(*key)",
+        ("test_planner_cluster.py", "wait_for_each_other"),
+    ),
+    mutant(
+        "parallelism/planner/place.py",
+        "widest = nodes[np.lexsort([-span for span in spans])[0]].tolist()",
+        "widest = nodes[0].tolist()",
+        ("test_planner_levels.py", ""),
+    ),
+    mutant(
+        "parallelism/planner/replicas.py",
+        "return cost.sum(1) * self.setting.overlaps",
+        "return cost.sum(1)",
+        ("test_planner_cluster.py", "shows_where"),
+    ),
+    mutant(
+        "parallelism/planner/memory.py",
+        "shard.activations > most[key].activations",
+        "shard.activations < most[key].activations",
+        ("test_planner.py", ""),
+    ),
+    mutant(
+        "parallelism/planner/search.py",
+        "larger = machine._replace(nodes=in_nodes(ranks, length))",
+        "larger = machine",
+        ("test_planner_scaling.py", "fits_no_layout"),
+    ),
+    mutant(
+        "parallelism/planner/scaling.py",
+        "own = machine._replace(nodes=nodes)",
+        "own = machine",
+        ("test_planner_scaling.py", "another_number"),
+    ),
+    mutant(
         "parallelism/planner/division.py",
-        "return max(each, key=",
-        "return min(each, key=",
+        "Division(max(each, key=",
+        "Division(min(each, key=",
         ("test_planner_cluster.py", "replicas_get or cannot_move"),
     ),
     mutant(
@@ -2139,9 +2175,9 @@ HEALTH = [
         ("test_planner_cluster.py", "fits_into_its_host"),
     ),
     mutant(
-        "parallelism/planner/cluster.py",
-        "ratio = network.between.beta_s_per_byte / network.gate.beta_s_per_byte",
-        "ratio = 1",
+        "collectives/schedule/network.py",
+        "gate, between, *outer = (Link(alpha, beta / factor) for",
+        "gate, between, *outer = (Link(alpha, beta) for",
         ("test_planner_cluster.py", "machine_of_a_cluster"),
     ),
     mutant(

@@ -40,8 +40,8 @@ def plan_page(plan: PlannedJob, words: Sequence[str], command: str) -> str:
     sections = [layouts_section(plan, words)]
     if any(point.planned for point in plan.points):
         sections.append(scaling_section(plan))
-    told = [line for line in report(plan.job, plan.machine, plan.result) if line and not line.startswith("  ")]
-    sections.append(Section("In words", [*told, f"To train with the first: {command}"]))
+    lines = [line for line in report(plan.job, plan.machine, plan.result) if line and not line.startswith("  ")]
+    sections.append(Section("In words", [*lines, f"To train with the first: {command}"]))
     return page("Plan", sections)
 
 
@@ -79,32 +79,37 @@ def scaling_section(plan: PlannedJob) -> Section:
         )
     columns = Column("ranks"), *columns_of((*FIGURES, "ideal, ms", "limit, GB")), Column("layout")
     x = {"column": "ranks", "log": True, "unit": "", "label": "ranks", "name": "ranks"}
+    common = {"kind": "lines", "table": "ranks", "x": x}
     charts = [
-        {"kind": "lines", "title": title, "table": "ranks", "x": x, "y": y, "lines": [solid | own, thin | other]}
-        for title, y, own, other in (
-            (
-                "A step's time",
-                {"log": True, "unit": "ms"},
-                {"name": "step", "column": "step, ms"},
-                {"name": "ideal", "column": "ideal, ms"},
-            ),
-            (
-                "A rank's memory",
-                {"zero": True, "unit": "GB"},
-                {"name": "memory", "column": "memory, GB"},
-                {"name": "limit", "column": "limit, GB"},
-            ),
-        )
-        for solid, thin in [({"color": 0, "marker": 0}, {"color": 7, "thin": True, "dash": 2})]
+        {
+            **common,
+            "title": "A step's time",
+            "y": {"log": True, "unit": "ms"},
+            "lines": beside("step, ms", "ideal, ms"),
+        },
+        {
+            **common,
+            "title": "A rank's memory",
+            "y": {"zero": True, "unit": "GB"},
+            "lines": beside("memory, GB", "limit, GB"),
+        },
     ]
     text = f"The same step of {plan.tokens} tokens on other numbers of ranks, each with its fastest layout."
     return Section("Numbers of ranks", [text], charts, [Table("ranks", "The fastest layouts", columns, rows)])
 
 
+def beside(column: str, other: str) -> list[dict[str, object]]:
+    """Describe a line, and a thin one beside it."""
+    return [
+        {"name": column.partition(",")[0], "column": column, "color": 0, "marker": 0},
+        {"name": other.partition(",")[0], "column": other, "color": 7, "thin": True, "dash": 2},
+    ]
+
+
 def figures(planned: PlannedLayout, tokens: int, mfu: float) -> tuple[float, ...]:
     time = planned.time
-    shares = (100 * each / time.total for each in (time.bubble, time.exposed))
-    return 1e3 * time.total, tokens / time.total, 100 * mfu, *shares, planned.memory.total / GB
+    parts = (100 * each / time.total for each in (time.bubble, time.exposed))
+    return 1e3 * time.total, tokens / time.total, 100 * mfu, *parts, planned.memory.total / GB
 
 
 def milliseconds(time: Time) -> list[float]:

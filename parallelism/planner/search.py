@@ -188,14 +188,14 @@ def remedy(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any]) -> str:
     for names in SAVING:
         omitted = {name: fixed[name] for name in names if name in fixed}
         rest = {name: value for name, value in fixed.items() if name not in omitted}
-        if omitted and (found := first_fitting(job, machine, rest)):
-            return f"omit {' and '.join(f'{name}={value}' for name, value in omitted.items())}, as {found}"
+        if omitted and (description := first_fitting(job, machine, rest)):
+            return f"omit {' and '.join(f'{name}={value}' for name, value in omitted.items())}, as {description}"
     length = len(machine.nodes[0])
     ranks = length
     while not machine.hosts and (ranks := 2 * ranks) <= RANKS.most:
         larger = machine._replace(nodes=in_nodes(ranks, length))
-        if ranks > machine.world_size and (found := first_fitting(job, larger, fixed)):
-            return f"use {ranks} ranks, as {found}"
+        if ranks > machine.world_size and (description := first_fitting(job, larger, fixed)):
+            return f"use {ranks} ranks, as {description}"
     return "use a smaller model or batch"
 
 
