@@ -2136,7 +2136,7 @@ HEALTH = [
         "parallelism/planner/place.py",
         "widest = nodes[np.lexsort([-span for span in spans])[0]].tolist()",
         "widest = nodes[0].tolist()",
-        ("test_planner_levels.py", ""),
+        ("test_planner_scaling.py", "most_nodes"),
     ),
     mutant(
         "parallelism/planner/replicas.py",
@@ -2148,7 +2148,7 @@ HEALTH = [
         "parallelism/planner/memory.py",
         "shard.activations > most[key].activations",
         "shard.activations < most[key].activations",
-        ("test_planner.py", ""),
+        ("test_planner_scaling.py", "no_pipeline_rank"),
     ),
     mutant(
         "parallelism/planner/search.py",

@@ -8,10 +8,12 @@ from collectives.schedule.fabrics import FABRICS, in_nodes
 from models.config import ModelConfig
 from mpi_tests.helpers.pages import Page
 from parallelism.planner.__main__ import main
+from parallelism.planner.division import divisions
 from parallelism.planner.layout import ParallelLayout, TrainingJob
+from parallelism.planner.memory import memory, model_shards
 from parallelism.planner.place import Machine, NodeGroups, RankPlacement
 from parallelism.planner.scaling import scale_point
-from parallelism.planner.search import search
+from parallelism.planner.search import search, variants
 
 MODEL = ModelConfig(vocab_size=32000, block_size=4096, n_layer=32, n_embd=4096, n_head=32)
 JOB = TrainingJob(MODEL, 64, "bfloat16", master_weights=True)
@@ -51,6 +53,24 @@ def test_groups_in_common_are_those_of_each_mesh():
             own = placement.along(axis)
             assert [len(node) for node in own.nodes] == [widest.count(node) for node in dict.fromkeys(widest)]
             assert own.groups == max(sum(node in group for group in groups) for node in range(8))
+
+
+def test_the_group_on_most_nodes_is_priced():
+    """Of three pairs on two nodes of three ranks, the second one is on both nodes."""
+    six = Machine(in_nodes(6, 3), FABRICS["ndr"].network, 5e14, 72e9)
+    assert RankPlacement(ParallelLayout(dp=3, tp=2), six).tp.nodes == ((0,), (1,))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb_v"])
+def test_no_pipeline_rank_holds_more_than_a_search_counts(schedule):
+    job, virtual_stages = JOB._replace(global_batch_size=8), 1 if schedule == "1f1b" else 2
+    layout = ParallelLayout(pp=4, dp=2, schedule=schedule, virtual_stages=virtual_stages, num_micro_batches=4)
+    placement = RankPlacement(layout, machine(8))
+    (division,) = divisions(job, layout, placement, False)
+    for full, usage in variants(division, layout, {}):
+        owners = full.dp if full.zero_stage else 1
+        each = [memory(job, full, [shard], owners) for shard in model_shards(job, full)]
+        assert usage.total == max(own.total for own in each)
 
 
 @pytest.fixture(scope="module")
