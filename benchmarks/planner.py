@@ -1,4 +1,4 @@
-"""Compare the planner's predictions of memory and time with steps of train.py, for layouts of 4 ranks.
+"""Compare the planner's predictions of memory and time with steps of train.py, for layouts of 2, 4 or 8 ranks.
 
     mpirun -n 4 python benchmarks/planner.py --output planner.json
     python -m mpi_tests.rig run --hosts 4 --slots 1 --rate 1gbit --cpu 1,1,0.5,0.25 -- python benchmarks/planner.py \\
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
@@ -39,8 +39,15 @@ from training.loop import step
 from training.parallel.run import TrainingRun
 from training.settings.config import Config
 
-RANKS = 4
 LAYOUTS = {
+    "dp 2": ParallelLayout(dp=2),
+    "tp 2": ParallelLayout(tp=2),
+    "sp 2": ParallelLayout(sp=2),
+    "pp 2": ParallelLayout(pp=2),
+    "dp 2, zero 3": ParallelLayout(dp=2, zero_stage=3),
+    "dp 2, Llama": ParallelLayout(dp=2),
+    "tp 2, Llama": ParallelLayout(tp=2),
+    "dp 2, ep 2, 8 experts": ParallelLayout(dp=2, ep=2),
     "dp 4": ParallelLayout(dp=4),
     "dp 4, zero 1": ParallelLayout(dp=4, zero_stage=1),
     "dp 4, zero 2": ParallelLayout(dp=4, zero_stage=2),
@@ -56,8 +63,20 @@ LAYOUTS = {
     "dp 4, ep 2, 8 experts": ParallelLayout(dp=4, ep=2),
     "dp 4, ep 4, 8 experts": ParallelLayout(dp=4, ep=4),
     "dp 4, ep 2, zero 1, 8 experts": ParallelLayout(dp=4, ep=2, zero_stage=1),
+    "dp 4, Llama": ParallelLayout(dp=4),
+    "dp 2, pp 2, Llama": ParallelLayout(dp=2, pp=2),
+    "dp 8": ParallelLayout(dp=8),
+    "dp 8, zero 3": ParallelLayout(dp=8, zero_stage=3),
+    "dp 4, pp 2": ParallelLayout(dp=4, pp=2),
+    "dp 2, tp 2, pp 2": ParallelLayout(dp=2, tp=2, pp=2),
+    "pp 8": ParallelLayout(pp=8),
+    "dp 8, Llama": ParallelLayout(dp=8),
+    "dp 8, ep 4, 8 experts": ParallelLayout(dp=8, ep=4),
 }
-EXPERTS = {"num_experts": 8, "experts_per_token": 2}  # for layouts with experts in their name
+SETTINGS = {
+    "8 experts": {"num_experts": 8, "experts_per_token": 2},
+    "Llama": {"model": "llama-tiny"},
+}  # by a name's end
 WARMUPS = 2  # steps
 M_TRIM_THRESHOLD, MOST_MMAP_THRESHOLD = -1, 32 << 20  # of glibc, the latter by default, which it reaches by itself
 
@@ -92,6 +111,15 @@ def plan_layout(name: str, config: Config, args: argparse.Namespace, comm: colle
         assert cluster.network
         target = cluster.machine(cluster.network, SPARE)._replace(memory_bytes=float("inf"))
         return best(job, target, with_batch_size(LAYOUTS[name], args.samples, args.micro_batch_size)._asdict())
+
+
+def ranks_of(layout: ParallelLayout) -> int:
+    return layout.dp * layout.pp * layout.sp * layout.tp
+
+
+def config_for(name: str, shape: Mapping[str, int]) -> Config:
+    """Return the settings of the model that a layout's name ends with."""
+    return Config(out_dir="", **shape, **SETTINGS.get(name.split(", ")[-1], {}))
 
 
 def config_of(plan: PlannedLayout, config: Config) -> Config:
@@ -137,7 +165,8 @@ def correlation(predicted: list[float], measured: list[float]) -> float:
 def parse(size: int) -> argparse.Namespace:
     """Parse the flags; raise ValueError for invalid ones."""
     parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
+    own = [name for name, layout in LAYOUTS.items() if ranks_of(layout) == size]
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=own)
     parser.add_argument("--n_layer", type=positive, default=8)
     parser.add_argument("--n_head", type=positive, default=8)
     parser.add_argument("--n_embd", type=positive, default=256)
@@ -147,12 +176,12 @@ def parse(size: int) -> argparse.Namespace:
     parser.add_argument("--steps", type=positive, default=7)
     parser.add_argument("--output", type=output, help="write the numbers as JSON")
     args = parser.parse_args()
-    if size != RANKS:
-        raise ValueError(f"the layouts are of {RANKS} ranks, not {size}: start as many, as with mpirun -n {RANKS}")
+    if numbers := {ranks_of(LAYOUTS[name]) for name in args.layouts} - {size} or ({2, 4, 8} if not own else ()):
+        raise ValueError(f"the layouts are of {min(numbers)} ranks, not {size}: start as many, as with mpirun -n")
     if len(set(args.layouts)) < 2:
         raise ValueError(f"--layouts {args.layouts[0]} alone has no order: name two or more")
-    if args.samples % RANKS:
-        raise ValueError(f"--samples {args.samples} is not divisible by {RANKS} ranks: use a multiple")
+    if args.samples % size:
+        raise ValueError(f"--samples {args.samples} is not divisible by {size} ranks: use a multiple")
     return args
 
 
@@ -163,12 +192,12 @@ def main() -> None:
         args = parse(comm.size)
         shape = {name: getattr(args, name) for name in ("n_layer", "n_head", "n_embd", "block_size")}
         plain = Config(out_dir="", **shape)
-        configs = {name: replace(plain, **EXPERTS) if "experts" in name else plain for name in args.layouts}
+        configs = {name: config_for(name, shape) for name in args.layouts}
     LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 16)  # return freed memory immediately
     # Exclude the memory of loading and compiling.
     for recompute in ("none", "full"):  # torch loads Dynamo when it first recomputes
         measure(replace(plain, recompute=recompute), comm, 1)
-    measure(replace(plain, pp=RANKS, num_micro_batches=RANKS, micro_batch_size=1, balance="measured"), comm, 1)
+    measure(replace(plain, pp=comm.size, num_micro_batches=comm.size, micro_batch_size=1, balance="measured"), comm, 1)
     usage_mib, figures = {}, {}
     for name in progress_bar(args.layouts, "layout", comm.rank):
         plan = plan_layout(name, configs[name], args, comm)
