@@ -176,8 +176,10 @@ def parse(size: int) -> argparse.Namespace:
     parser.add_argument("--steps", type=positive, default=7)
     parser.add_argument("--output", type=output, help="write the numbers as JSON")
     args = parser.parse_args()
-    if numbers := {ranks_of(LAYOUTS[name]) for name in args.layouts} - {size} or ({2, 4, 8} if not own else ()):
-        raise ValueError(f"the layouts are of {min(numbers)} ranks, not {size}: start as many, as with mpirun -n")
+    numbers = {ranks_of(LAYOUTS[name]) for name in args.layouts or LAYOUTS}
+    if numbers != {size}:
+        number = min(numbers - {size})
+        raise ValueError(f"the layouts are of {number} ranks, not {size}: start as many, as with mpirun -n {number}")
     if len(set(args.layouts)) < 2:
         raise ValueError(f"--layouts {args.layouts[0]} alone has no order: name two or more")
     if args.samples % size:

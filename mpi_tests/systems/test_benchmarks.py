@@ -326,14 +326,14 @@ REFUSED = {
     ("memory", "--modes ulysses --n_head 1"): "2 ranks can't exchange these heads, use a multiple",
     ("data_parallel", "--bucket_mb 0"): "bucket_mb=0.0 must be above 0",
     ("gpt2", ""): "this is of one rank, not of 2: start it without mpirun",
-    ("planner", ""): "the layouts are of 4 ranks, not 2: start as many, as with mpirun -n 4",
+    ("planner", "--layouts 'dp 4' 'pp 4'"): "the layouts are of 4 ranks, not 2: start as many, as with mpirun -n 4",
 }
 PARSE = """
-import importlib, json, sys
+import importlib, json, shlex, sys
 sys.path.insert(0, "benchmarks")
 reasons = []
 for benchmark, words in json.load(sys.stdin):
-    sys.argv = [benchmark, *words.split()]
+    sys.argv = [benchmark, *shlex.split(words)]
     try:
         importlib.import_module(benchmark).parse(2)
     except ValueError as error:
