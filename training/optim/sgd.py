@@ -30,7 +30,7 @@ class SGD(GroupedOptimizer):
         torch._fused_sgd_(
             [*gradients],
             [*gradients.values()],
-            buffers,
+            buffers if group["momentum"] else [],  # the operator takes none without momentum
             weight_decay=group["weight_decay"],
             momentum=group["momentum"],
             lr=group["lr"],
