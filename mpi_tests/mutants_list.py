@@ -2152,7 +2152,7 @@ HEALTH = [
     ),
     mutant(
         "parallelism/planner/search.py",
-        "larger = machine._replace(nodes=in_nodes(ranks, length))",
+        "larger = machine._replace(nodes=in_nodes(ranks, len(machine.nodes[0])))",
         "larger = machine",
         ("test_planner_scaling.py", "fits_no_layout"),
     ),

@@ -299,7 +299,10 @@ def test_an_update_takes_as_long_as_measured():
 
 
 def test_busy_ranks_wait_for_each_other_in_each_collective():
-    """Two ranks of tp add up activations twice in a block and pass, after the embedding, and in the loss twice."""
+    """Two ranks of tp add up activations twice in a block and pass, after the embedding, and in the loss twice.
+
+    ZeRO's groups within nodes and across wait, too.
+    """
     job, fixed = (
         TrainingJob(MODEL, 2),
         {"tp": 2, "sequence_parallel": False, "recompute": "none", "micro_batch_size": 1},
@@ -307,6 +310,9 @@ def test_busy_ranks_wait_for_each_other_in_each_collective():
     machine = Machine(((0, 1),), FREE, 1e12, 1e12, overlaps=False)
     alone, waiting = (best(job, machine._replace(sync_s=sync_s), fixed).time.tp for sync_s in (0.0, 1.0))
     assert waiting - alone == pytest.approx(2 * (4 * MODEL.n_layer + 1 + 1 + 2))  # of 2 micro-batches, in the head once
+    four = Machine(in_nodes(4, 2), FREE, 1e12, 1e12, sync_s=1.0)
+    owners = RankPlacement(ParallelLayout(dp=4), four).owners
+    assert [group.seconds("all_reduce", 8) for group in (*owners["node"], owners["all"][0])] == [1.0, 1.0, 1.0]
 
 
 def test_communication_shows_where_it_does_not_overlap():

@@ -333,9 +333,11 @@ def machine_of(flags: argparse.Namespace, job: TrainingJob, nodes: Nodes, networ
         raise ValueError(f"--efficiency {efficiency:g} has no effect with --measure: omit it, or pass --tflops")
     by_shape = not flags.measure and flags.tflops is None and flags.efficiency is None
     roofline = device.roofline(job.dtype) if device and by_shape else None
+    update_s = 0.0
     if flags.measure:
         ranks = import_module("parallelism.planner.ranks")  # the only module here that needs torch
         peak, efficiency, least_s = ranks.flops_per_s(job), 1.0, ranks.least_pass_s(job)
+        update_s = ranks.update_s(job)
         memory = ranks.memory_bytes(ranks=len(nodes[0]))
     if flags.tflops is not None:
         peak = flags.tflops * 1e12
@@ -349,7 +351,8 @@ def machine_of(flags: argparse.Namespace, job: TrainingJob, nodes: Nodes, networ
     if roofline:
         speed = f"{name}, {peak / 1e12:.4g} TFLOP/s at most, by the shape of each kernel"
     words = f"a rank: {speed}; {in_bytes(usable)}, as {flags.spare:g} of {in_bytes(memory)} is spared"
-    return Machine(nodes, network, rate, usable, least_s, overlaps=not flags.measure, roofline=roofline), words
+    own = Machine(nodes, network, rate, usable, least_s, overlaps=not flags.measure, roofline=roofline)
+    return own._replace(update_s=update_s), words
 
 
 def as_flag(name: str, value: Any) -> str:

@@ -7,7 +7,7 @@ node share its cores and its links to other nodes, and those that leave the same
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import NamedTuple
@@ -294,7 +294,10 @@ class RankPlacement:
         Nodes with different numbers of replicas cannot be groups.
         """
         groups = {"all": (self.replicas, AxisGroup(((0,),), self.network))}
-        return groups | ({"node": self.replicas.levels} if self.replicas.is_even else {})
+        if self.replicas.is_even:
+            within, across = (replace(level, sync_s=self.machine.sync_s, cached_s={}) for level in self.replicas.levels)
+            groups["node"] = within, across
+        return groups
 
     def along(self, *axes: str) -> AxisGroup:
         return self.groups.along(self.mesh.pattern(*axes))

@@ -181,7 +181,7 @@ def probe(job: TrainingJob, device: str) -> tuple[nn.Sequential, Tensor]:
     return nn.Sequential(*blocks).to(device, dtype), x
 
 
-def update_s(job: TrainingJob, device: str) -> float:
+def update_s(job: TrainingJob, device: str = "cpu") -> float:
     """Measure the seconds for an element to clip and zero its gradient, and to update it; 0 on devices.
 
     On a device, all of them take as long as their memory needs.  No cache has all of the elements.

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectives.schedule.fabrics import in_nodes
+from parallelism.planner.counts import param_counts
 from parallelism.planner.division import Division, divisions
 from parallelism.planner.layout import ParallelLayout, TrainingJob, check_layout, check_mesh, families, meshes
 from parallelism.planner.memory import Memory, in_bytes, largest, memory, model_shards
@@ -19,6 +20,7 @@ from parallelism.planner.uses import refuse_unused
 
 NEAREST = 3  # number of listed layouts that do not fit
 SAVING = ("recompute",), ("zero_stage", "zero_group"), ("recompute", "zero_stage", "zero_group")  # memory
+MORE = 4  # numbers of ranks that are tried where a model does not fit
 TIE = 1e-5  # relative difference of times that counts as equal
 
 
@@ -190,13 +192,25 @@ def remedy(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any]) -> str:
         rest = {name: value for name, value in fixed.items() if name not in omitted}
         if omitted and (description := first_fitting(job, machine, rest)):
             return f"omit {' and '.join(f'{name}={value}' for name, value in omitted.items())}, as {description}"
-    length = len(machine.nodes[0])
-    ranks = length
-    while not machine.hosts and (ranks := 2 * ranks) <= RANKS.most:
-        larger = machine._replace(nodes=in_nodes(ranks, length))
-        if ranks > machine.world_size and (description := first_fitting(job, larger, fixed)):
+    for ranks in numbers_of_more_ranks(job, machine):
+        larger = machine._replace(nodes=in_nodes(ranks, len(machine.nodes[0])))
+        if description := first_fitting(job, larger, fixed):
             return f"use {ranks} ranks, as {description}"
     return "use a smaller model or batch"
+
+
+def numbers_of_more_ranks(job: TrainingJob, machine: Machine) -> list[int]:
+    """Return the least numbers of ranks, by powers of two of nodes, whose memory together holds weights and gradients.
+
+    There are none for hosts that differ.
+    """
+    if machine.hosts:
+        return []
+    length, precision = len(machine.nodes[0]), job.precision
+    params = param_counts(job.model).stages(range(job.model.n_layer + 2))
+    least = params * (precision.parameter + precision.gradient + precision.master) / machine.memory_bytes
+    powers = (length << power for power in range((int(RANKS.most) // length).bit_length()))
+    return [ranks for ranks in powers if ranks > machine.world_size and ranks >= least][:MORE]
 
 
 def first_fitting(job: TrainingJob, machine: Machine, fixed: Mapping[str, Any]) -> str:
