@@ -11,24 +11,13 @@ from collectives.graphs.__main__ import main
 from collectives.graphs.bound import COLLECTIVES
 from collectives.graphs.levels import graph_levels
 from collectives.graphs.links_file import links_text, parse_links, write_links
-from collectives.graphs.shapes import (
-    at_switch,
-    dgx_a100,
-    fat_hosts,
-    full,
-    hypercube,
-    islands,
-    line,
-    mi250,
-    ring,
-    sparse,
-    torus,
-)
+from collectives.graphs.shapes import at_switch, full, line, ring
 from collectives.graphs.trees import pack
 from collectives.schedule import simulate
 from collectives.schedule.moves import MESSAGES, Recv, RecvReduce, Send
 from collectives.schedule.network import Link, Tier
 from collectives.schedule.proof import ContractError, check
+from mpi_tests.helpers.graph_shapes import dgx_a100, fat_hosts, hypercube, islands, mi250, sparse, torus
 from mpi_tests.helpers.launch import ROOT
 from parallelism.planner import __main__ as planner
 
