@@ -75,9 +75,9 @@ def program() -> str | None:
 class Parser(argparse.ArgumentParser):
     """A parser that raises where argparse would end the process, so that ranks can agree on the error first."""
 
-    def __init__(self, prog: str | None = None, description: str | None = None, allow_abbrev: bool = True):
+    def __init__(self, prog: str | None = None, description: str | None = None, **more: Any):  # as subparsers pass
         form = argparse.RawDescriptionHelpFormatter
-        super().__init__(prog or program(), description=description, allow_abbrev=allow_abbrev, formatter_class=form)
+        super().__init__(prog or program(), description=description, formatter_class=form, **more)
         version = f"handwritten-collectives {__version__}"
         self.add_argument("--version", action="version", version=version, help="print the version and exit")
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":

@@ -31,6 +31,13 @@ def test_flags_have_dashes_or_underscores(flags):
     assert (args.num_ranks, args.space_time) == (3, "a_b-c")
 
 
+def test_argparse_may_pass_what_this_parser_does_not_know():
+    """As it does to parsers of subcommands, whose colors are new in Python 3.14."""
+    command = Parser("program").add_subparsers().add_parser("draw", epilog="All times are in seconds.")
+    assert type(command) is Parser
+    assert command.format_help().endswith("All times are in seconds.\n")
+
+
 def test_what_follows_two_dashes_stays():
     assert parser().parse_args(["--", "--num-ranks"]).words == ["--num-ranks"]
 
