@@ -26,7 +26,7 @@ from collectives.runtime.reports.call_log import LogEntry
 from collectives.runtime.reports.waits import RankWaits, by_rank
 from collectives.runtime.setup import set_up, set_up_part, survivors
 from collectives.runtime.started import Starter
-from collectives.schedule.cost import Network
+from collectives.schedule.network import Network
 from collectives.schedule.spec import spec_of
 
 LARGEST_ARRAY_BYTES = 1 << 46

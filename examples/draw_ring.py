@@ -7,7 +7,7 @@ import sys
 
 from collectives.algorithms import find
 from collectives.schedule import draw, events
-from collectives.schedule.cost import Network
+from collectives.schedule.network import Network
 
 node = (0, 1, 2, 3)
 planned = events.simulate(find("all_reduce", "ring"), nbytes=1 << 20, nodes=(node,), network=Network())

@@ -448,14 +448,14 @@ CHECKS = [
 TOOLS = [
     mutant(
         "collectives/schedule/cost.py",
-        "max(waits) + link.alpha_s",
-        "link.alpha_s",
+        "max(seconds, link.alpha_s + slowest_s)",
+        "max(seconds, link.alpha_s)",
         ("test_cost.py", "shares_its_way_out"),
     ),
     mutant(
         "collectives/schedule/cost.py",
-        "max(waits) + link.alpha_s",
-        "min(waits) + link.alpha_s",
+        "slowest_s = max(slowest_s, waits_s",
+        "slowest_s = min(slowest_s, waits_s",
         ("test_simulate.py", "slowest_of_the_ports"),
     ),
     mutant(
@@ -520,9 +520,21 @@ TOOLS = [
     ),
     mutant(
         "collectives/schedule/events.py",
-        "self.free[resource] = begin + keeps_s",
-        "self.free[resource] = begin",
+        "self.free[resource] = end + pause_s",
+        "self.free[resource] = end",
         ("test_simulate.py", "share_a_node_s_way"),
+    ),
+    mutant(
+        "collectives/schedule/events.py",
+        "begin, port_s)",
+        "begin, 0.0)",
+        ("test_simulate.py", "share_a_node_s_way"),
+    ),
+    mutant(
+        "collectives/algorithms/multi_ring.py",
+        "node[(number + 1 + index) % len(node)]",
+        "node[(1 + index) % len(node)]",
+        ("test_hierarchical.py", "fill_all_ports"),
     ),
     mutant(
         "collectives/schedule/events.py",

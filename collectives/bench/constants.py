@@ -18,7 +18,7 @@ from collectives.job.launch import library_name
 from collectives.runtime.backends.messages import SEGMENT_BYTES
 from collectives.runtime.choose import links
 from collectives.runtime.plan import Plan
-from collectives.schedule.cost import NETWORK, Link, Network
+from collectives.schedule.network import NETWORK, Link, Network
 
 VECTOR_BYTES = 16 << 20  # reduced, copied or sent in a node: more than caches hold
 CACHED_BYTES = 1 << 18  # less than that
@@ -115,8 +115,10 @@ def between_nodes(comm: Communicator, timer: Timer, nodes: Sequence[Sequence[int
     if most == 1:
         return alone, None
     at_once = link_of_pairs(comm, timer, [pair for pairs in all_pairs for pair in pairs[:most]], FAR_BYTES)
-    more = [(b - a) / (most - 1) for a, b in zip(alone, at_once, strict=True)]
-    return alone, Link(*(min(max(LEAST_S, m), a) for m, a in zip(more, alone, strict=True)))
+    more_s = (at_once.alpha_s - alone.alpha_s) / (most - 1)
+    return alone, Link(
+        min(max(LEAST_S, more_s), alone.alpha_s), min(at_once.beta_s_per_byte / most, alone.beta_s_per_byte)
+    )
 
 
 def link_of_pairs(comm: Communicator, timer: Timer, pairs: Sequence[Sequence[int]], long_bytes: int) -> Link:

@@ -13,7 +13,7 @@ from collectives.bench.trial import PEERS
 from collectives.communicator import Communicator
 from collectives.runtime.choose.auto import Case, Tuning, limits, network_to_json
 from collectives.schedule import spec
-from collectives.schedule.cost import Network
+from collectives.schedule.network import Network
 
 SCHEMA = 1  # of the document
 NOISE = 0.03  # of a time

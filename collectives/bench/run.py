@@ -30,10 +30,10 @@ from collectives.runtime.choose import auto
 from collectives.runtime.plan import Plan, Step
 from collectives.runtime.progress import Waitable
 from collectives.schedule import draw
-from collectives.schedule.cost import Network
 from collectives.schedule.draw import Bar, Diagram, MessageLine
 from collectives.schedule.events import simulate
 from collectives.schedule.moves import Send
+from collectives.schedule.network import Network
 
 LINK_REPEATS = 10
 WIDTH = 80  # of a terminal

@@ -27,7 +27,7 @@ from collectives.runtime.context import Context, Memories
 from collectives.runtime.progress import Progress
 from collectives.runtime.reports.recorder import Recorder
 from collectives.runtime.reports.watchdog import RankProcess, Watchdog
-from collectives.schedule.cost import NETWORK
+from collectives.schedule.network import NETWORK
 
 
 def set_up(mpi_comm: MPI.Comm, segment_bytes: int, check: bool | None, timeout_s: float | None) -> Context:

@@ -2,10 +2,11 @@
 
 A round takes as long as its slowest rank, and no rank begins the next before.  A rank's sends inside its node are
 serialized, and so are its receives, but both overlap each other; reductions and copies come after.  Runs for one peer
-are one message.  The ranks of a node share its cores, and its link to other nodes, which serializes messages.  Data
-from another node are reduced segment by segment, while the next segment is in flight.  Beyond the node, a message waits
-in the longest of the queues at the ports of the groups that it leaves; the way in is alike.  In
-`collectives.schedule.events` each rank proceeds as soon as it can instead.
+are one message.  The ranks of a node share its cores, and its link to other nodes.  Data from another node are reduced
+segment by segment, while the next segment is in flight.  Beyond the node, a rank's messages take as long as the slowest
+of what they use on the way out: its own port, its node's link with all that leaves the node, and the ports of the
+groups that they leave; the way in is alike.  In `collectives.schedule.events` each rank proceeds as soon as it can
+instead.
 """
 
 from collections import Counter
@@ -16,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from collectives.algorithms import Algorithm, variants
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv, RecvReduce, Round, Send
-from collectives.schedule.network import NETWORK, Link, Network, Nodes
+from collectives.schedule.network import NETWORK, Network, Nodes
 
 Ways = tuple["Traffic", "Traffic"]  # out and in
 T = TypeVar("T")
@@ -97,6 +98,7 @@ def predict(row: Algorithm, nbytes: int, size: int, nodes: Nodes, root: int = 0,
     """Predict the seconds that an algorithm takes on a vector of `nbytes`, in chunks of nbytes/size.
 
     >>> from collectives.algorithms import find
+    >>> from collectives.schedule.network import Link
     >>> network = Network(within=Link(alpha_s=1e-6, beta_s_per_byte=1e-9), gamma_s_per_byte=5e-10)
     >>> seconds = predict(find("all_reduce", "ring"), 4000, 4, ((0, 1, 2, 3),), network=network)
     >>> print(f"{seconds * 1e6:.1f} us")
@@ -150,22 +152,18 @@ def beyond(ways: Sequence[Traffic], of_all: Sequence[Traffic], chunk_bytes: floa
     """Return the time of a rank's messages to other nodes, or from there.
 
     `ways` is its traffic beyond its node, and beyond its group of each tier; `of_all` is that of all ranks of the node,
-    and of the groups.  Of the messages that a gate serializes, the rank's own is the last.
+    and of the groups.  Of the messages that start one after the other at a gate, the rank's own is the last.
     """
+    levels = [*zip(network.links, network.gates, ways, (*ways[1:], NOTHING), of_all, strict=False)]
+    slowest_s = sum((way.chunks - out.chunks) * chunk_bytes * link.beta_s_per_byte for link, _, way, out, _ in levels)
     seconds = 0.0
-    for level, (_, link) in enumerate(zip(ways, network.links, strict=False)):  # one level of pipelines: no messages
-        farther = ways[level + 1] if level + 1 < len(ways) else NOTHING
-        peers, chunks = ways[level].peers - farther.peers, ways[level].chunks - farther.chunks
-        if peers:
-            last = chunks / peers
-            gates = zip(network.gates[: level + 1], of_all, strict=False)
-            waits = (queue_s(gate, Traffic(way.peers - 1, way.chunks - last), chunk_bytes) for gate, way in gates)
-            seconds = max(seconds, max(waits) + link.alpha_s + last * chunk_bytes * link.beta_s_per_byte)
+    for link, gate, way, farther, every in levels:
+        if gate and way.peers:
+            waits_s = (every.peers - 1) * gate.alpha_s
+            slowest_s = max(slowest_s, waits_s + every.chunks * chunk_bytes * gate.beta_s_per_byte)
+        if way.peers > farther.peers:
+            seconds = max(seconds, link.alpha_s + slowest_s)
     return seconds
-
-
-def queue_s(gate: Link | None, ahead: Traffic, chunk_bytes: float) -> float:
-    return ahead.peers * gate.alpha_s + ahead.chunks * chunk_bytes * gate.beta_s_per_byte if gate else 0.0
 
 
 @cache

@@ -1,11 +1,11 @@
 """Follow every rank and message of a collective through a network, one event after the other.
 
 A rank begins its next round as soon as its own moves are over.  A message starts when both ranks have posted it, and
-completes on both when it has arrived.  Between nodes it passes the sending node's link out and the receiving node's
-link in, which a node's ranks share; between groups of a tier also the ports of all groups that it leaves, and of those
-that it enters.  Each takes messages in order of arrival, of simultaneous ones the lower sender's first, and is free for
-the next one after `Network.gates`.  Inside a node, a rank's sends are serialized, and so are its receives.  Reductions
-and copies follow as in `collectives.schedule.cost`.
+completes on both when it has arrived.  Between nodes it uses the sending rank's port and its node's link on the way
+out, and the same of the receiving rank on the way in; between groups of a tier also the ports of all groups that it
+leaves, and of those that it enters.  Each serves messages in the order in which they start, of simultaneous ones the
+lower sender's first, and all that a message uses serve it at once: the last one to do so ends it.  Inside a node, a
+rank's sends are serialized, and so are its receives.  Reductions and copies follow as in `collectives.schedule.cost`.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ from collectives.schedule.draw import Bar, MessageLine
 from collectives.schedule.network import Link, Network, Nodes
 
 OUT, IN = 0, 1  # the ways of a link
-IN_NODE = -1  # the level of a rank's link; a node's is 0, those of groups follow
+IN_NODE, PORT = -2, -1  # levels of a rank's link in its node, and to others; a node's is 0, those of groups follow
 Resource = tuple[int, int, int]  # a way of a rank's, node's or group's link: its way, level and number
 
 
@@ -40,7 +40,7 @@ def simulate(row: Algorithm, nbytes: int, nodes: Nodes, network: Network, root: 
     """Run an algorithm on a vector of `nbytes`, in chunks of one length.
 
     >>> from collectives.algorithms import find
-    >>> from collectives.schedule.cost import Link
+    >>> from collectives.schedule.network import Link
     >>> network = Network(within=Link(alpha_s=1e-6, beta_s_per_byte=1e-9), gamma_s_per_byte=5e-10)
     >>> outcome = simulate(find("all_reduce", "ring"), 4000, ((0, 1, 2, 3),), network)
     >>> print(f"{outcome.seconds * 1e6:.1f} us")
@@ -70,16 +70,14 @@ class Post(NamedTuple):
     reduced: int
 
 
-class Passage(NamedTuple):
-    """A message that both ranks have posted by `begin`, and that reaches a link at `time`."""
+class PostedMessage(NamedTuple):
+    """A message that both ranks have posted by `begin`."""
 
-    time: float
-    step: int  # the number of those passed
+    begin: float
     source: int
     dest: int
     chunks: int
     reduced: int
-    begin: float
 
 
 class OpenRound:
@@ -100,18 +98,18 @@ class Simulation:
         self.pending: dict[int, OpenRound] = {}
         self.arrived: dict[tuple[int, ...], list[float]] = defaultdict(list)  # at a barrier, and when
         self.free: dict[Resource, float] = defaultdict(float)  # since when it is
-        self.passing: list[Passage] = []
+        self.waiting: list[PostedMessage] = []  # a heap
         self.ready = list(range(len(rounds)))
         self.bars: list[Bar] = []
         self.lines: list[MessageLine] = []
         self.num_busy, self.path = cache(self.count_busy), cache(self.path_between)
 
     def run(self) -> None:
-        while self.ready or self.passing:
+        while self.ready or self.waiting:
             if self.ready:
                 self.begin_round(self.ready.pop())
             else:
-                self.pass_link(heappop(self.passing))
+                self.send(heappop(self.waiting))
 
     def count_busy(self, node: int, number: int) -> int:
         """Count the ranks of a node that have work in a round."""
@@ -159,37 +157,39 @@ class Simulation:
             self.posts[key] = own
             return
         time = max(own.time, other.time)
-        heappush(self.passing, Passage(time, 0, source, dest, own.chunks, own.reduced + other.reduced, time))
+        heappush(self.waiting, PostedMessage(time, source, dest, own.chunks, own.reduced + other.reduced))
 
     def path_between(self, nodes: tuple[int, int]) -> tuple[Link, list[tuple[Resource, Link]]]:
-        """Return the link of a message from a node to another, and all that it passes, with what it occupies there."""
+        """Return the link of a message from a node to another, and all gates that it uses, with what it takes there."""
         lengths = (1, *(tier.nodes for tier in self.network.tiers))
         levels = [level for level, length in enumerate(lengths) if nodes[OUT] // length != nodes[IN] // length]
-        passes = [(level, gate) for level in levels if (gate := self.network.gates[level])]
-        ends = [(OUT, level, gate) for level, gate in passes] + [(IN, level, gate) for level, gate in reversed(passes)]
-        path = [((way, level, nodes[way] // lengths[level]), gate) for way, level, gate in ends]
+        gates = [(level, gate) for level in levels if (gate := self.network.gates[level])]
+        path = [((way, level, nodes[way] // lengths[level]), gate) for level, gate in gates for way in (OUT, IN)]
         return self.network.links[levels[-1]], path
 
-    def pass_link(self, message: Passage) -> None:
-        """Move a message from one link to the next, or over the last one."""
-        time, step, source, dest, chunks, _, _ = message
+    def send(self, message: PostedMessage) -> None:
+        """End a message when all that it uses has served it."""
+        begin, source, dest, chunks, _ = message
         nodes, nbytes = (self.node_of[source], self.node_of[dest]), chunks * self.chunk_bytes
-        far = nodes[0] != nodes[1]
-        if far:
-            link, path = self.path(nodes)
-            takes_s, (resource, gate), num_steps = link.seconds(nbytes), path[step], len(path)
-            keeps_s = gate.seconds(nbytes)
-        else:
-            takes_s, num_steps = self.crowd(source) * self.network.within.seconds(nbytes), 2
-            keeps_s, resource = takes_s, (step, IN_NODE, (source, dest)[step])
-        begin = max(time, self.free[resource])
-        self.free[resource] = begin + keeps_s
-        if step < num_steps - 1:
-            heappush(self.passing, message._replace(time=begin, step=step + 1))
-        else:
-            self.end_message(message, begin + takes_s, far)
+        if nodes[OUT] == nodes[IN]:
+            takes_s = self.crowd(source) * self.network.within.seconds(nbytes)
+            end = max(self.serve((way, IN_NODE, rank), begin, takes_s) for way, rank in ((OUT, source), (IN, dest)))
+            self.end_message(message, end, far=False)
+            return
+        link, path = self.path(nodes)
+        port_s = nbytes * link.beta_s_per_byte
+        end = max(self.serve((way, PORT, rank), begin, port_s) for way, rank in ((OUT, source), (IN, dest)))
+        for resource, gate in path:
+            end = max(end, self.serve(resource, begin, nbytes * gate.beta_s_per_byte, gate.alpha_s))
+        self.end_message(message, end + link.alpha_s, far=True)
 
-    def end_message(self, message: Passage, time: float, far: bool) -> None:
+    def serve(self, resource: Resource, begin: float, takes_s: float, pause_s: float = 0.0) -> float:
+        """Let a resource serve a message after those before it, and return the end; `pause_s` later comes the next."""
+        end = max(begin, self.free[resource]) + takes_s
+        self.free[resource] = end + pause_s
+        return end
+
+    def end_message(self, message: PostedMessage, time: float, far: bool) -> None:
         """Let ranks without further messages to wait for reduce, and end their round."""
         self.lines.append(MessageLine(message.source, message.dest, message.begin, time))
         arrived = self.pending[message.dest]

@@ -34,13 +34,13 @@ NVLINK_HOP_S, NETWORK_HOP_S = 3.4e-6, 9.6e-6
 H100_LINK, A100_LINK = 20.6e9, 20.0e9
 
 # NVIDIA, DGX H100 User Guide: 18 links of NVLink from each of 8 GPUs to NVSwitch; each GPU has a ConnectX-7 of its
-# own, 400 Gbit/s, eight in a node.  NVIDIA, H100 datasheet: 3.35 TB/s of memory, of which a sum takes three bytes a
-# byte, and a copy two; what is in another GPU's memory comes over NVLink, too.
+# own, 400 Gbit/s, eight in a node.  NVIDIA, H100 datasheet: 3.35 TB/s of memory, of which a copy takes two bytes a
+# byte; what is in another GPU's memory comes over NVLink, too.  A kernel reduces what it receives as it arrives.
 H100 = Network(
     within=Link(NVLINK_HOP_S, 1 / (18 * H100_LINK)),
     between=Link(NETWORK_HOP_S, 8 / 400e9),
     nic=Link(0.0, 1 / 400e9),
-    gamma_s_per_byte=3 / 3.35e12,
+    gamma_s_per_byte=0.0,
     copy_s_per_byte=2 / 3.35e12,
     pull_s_per_byte=1 / (18 * H100_LINK),
     meet_s=NVLINK_HOP_S,
@@ -74,7 +74,7 @@ FABRICS = {
             within=Link(NVLINK_HOP_S, 1 / (4 * A100_LINK)),
             between=Link(NETWORK_HOP_S, 8 / 200e9),
             nic=Link(0.0, 1 / 100e9),
-            gamma_s_per_byte=3 / 1.555e12,
+            gamma_s_per_byte=0.0,
             copy_s_per_byte=2 / 1.555e12,
             pull_s_per_byte=1 / (4 * A100_LINK),
             meet_s=NVLINK_HOP_S,

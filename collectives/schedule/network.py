@@ -1,5 +1,6 @@
 """Networks as values: the speeds of a message by the groups that it leaves, of a rank's memory, and of barriers."""
 
+from itertools import accumulate
 from typing import NamedTuple
 
 Nodes = tuple[tuple[int, ...], ...]  # the ranks of each
@@ -29,11 +30,14 @@ class Tier(NamedTuple):
 class Network(NamedTuple):
     """A machine's speeds, which `python -m collectives.bench` measures (bench/constants.py).
 
+    Messages that use a link at once have equal parts of its rate.  Each rank has a port to other nodes, as fast as one
+    message, and all ports of a node use its link `nic`: what leaves a node takes as long as the slower of both.
+
     The defaults are of two cores of a server (benchmarks/results) and of 10 Gbit/s Ethernet.
     """
 
     within: Link = Link(3e-6, 3e-10)  # between two ranks of a node
-    between: Link = Link(3e-5, 8e-10)  # between two nodes, one rank of each communicating
+    between: Link = Link(3e-5, 8e-10)  # between two nodes, one rank of each communicating: a rank's port
     gamma_s_per_byte: float = 5e-11  # to reduce a byte received by a message or a get, all cores busy
     copy_s_per_byte: float = 8e-11  # to copy a byte, all cores busy
     meet_s: float = 5e-7  # a barrier of a node's ranks, no more than cores
@@ -59,6 +63,13 @@ class Network(NamedTuple):
     def gates(self) -> tuple[Link | None, ...]:
         """What a message occupies on the way out of its node and of each tier's group, and into another."""
         return (self.gate, *(tier.port for tier in self.tiers))
+
+    @property
+    def routes(self) -> tuple[Link, ...]:
+        """The link of a lone message by the number of tiers whose groups it leaves, at the rate of its slowest gate."""
+        slowest = accumulate((gate.beta_s_per_byte if gate else 0.0 for gate in self.gates), max)
+        rates = (max(link.beta_s_per_byte, rate) for link, rate in zip(self.links, slowest, strict=True))
+        return tuple(link._replace(beta_s_per_byte=rate) for link, rate in zip(self.links, rates, strict=True))
 
     def reduction_s(self, nbytes: float) -> float:
         """Return the time from the end of a message between nodes to that of its reduction, which overlaps with it."""
@@ -96,18 +107,18 @@ def on_device(network: Network, has_barriers: bool = False) -> Network:
 def contended(network: Network, groups: int, leaving: tuple[int, ...] = ()) -> Network:
     """Return the effective network of one of several groups that communicate at once on the same nodes.
 
-    A message from a node waits for those of the other groups, too: so many times as long at the gate, once more for
-    each of them on the way.  Between groups of a tier it waits in the longest of the queues on its way, at its node or
-    at a port; of each tier, so many groups are `leaving` the same port.
+    What a group sends through a gate takes so many times as long there, since the gate has the messages of the other
+    groups, too; and each waits until those before it have started.  Of each tier, so many groups are `leaving` the same
+    port.
     """
     numbers = (groups, *(leaving or (1,) * len(network.tiers)))
     if max(numbers) <= 1:
         return network
-    links, gates, wait = [], [], Link(0.0, 0.0)
+    links, gates, wait_s = [], [], 0.0
     for link, gate, number in zip(network.links, network.gates, numbers, strict=True):
         if gate:
-            wait = Link(*map(max, wait, ((number - 1) * cost for cost in gate)))
-        links.append(Link(link.alpha_s + wait.alpha_s, link.beta_s_per_byte + wait.beta_s_per_byte))
+            wait_s = max(wait_s, (number - 1) * gate.alpha_s)
+        links.append(Link(link.alpha_s + wait_s, link.beta_s_per_byte))
         gates.append(Link(*(number * cost for cost in gate)) if gate else None)
     outer = zip(network.tiers, links[1:], gates[1:], strict=True)
     tiers = tuple(Tier(tier.nodes, link, port) for tier, link, port in outer)

@@ -26,7 +26,7 @@ from collectives.job.system import write
 from collectives.runtime.choose import network_file
 from collectives.runtime.choose.auto import network_to_json
 from collectives.schedule import draw, winners
-from collectives.schedule.cost import Nodes, predict_best
+from collectives.schedule.cost import predict_best
 from collectives.schedule.events import simulate
 from collectives.schedule.fabrics import (
     FABRICS,
@@ -38,6 +38,7 @@ from collectives.schedule.fabrics import (
     with_flags,
     with_tiers,
 )
+from collectives.schedule.network import Nodes
 from collectives.schedule.results import COLUMNS, Times, best_table, figure, rows_of, to_json, whole_table
 from collectives.schedule.spec import COLLECTIVES
 

@@ -11,9 +11,10 @@ from collectives import algorithms
 from collectives.algorithms import Access, Algorithm
 from collectives.job.settings import ladder, size_in_words
 from collectives.runtime.choose.auto import ranking
-from collectives.schedule.cost import NETWORK, Network, Nodes, summary
+from collectives.schedule.cost import summary
 from collectives.schedule.fabrics import FABRICS
 from collectives.schedule.moves import render
+from collectives.schedule.network import NETWORK, Network, Nodes
 from collectives.schedule.spec import COLLECTIVES
 from teaching.page.scenes.collectives import nodes_of
 from teaching.page.source import registered_function

@@ -1,8 +1,8 @@
 """Network models and tuning files with invented numbers."""
 
 from collectives.runtime.choose.auto import Case, Tuning
-from collectives.schedule.cost import NETWORK as DEFAULT
-from collectives.schedule.cost import Link, Network
+from collectives.schedule.network import NETWORK as DEFAULT
+from collectives.schedule.network import Link, Network
 
 NETWORK_HERE = DEFAULT._replace(between=Link(1e-4, 8e-9), nic=Link(1e-5, 8e-9), system=Link(3e-6, 5e-11), cores=3)
 

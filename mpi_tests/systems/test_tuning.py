@@ -9,7 +9,7 @@ from collectives import algorithms
 from collectives.graphs import read_links
 from collectives.runtime.choose.auto import Case, parse_tuning
 from collectives.schedule import simulate
-from collectives.schedule.cost import Network
+from collectives.schedule.network import Network
 from collectives.schedule.spec import COLLECTIVES
 from mpi_tests import rig
 from mpi_tests.helpers.documents import COMMANDS, run

@@ -7,7 +7,7 @@ import pytest
 
 from collectives.runtime.choose import links
 from collectives.runtime.choose.links import CachedLinks, LinkKey
-from collectives.schedule.cost import NETWORK
+from collectives.schedule.network import NETWORK
 from mpi_tests.helpers.networks import NETWORK_HERE
 
 

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from collectives.mpi4py.methods import communicators
 from collectives.mpi4py.policy import CallPolicy, Ours, shares_memory
 from collectives.runtime.choose.auto import Tuning
-from collectives.schedule.cost import NETWORK, Link
+from collectives.schedule.network import NETWORK, Link
 
 LENGTHS = (1, 7, 5000)  # elements per block
 

@@ -21,7 +21,7 @@ from collectives.bench.run import row_of
 from collectives.bench.timing import Contestant, contestant
 from collectives.bench.trial import Trial, Workload, element_counts, in_place_choices, trial_of
 from collectives.job import system
-from collectives.schedule.cost import Link, Network
+from collectives.schedule.network import Link, Network
 from mpi_tests.helpers.reference import (
     BITS,
     COLLECTIVES,

@@ -14,7 +14,7 @@ from collectives.bench import html, run
 from collectives.bench.html import crossing, crossovers
 from collectives.bench.trial import PEERS
 from collectives.runtime.choose.auto import network_to_json
-from collectives.schedule.cost import NETWORK
+from collectives.schedule.network import NETWORK
 from mpi_tests.helpers.launch import ROOT
 from mpi_tests.helpers.pages import Page, check_charts, check_fetches_nothing
 

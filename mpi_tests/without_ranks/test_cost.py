@@ -7,8 +7,9 @@ import pytest
 from collectives import algorithms
 from collectives.algorithms import Algorithm, chain, find, tree
 from collectives.algorithms.algorithm import STAGED_BYTES
-from collectives.schedule.cost import Link, Network, predict, price, profile, sample
+from collectives.schedule.cost import predict, price, profile, sample
 from collectives.schedule.moves import Barrier, Copy, Get, GetReduce, Put, Recv, RecvReduce, Round, Send
+from collectives.schedule.network import Link, Network
 from collectives.schedule.spec import COLLECTIVES
 from mpi_tests.helpers.algorithm_costs import COSTS, count, each_algorithm, nodes_of, sizes, tally
 

@@ -8,10 +8,10 @@ import pytest
 
 from collectives.algorithms import find
 from collectives.schedule import draw
-from collectives.schedule.cost import Network
 from collectives.schedule.draw import Bar, Diagram, MessageLine
 from collectives.schedule.events import simulate
 from collectives.schedule.moves import Send
+from collectives.schedule.network import Network
 from mpi_tests.helpers.algorithm_costs import nodes_of
 
 SMALL = Diagram("small", 2, [Bar(0, 0.0, 1e-3, "wait"), Bar(1, 1e-3, 2e-3, "reduce")], [MessageLine(0, 1, 0.0, 1e-3)])

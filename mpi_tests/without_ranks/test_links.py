@@ -9,7 +9,7 @@ import pytest
 
 from collectives.runtime.choose import links
 from collectives.runtime.choose.links import CachedLinks, LinkKey
-from collectives.schedule.cost import Link
+from collectives.schedule.network import Link
 from mpi_tests.helpers.networks import NETWORK_HERE
 
 KEY = LinkKey((("a", 2), ("b", 1)), "MPICH 5.0.2")

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from collectives.algorithms import find, ring, rows
-from collectives.schedule.cost import NETWORK, predict
+from collectives.schedule.cost import predict
 from collectives.schedule.moves import GetReduce, RecvReduce, Send
+from collectives.schedule.network import NETWORK
 from collectives.schedule.proof import ContractError
 from mpi_tests.helpers import page as reference
 from mpi_tests.helpers.algorithm_costs import LARGEST, each_algorithm

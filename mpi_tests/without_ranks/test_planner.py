@@ -18,9 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from collectives.algorithms import find
 from collectives.algorithms.groups import Topology
-from collectives.schedule.cost import Link, Network, predict
+from collectives.schedule.cost import predict
 from collectives.schedule.fabrics import FABRICS, in_nodes
-from collectives.schedule.network import contended
+from collectives.schedule.network import Link, Network, contended
 from models.config import ModelConfig
 from models.decoder import Decoder
 from mpi_tests.helpers.launch import ROOT
@@ -497,8 +497,8 @@ def test_stages_of_which_a_rank_has_the_last_passes(name):
 
 
 def test_groups_share_the_way_out_of_their_node():
-    """Four groups with one rank per node take as long as one group that sends four times as many bytes."""
-    network = Network(Link(0, 0), Link(1e-3, 1e-6), 0, 0, 0, nic=Link(1e-4, 5e-7))
+    """Four groups with one rank per node send four times as many bytes through its link, one after the other."""
+    network = Network(Link(0, 0), Link(1e-3, 1e-6), 0, 0, 0, nic=Link(1e-4, 5e-7))  # two ranks fill a node's link
     placement = RankPlacement(ParallelLayout(dp=2, tp=4), on(8, 4, network))
     assert placement.replicas.nodes == ((0,), (1,))
     assert placement.replicas.groups == 4
@@ -506,7 +506,7 @@ def test_groups_share_the_way_out_of_their_node():
     nbytes = 2000
     alone = predict(row, nbytes, 2, ((0,), (1,)), network=network)
     assert alone == same(1e-3 + 1000e-6)
-    assert placement.replicas.seconds("all_gather", nbytes) == same(alone + 3 * (1e-4 + 1000 * 5e-7))
+    assert placement.replicas.seconds("all_gather", nbytes) == same(1e-3 + 3e-4 + 4 * 1000 * 5e-7)
     assert placement.tp.nodes == ((0, 1, 2, 3),)
 
 
@@ -524,7 +524,7 @@ def test_axes_lie_as_the_mesh_lays_them():
     assert placement.tp.nodes == ((0, 1),)
     assert placement.heads.nodes == ((0, 1),)
     assert placement.ring == NDR.within
-    assert placement.to_stage(0, 1) == contended(NDR, 8).between
+    assert placement.to_stage(0, 1) == contended(NDR, 8).between == NDR.between  # a port each
     assert [len(node) for node in placement.replicas.nodes] == [4, 4]
     assert placement.owners["node"][0].size == 4
 

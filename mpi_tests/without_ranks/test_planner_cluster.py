@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from collectives.schedule.cost import Link, Network
 from collectives.schedule.fabrics import in_nodes
+from collectives.schedule.network import Link, Network
 from models.config import ModelConfig
 from parallelism.pipeline.balance import balance
 from parallelism.planner import Machine, ParallelLayout, TrainingJob, best, ranks

@@ -106,35 +106,31 @@ class Plain:
             return
         other_length, other_reduced, other_time = self.posted.pop(key)
         assert length == other_length
-        self.events.append((max(time, other_time), 0, source, dest, length, reduced + other_reduced, number))
+        self.events.append((max(time, other_time), source, dest, length, reduced + other_reduced, number))
 
-    def handle(self, time, step, source, dest, length, reduced, number):
+    def handle(self, time, source, dest, length, reduced, number):
         net, nbytes, homes = self.network, length * self.chunk, (self.node_of[source], self.node_of[dest])
         if homes[0] == homes[1]:
             takes = self.crowd(source, number) * (net.within.alpha_s + nbytes * net.within.beta_s_per_byte)
-            gates = [(("out", "rank", source), takes), (("in", "rank", dest), takes)]
+            used, latency = [("rank", (source, dest), takes, 0)], 0
         else:
-            link, gates = net.between, self.ports("node", homes, net.nic, nbytes)
+            link, gates = net.between, [("node", homes, net.nic)]
             for tier in net.tiers:
                 groups = homes[0] // tier.nodes, homes[1] // tier.nodes
                 if groups[0] != groups[1]:
-                    link, middle = tier.link, len(gates) // 2
-                    ports = self.ports(tier, groups, tier.port, nbytes) if tier.port else []
-                    gates = gates[:middle] + ports + gates[middle:]
-            takes = link.alpha_s + nbytes * link.beta_s_per_byte
-        gate, keeps = gates[step]
-        begin = max(time, self.free.get(gate, 0))
-        self.free[gate] = begin + keeps
-        if step < len(gates) - 1:
-            self.events.append((begin, step + 1, source, dest, length, reduced, number))
-        else:
-            self.arrive(source, number, begin + takes, 0, 0)
-            far = self.node_of[source] != self.node_of[dest]
-            self.arrive(dest, number, begin + takes, reduced * (not far), reduced * far)
-
-    def ports(self, level, homes, port, nbytes):
-        keeps = port.alpha_s + nbytes * port.beta_s_per_byte
-        return [(("out", level, homes[0]), keeps), (("in", level, homes[1]), keeps)]
+                    link = tier.link
+                    gates += [(tier, groups, tier.port)] if tier.port else []
+            used = [(level, ends, nbytes * gate.beta_s_per_byte, gate.alpha_s) for level, ends, gate in gates]
+            used.append(("port", (source, dest), nbytes * link.beta_s_per_byte, 0))
+            latency = link.alpha_s
+        latest = 0
+        for level, ends, takes, pause in used:
+            for key in (("out", level, ends[0]), ("in", level, ends[1])):
+                end = max(time, self.free.get(key, 0)) + takes
+                self.free[key], latest = end + pause, max(latest, end)
+        self.arrive(source, number, latest + latency, 0, 0)
+        far = homes[0] != homes[1]
+        self.arrive(dest, number, latest + latency, reduced * (not far), reduced * far)
 
     def arrive(self, rank, number, time, near, far):
         state = self.open[rank, number]
@@ -223,10 +219,13 @@ def shift_by_4(rank, size):
 def test_messages_share_a_node_s_way_out_and_in():
     row, n = Algorithm("all_reduce", "shift", shift_by_4), 8000
     outcome = simulate(row, n, nodes_of(4, 4), NETWORK)
-    queue = NETWORK.nic.alpha_s + n * NETWORK.nic.beta_s_per_byte
-    alone = NETWORK.between.alpha_s + n * NETWORK.between.beta_s_per_byte
-    assert sorted(set(outcome.ends)) == [same(nth * queue + alone) for nth in range(4)]
-    assert predict(row, n, 8, nodes_of(4, 4), 0, NETWORK) == same(3 * queue + alone)
+    own, gate, latency = NETWORK.between.beta_s_per_byte * n, NETWORK.nic, NETWORK.between.alpha_s
+    ends = [latency + max(own, nth * gate.alpha_s + (nth + 1) * n * gate.beta_s_per_byte) for nth in range(4)]
+    assert sorted(set(outcome.ends)) == [same(end) for end in ends]
+    assert predict(row, n, 8, nodes_of(4, 4), 0, NETWORK) == same(ends[-1])
+    a_port_each = NETWORK._replace(nic=Link(0.0, NETWORK.between.beta_s_per_byte / 4))
+    assert simulate(row, n, nodes_of(4, 4), a_port_each).seconds == same(own + latency)
+    assert predict(row, n, 8, nodes_of(4, 4), 0, a_port_each) == same(own + latency)
     one_pair_fills_it = NETWORK._replace(nic=None)
     seconds = simulate(row, n, nodes_of(4, 4), one_pair_fills_it).seconds
     assert seconds == same(NETWORK.between.alpha_s + 4 * n * NETWORK.between.beta_s_per_byte)
@@ -254,7 +253,8 @@ def test_messages_of_a_pod_share_its_port(shift):
     """Of 16 ranks in 2 pods, the last so many of each pod send to the other; the others' messages are faster."""
     row, size = shift_by(shift, 16)
     nodes, n, (_, pod) = nodes_of(*[2] * 8), 16_000, SWITCHES.tiers
-    expected = same((shift - 1) * pod.port.seconds(n) + pod.link.seconds(n))
+    waits = (shift - 1) * pod.port.alpha_s + shift * n * pod.port.beta_s_per_byte
+    expected = same(pod.link.alpha_s + max(n * pod.link.beta_s_per_byte, waits))
     assert simulate(row, n, nodes, SWITCHES).seconds == expected
     assert predict(row, n, size, nodes, 0, SWITCHES) == expected
 
@@ -267,7 +267,8 @@ def test_messages_wait_at_the_slowest_of_the_ports_on_their_way(slow, ahead):
     ports = {"nic": free, "switch": None, "pod": free} | ({slow: port} if slow else {})
     tiers = (SWITCHES.tiers[0]._replace(port=ports["switch"]), SWITCHES.tiers[1]._replace(port=ports["pod"]))
     network = SWITCHES._replace(nic=ports["nic"], tiers=tiers)
-    expected = same(ahead * port.seconds(n) + SWITCHES.tiers[1].link.seconds(n))
+    waits, link = ahead * port.alpha_s + (ahead + 1) * n * port.beta_s_per_byte, SWITCHES.tiers[1].link
+    expected = same(link.alpha_s + max(n * link.beta_s_per_byte, waits if slow else 0))
     assert simulate(row, n, nodes, network).seconds == expected
     assert predict(row, n, size, nodes, 0, network) == expected
 

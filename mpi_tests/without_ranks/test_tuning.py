@@ -10,7 +10,7 @@ from collectives import algorithms
 from collectives.algorithms import Access
 from collectives.runtime.choose import auto
 from collectives.runtime.choose.auto import Question, Tuning, limits, parse_tuning, to_json
-from collectives.schedule.cost import NETWORK as DEFAULT
+from collectives.schedule.network import NETWORK as DEFAULT
 from collectives.schedule.network import Link, Network, Tier
 from collectives.schedule.spec import COLLECTIVES
 from mpi_tests.helpers.algorithm_costs import nodes_of
@@ -63,7 +63,7 @@ def choose(nbytes: int, collective: str = "all_reduce", lengths=(4,), equal=True
 
 
 def model(nbytes: int, collective: str = "all_reduce", lengths=(4,), equal=True) -> str:
-    rows = candidates(collective, sum(lengths), equal)
+    rows = [row for row in candidates(collective, sum(lengths), equal) if len(lengths) > 1 or not row.over_nodes]
     return auto.ranking(nbytes, rows, nodes_of(*lengths), NETWORK)[0][0]
 
 

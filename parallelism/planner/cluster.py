@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 
 from collectives.job.settings import Range, check, nearest, refusal
 from collectives.runtime.choose.auto import network_to_json, parse_network
-from collectives.schedule.cost import Network, Nodes
-from collectives.schedule.network import with_rate
+from collectives.schedule.network import Network, Nodes, with_rate
 from parallelism.planner import ranges
 from parallelism.planner.place import Host, Machine
 from parallelism.planner.settings import read_toml

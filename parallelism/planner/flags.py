@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, get_type_hints
 
 from collectives.job.settings import Parser, Range, check
 from collectives.schedule import draw, fabrics
-from collectives.schedule.cost import Network, Nodes
 from collectives.schedule.fabrics import FABRICS, RANKS
+from collectives.schedule.network import Network, Nodes
 from parallelism.numerics.precision import DTYPES, Precision
 from parallelism.pipeline.schedule import registry
 from parallelism.planner import presets, ranges

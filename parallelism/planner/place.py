@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from collectives.algorithms import find
-from collectives.schedule.cost import Link, Network, Nodes, predict
-from collectives.schedule.network import Tier, contended, with_rate
+from collectives.schedule.cost import predict
+from collectives.schedule.network import Link, Network, Nodes, Tier, contended, with_rate
 from parallelism.mesh import Pattern, Within, axes_of, groups_of_ranks, mesh_shape, replica_axes
 from parallelism.pipeline.balance import relative_speeds
 from parallelism.planner.layout import ParallelLayout
@@ -234,7 +234,7 @@ class NodeGroups:
         lengths = [1, *(tier.nodes for tier in network.tiers)]
         leaving = (source[source // length != dest // length] // length for length in lengths)
         numbers = [int(np.bincount(nodes).max(initial=0)) for nodes in leaving]
-        links = contended(network, numbers[0], tuple(numbers[1:])).links
+        links = contended(network, numbers[0], tuple(numbers[1:])).routes
         return max((link for link, number in zip(links, numbers, strict=True) if number), key=lambda link: link[::-1])
 
 

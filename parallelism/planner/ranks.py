@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import collectives
 from collectives.job import environment, system
-from collectives.schedule.cost import Nodes
+from collectives.schedule.network import Nodes
 from parallelism.numerics.clipping import BITS, highest, sum_of_squares
 from parallelism.pipeline.balance import relative_speeds
 from parallelism.pipeline.layer_times import now

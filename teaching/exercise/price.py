@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from collectives.schedule.cost import Nodes, summary
+from collectives.schedule.cost import summary
 from collectives.schedule.moves import Round
+from collectives.schedule.network import Nodes
 from teaching.exercise.exercise import Measure
 
 Programs = Sequence[Sequence[Round]]

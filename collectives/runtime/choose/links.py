@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from collectives.job import environment
 from collectives.runtime.choose.auto import network_to_json, parse_network, take
-from collectives.schedule.cost import NETWORK, Link, Network
+from collectives.schedule.network import NETWORK, Link, Network
 
 VERSION = 1
 LONGEST_BARRIER_S = 2e-5  # of a node's ranks, with cores of their own; two cores of a server take 0.5 us
@@ -82,7 +82,7 @@ def read(path: Path | None) -> str:
 def doubt(network: Network) -> str:
     """Return why speeds can't be those of an idle machine; empty if they can.
 
-    >>> from collectives.schedule.cost import NETWORK
+    >>> from collectives.schedule.network import NETWORK
     >>> doubt(NETWORK), doubt(NETWORK._replace(meet_s=47e-6))
     ('', 'a barrier of a node took 47 us')
     """
@@ -103,7 +103,7 @@ def combine(rounds: Sequence[Network]) -> tuple[Network, str]:
 
     Each is the least of the rounds, with which another round must agree; of differences it is the median.
 
-    >>> from collectives.schedule.cost import NETWORK
+    >>> from collectives.schedule.network import NETWORK
     >>> rounds = [NETWORK._replace(meet_s=seconds) for seconds in (47e-6, 1e-6, 20e-6)]
     >>> network, why = combine(rounds)
     >>> network.meet_s, why

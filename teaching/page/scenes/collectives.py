@@ -15,9 +15,10 @@ from collectives.algorithms.algorithm import Groups, Precondition, each_rank
 from collectives.algorithms.own import OwnSchedule
 from collectives.algorithms.own_proof import prove
 from collectives.algorithms.variants import is_open
-from collectives.schedule.cost import NETWORK, predict, summary
+from collectives.schedule.cost import predict, summary
 from collectives.schedule.fabrics import FABRICS
 from collectives.schedule.moves import even_runs
+from collectives.schedule.network import NETWORK
 from collectives.schedule.proof import Value, Vector
 from collectives.schedule.spec import COLLECTIVES, spec_of
 from teaching.page.assemble import Scene
