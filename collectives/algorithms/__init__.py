@@ -4,7 +4,19 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from collectives.algorithms import bruck, chain, direct, hierarchical, leaders, pairwise, prefix, recursive, ring, tree
+from collectives.algorithms import (
+    bruck,
+    chain,
+    direct,
+    hierarchical,
+    leaders,
+    multi_ring,
+    pairwise,
+    prefix,
+    recursive,
+    ring,
+    tree,
+)
 from collectives.algorithms.algorithm import NOTHING, Access, Algorithm, Precondition
 from collectives.algorithms.own import name_of, named, own_row
 from collectives.schedule.spec import spec_of
@@ -13,7 +25,7 @@ __all__ = ["REGISTRY", "VARIANTS", "Access", "Algorithm", "Precondition"]
 __all__ += ["check", "find", "name_of", "names", "register", "rows", "variants_of"]
 
 FAMILIES = (
-    *(ring, recursive, pairwise, bruck, tree, chain, prefix, hierarchical),
+    *(ring, recursive, pairwise, bruck, tree, chain, prefix, hierarchical, multi_ring),
     *(direct, leaders),  # which access other ranks' memory
 )
 REGISTRY: tuple[Algorithm, ...] = tuple(row for family in FAMILIES for row in family.ALGORITHMS)

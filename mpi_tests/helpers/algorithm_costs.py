@@ -49,6 +49,7 @@ def double_tree_rounds(p):
 # barriers in place of rounds and copies in place of messages
 COSTS = {
     ("all_reduce", "ring"): lambda p: (2 * (p - 1), 2 * (p - 1), p - 1),
+    ("all_reduce", "multi_ring"): lambda p: (2 * (p - 1), 2 * (p - 1), p - 1),
     ("all_reduce", "recursive_doubling"): lambda p: (
         floor_log2(p) + 2 * (not is_power(p)),
         p * (floor_log2(p) + 2 * (not is_power(p))),

@@ -214,7 +214,13 @@ def test_ranks_that_register_others_are_named(new_comm, registered):
 @pytest.mark.sizes(5, 8, proof=(4, 7))
 @pytest.mark.parametrize(
     "row",
-    [*algorithms.VARIANTS, algorithms.find("all_reduce", "hierarchical_direct/recursive@2/rabenseifner")],
+    [
+        *algorithms.VARIANTS,
+        *(
+            algorithms.find("all_reduce", name)
+            for name in ("hierarchical_direct/recursive@2/rabenseifner", "multi_ring")
+        ),
+    ],
     ids=lambda row: f"{row.collective}-{row.name}",
 )
 def test_variants_over_nodes(mpi_comm, row, monkeypatch):

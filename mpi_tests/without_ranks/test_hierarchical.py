@@ -4,9 +4,10 @@ from functools import partial
 import pytest
 
 from collectives import algorithms
-from collectives.algorithms import find, hierarchical, recursive
+from collectives.algorithms import find, hierarchical, multi_ring, recursive
 from collectives.schedule import proof
 from collectives.schedule.cost import predict, predict_best
+from collectives.schedule.events import simulate
 from collectives.schedule.moves import MESSAGES, Barrier, Get, GetReduce, Put, Recv, RecvReduce, Send
 from collectives.schedule.network import Link, Network, Tier
 from collectives.schedule.spec import COLLECTIVES
@@ -78,7 +79,9 @@ THREE_LEVELS = [each for row in hierarchical.ALGORITHMS for each in hierarchical
 
 
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
-@pytest.mark.parametrize("row", [*algorithms.VARIANTS, *THREE_LEVELS], ids=lambda row: f"{row.collective}-{row.name}")
+@pytest.mark.parametrize(
+    "row", [*algorithms.VARIANTS, *THREE_LEVELS, *multi_ring.ALGORITHMS], ids=lambda row: f"{row.collective}-{row.name}"
+)
 def test_variants_on_any_groups(row, groups):
     size = ranks_of(groups)
     for cut in (1, 2, 5) if row.unit and not row.cut else (row.cut,):
@@ -91,6 +94,18 @@ def test_variants_on_any_groups(row, groups):
                 row.collective, lambda rank, *_, s=schedules, **__: s[rank], size, num_chunks=num_chunks, **roots
             )
             assert most_messages(schedules) <= MESSAGES
+
+
+def test_rings_fill_all_ports_at_once():
+    """A rank sends an eighth of what passes it to the next node, at a rate of its own, and the rest within its node."""
+    network = Network(Link(0, 1e-12), Link(0, 2e-11), 0, 0, nic=Link(0, 2.5e-12))
+    nbytes, nodes = 1 << 30, nodes_of(*[8] * 4)
+    at_port_s = 2 * 31 / 32 * nbytes * 2e-11
+    assert predict_best(find("all_reduce", "multi_ring"), nbytes, 32, nodes, 0, network)[1] == pytest.approx(
+        at_port_s / 8
+    )
+    assert predict_best(find("all_reduce", "ring"), nbytes, 32, nodes, 0, network)[1] == pytest.approx(at_port_s)
+    assert simulate(find("all_reduce", "multi_ring/1"), nbytes, nodes, network).seconds == pytest.approx(at_port_s / 8)
 
 
 def test_three_levels():
