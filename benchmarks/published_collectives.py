@@ -7,9 +7,8 @@ A network has the makers' peaks, times one efficiency for each kind of link: the
 half of the rows of that kind, drawn by a seed, which `--rows` prints; the other half is only for this report.  A row is
 of the kind of its slowest links: those between nodes, if there are several.  GPUs reduce as fast as they receive.
 
-The prediction is the price of the best schedule of `collectives.schedule.simulate`, or of rings as NCCL's, which the
-library does not have: each rank of a node is the last of one ring, so that all ports and the links in the node are busy
-at once.  What switches reduce is listed apart, beside a prediction without.
+The prediction is the price of the best of the library's schedules.  What switches reduce is listed apart, beside a
+prediction without.
 """
 
 from __future__ import annotations
@@ -24,11 +23,9 @@ from typing import Any, NamedTuple
 
 from helpers.result_files import output, write
 
-from collectives.algorithms import Algorithm, ring
 from collectives.job.settings import Parser
 from collectives.schedule.cost import predict_best
 from collectives.schedule.fabrics import NETWORK_HOP_S, NVLINK_HOP_S, in_nodes
-from collectives.schedule.moves import Schedule, embed
 from collectives.schedule.network import Link, Network, Nodes
 from collectives.schedule.simulate import choose_algorithms
 
@@ -37,20 +34,6 @@ SEED = 2026
 GIB = 1 << 30
 EFFICIENCY = {"nvlink": 0.777, "infiniband": 0.944, "slingshot": 0.892, "efa": 1.0}  # of the peak, at most all of it
 HALVES = ("seen", "unseen", "in network")
-
-
-def rings(rank: int, size: int, groups: Nodes, num_chunks: int) -> Schedule:
-    """Reduce in as many rings at once as a node has ranks, of which each leaves the nodes by another rank."""
-    lanes = len(groups[0])
-    parts = []
-    for last in range(lanes):
-        order = [node[(last + 1 + i) % lanes] for node in groups for i in range(lanes)]
-        runs = [range(chunk, chunk + 1) for chunk in range(last * size, (last + 1) * size)]
-        parts.append(embed(ring.all_reduce(order.index(rank), size), order, runs))
-    return (sum(moves, ()) for moves in zip(*parts, strict=True))
-
-
-RINGS = Algorithm("all_reduce", "rings", rings, over_nodes=True, unit=lambda size, groups: size * len(groups[0]), cut=1)
 
 
 class Row(NamedTuple):
@@ -85,35 +68,27 @@ class Row(NamedTuple):
         return 2 * (size - 1) / size * self.values["gib"] * GIB / 1e9
 
     @property
-    def networks(self) -> tuple[Network, Network]:
-        """The network with each rank's part of its node's ports, and that with the ports as one, which all share.
-
-        The price of either is too low: where a rank sends to several nodes at once, and where few ranks of a node send.
-        """
+    def network(self) -> Network:
+        """The network, in which a rank uses one of its node's ports, or its part of several if there are more."""
         fabric = self.fabric
         within = 1e9 * fabric["within_gb_per_s"] * EFFICIENCY[fabric["within"]]
-        ports = 1e9 * fabric["port_gb_per_s"] * fabric["ports"] * EFFICIENCY[fabric["between"]]
-        shared = Network(
+        port = 1e9 * fabric["port_gb_per_s"] * EFFICIENCY[fabric["between"]]
+        return Network(
             within=Link(NVLINK_HOP_S, 1 / within),
-            between=Link(NETWORK_HOP_S, 1 / ports),
+            between=Link(NETWORK_HOP_S, 1 / port / max(1, fabric["ports"] / self.ranks_per_node)),
+            nic=Link(0.0, 1 / port / fabric["ports"]),
             gamma_s_per_byte=0.0,
             copy_s_per_byte=0.0,
             pull_s_per_byte=1 / within,
             meet_s=NVLINK_HOP_S,
         )
-        part = Link(NETWORK_HOP_S, self.ranks_per_node / ports)
-        return shared._replace(between=part, nic=Link(0.0, 0.0)), shared
 
-    def price(self, row: Algorithm) -> float:
-        """Return the seconds of a schedule, in the network in which it takes longer."""
+    def predicted(self) -> tuple[float, str]:
+        """Return the seconds of the best schedule, and its name."""
         nodes, nbytes = self.nodes, round(self.values["gib"] * GIB)
         size = sum(map(len, nodes))
-        return max(predict_best(row, nbytes, size, nodes, 0, network)[1] for network in self.networks)
-
-    def predicted(self) -> tuple[float, str, float]:
-        """Return the seconds of the best schedule and its name, and the seconds of the library's best."""
-        own, name = min((self.price(row), row.name) for row in choose_algorithms("all_reduce", None, self.nodes))
-        return *min((own, name), (self.price(RINGS), RINGS.name)), own
+        rows = choose_algorithms("all_reduce", None, nodes)
+        return min((predict_best(row, nbytes, size, nodes, 0, self.network)[1], row.name) for row in rows)
 
 
 def rows() -> Iterator[Row]:
@@ -135,21 +110,16 @@ def rows() -> Iterator[Row]:
 
 
 class Result(NamedTuple):
-    """A row, the predicted seconds and the schedule's name, and the seconds of the library's best schedule."""
+    """A row, the predicted seconds and the schedule's name."""
 
     row: Row
     seconds: float
     name: str
-    own_s: float
 
     @property
     def error(self) -> float:
         """The predicted bus bandwidth's relative difference from what was published."""
         return self.row.seconds / self.seconds - 1
-
-    @property
-    def own_error(self) -> float:
-        return self.row.seconds / self.own_s - 1
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -179,8 +149,7 @@ def line(result: Result) -> str:
     row = result.row
     size = f"{row.values['nodes']} x {row.ranks_per_node}, {row.values['gib']} GiB"
     busbw = f"{row.bus_gb / result.seconds:>6.1f} of {row.values['busbw']:>6.1f} GB/s {result.error:>+7.1%}"
-    own = f"{result.own_error:>+7.1%} by the library's"
-    return f"{row.source:<22} {row.half:<10} {size:<18} {busbw}  {result.name:<36} {own}"
+    return f"{row.source:<22} {row.half:<10} {size:<18} {busbw}  {result.name}"
 
 
 def record(result: Result) -> dict[str, Any]:
@@ -191,7 +160,6 @@ def record(result: Result) -> dict[str, Any]:
         "gpus": row.ranks_per_node,
         "predicted": round(row.bus_gb / result.seconds, 2),
         "schedule": result.name,
-        "by_library": round(row.bus_gb / result.own_s, 2),
     }
 
 

@@ -1,4 +1,4 @@
-"""Published results of all_reduce beside predictions, and the schedule of rings that these add to the library's."""
+"""Published results of all_reduce beside predictions."""
 
 import importlib.util
 import sys
@@ -7,11 +7,7 @@ from statistics import median
 
 import pytest
 
-from collectives.algorithms import find
-from collectives.algorithms.own_proof import prove
-from collectives.schedule.cost import predict
 from collectives.schedule.fabrics import FABRICS, in_nodes
-from collectives.schedule.network import Link, Network
 from mpi_tests.helpers.launch import ROOT
 
 FEW_NODES = 8  # more take long to price
@@ -38,20 +34,6 @@ def results(published):
     return [published.Result(row, *row.predicted()) for row in few]
 
 
-@pytest.mark.parametrize(("size", "length"), [(8, 8), (8, 4), (12, 4), (6, 1), (4, 2)])
-def test_rings_sum_on_all_ranks(published, size, length):
-    prove(published.RINGS, size, 0, in_nodes(size, length))
-
-
-def test_rings_fill_all_ports_at_once(published):
-    """A rank sends an eighth of what passes it to the next node, at a rate of its own, and the rest within its node."""
-    network = Network(Link(0, 1e-12), Link(0, 2e-11), 0, 0, nic=Link(0, 0))
-    nbytes, size = 1 << 30, 32
-    seconds = predict(published.RINGS, nbytes, size, in_nodes(size, 8), network=network)
-    assert seconds == pytest.approx(2 * (size - 1) / size * nbytes * 2e-11 / 8)
-    assert predict(find("all_reduce", "ring"), nbytes, size, in_nodes(size, 8), network=network) > 7 * seconds
-
-
 def test_half_of_the_rows_of_each_kind_are_seen(published):
     rows = list(published.rows())
     assert len(rows) == 48
@@ -75,11 +57,11 @@ def test_bus_bandwidths_are_those_of_the_published_times(published):
 
 def test_a_fabric_is_its_peaks_times_one_efficiency_a_kind(published):
     row = next(row for row in published.rows() if row.values["fabric"] == "polaris")
-    part, shared = row.networks
+    network = row.network
     slingshot, nvlink = published.EFFICIENCY["slingshot"], published.EFFICIENCY["nvlink"]
-    assert part.between.beta_s_per_byte == pytest.approx(4 / (2 * 25e9 * slingshot))  # 4 ranks, 2 ports
-    assert shared.gate.beta_s_per_byte == pytest.approx(1 / (2 * 25e9 * slingshot))
-    assert part.within.beta_s_per_byte == part.pull_s_per_byte == pytest.approx(1 / (100e9 * nvlink))
+    assert network.between.beta_s_per_byte == pytest.approx(1 / (25e9 * slingshot))  # one of 2 ports
+    assert network.gate.beta_s_per_byte == pytest.approx(1 / (2 * 25e9 * slingshot))
+    assert network.within.beta_s_per_byte == network.pull_s_per_byte == pytest.approx(1 / (100e9 * nvlink))
     assert all(0 < value <= 1 for value in published.EFFICIENCY.values())
 
 
