@@ -221,6 +221,7 @@ STARTED_WRONG = {
 }
 
 
+@pytest.mark.sizes(2, 3, 5, proof=(4, 6, 7, 8))
 @pytest.mark.parametrize(("start", "words"), STARTED_WRONG.values(), ids=STARTED_WRONG)
 def test_what_is_wrong_with_a_started_call_is_raised_by_its_wait(new_comm, start, words):
     comm, x = new_comm, np.ones(5)
@@ -439,7 +440,7 @@ def test_started_calls_between_nodes_that_ranks_find_bound_or_not(between_nodes)
 @pytest.mark.sizes(4, proof=(6, 8))
 def test_short_calls_between_nodes_are_compared_by_their_own_messages(between_nodes, monkeypatch):
     """In a repeated call a rank sends only the schedule's messages, for any arrays."""
-    comm = between_nodes
+    comm, name = between_nodes, carrying_algorithm(between_nodes)
     started = count_messages(comm, monkeypatch)
     for dtype, op, num in product(("float64", "float16", "int32"), ("sum", "max", "avg"), (1, 5, 24 * comm.size)):
         for run in range(3):
@@ -447,7 +448,7 @@ def test_short_calls_between_nodes_are_compared_by_their_own_messages(between_no
             want = {"sum": np.sum, "max": np.max, "avg": np.mean}[op](np.array(args, "float64"), axis=0).astype(dtype)
             x, out = args[comm.rank].copy(), np.empty_like(args[0])
             started.clear()
-            actual = comm.all_reduce(x, op=op, out=out if run else None)
+            actual = comm.all_reduce(x, op=op, out=out if run else None, algorithm=name)
             if run == 2:
                 assert started == messages_of(comm, "all_reduce")
             assert actual is (out if run else x)
@@ -483,6 +484,7 @@ def test_a_message_of_a_program_that_fails(mpi_comm, name, monkeypatch):
         comm.plan("all_reduce", np.ones(4))()
 
 
+@pytest.mark.sizes(2, 3, 5, proof=(4, 6, 7, 8))
 def test_calls_where_a_rank_has_no_numba(mpi_comm, monkeypatch, capsys):
     if mpi_comm.rank == mpi_comm.size - 1:
         monkeypatch.setattr("collectives.runtime.backends.compiler.failure", lambda: f"lost by test {mpi_comm.size}")
@@ -546,11 +548,15 @@ def count_messages(comm, monkeypatch):
     return started
 
 
+def carrying_algorithm(comm):
+    """Return the algorithm whose messages compare calls, too."""
+    return "leaders" if comm.topology.has_groups_in_nodes else "recursive_doubling"
+
+
 def messages_of(comm, collective):
     """Return this rank's destinations in the schedule of the calls, each once per round."""
-    topology = comm.topology
-    row = algorithms.find(collective, "leaders" if topology.has_groups_in_nodes else "recursive_doubling")
-    rounds = row.rounds(comm.rank, comm.size, 0, topology.nodes)
+    row = algorithms.find(collective, carrying_algorithm(comm))
+    rounds = row.rounds(comm.rank, comm.size, 0, comm.topology.nodes)
     return [to for moves in rounds for to in dict.fromkeys(m.to for m in moves if isinstance(m, Send))]
 
 
@@ -570,6 +576,7 @@ def check_that_both_are_named(comm, one, other):
         other(comm)
 
 
+@pytest.mark.sizes(2, 3, 5, proof=(4, 6, 7, 8))
 def test_a_rank_that_skips_a_repeated_call(comm):
     x = np.ones(4)
     for _ in range(3):
