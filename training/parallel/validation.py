@@ -32,9 +32,10 @@ def sum_losses(
     Pipeline ranks without the loss return the same number, and a loss of 0.  Collective.
     """
     mine, size = selection[dp.rank :: dp.size], samples.micro_batch_size
-    parts = np.split(mine, range(size, len(mine), size)) if len(mine) else []
-    most = -(-len(selection) // dp.size)  # samples per rank, rounded up
-    parts += [mine[:0]] * (-(-most // size) - len(parts))  # equally many on all ranks, which may gather parameters
+    all_have, some_have_more = divmod(len(selection), dp.size)
+    parts = np.split(mine[:all_have], range(size, all_have, size)) if all_have else []
+    # Parts are as long on all ranks, which gather parameters, exchange tokens, and form new shapes together.
+    parts += [mine[all_have:]] if some_have_more else []
     sums = np.zeros(2)
     for first in range(0, len(parts), samples.num_micro_batches):
         together = parts[first : first + samples.num_micro_batches]
