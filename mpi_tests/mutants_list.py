@@ -532,8 +532,8 @@ TOOLS = [
     ),
     mutant(
         "collectives/algorithms/multi_ring.py",
-        "node[(number + 1 + index) % len(node)]",
-        "node[(1 + index) % len(node)]",
+        "node[(ring + 1 + i) % len(node)]",
+        "node[(1 + i) % len(node)]",
         ("test_hierarchical.py", "fill_all_ports"),
     ),
     mutant(

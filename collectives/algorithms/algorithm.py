@@ -97,8 +97,9 @@ class Algorithm(NamedTuple):
 
         Raises: ValueError for a cut that is out of range, or an algorithm that takes none.
         """
-        if self.unit is None:
-            raise ValueError(f"algorithm '{self.name}/{cut}': {self.name!r} has one chunk for each rank: omit '/{cut}'")
+        if self.unit is None or self.cut:
+            chunks = "a fixed number of chunks" if self.cut else "one chunk for each rank"
+            raise ValueError(f"algorithm '{self.name}/{cut}': {self.name!r} has {chunks}: omit '/{cut}'")
         if not 1 <= cut <= MOST_CUTS:
             raise ValueError(f"algorithm '{self.name}/{cut}': {cut} is out of range: use 1 to {MOST_CUTS} chunks")
         return self._replace(name=f"{self.name}/{cut}", cut=cut)

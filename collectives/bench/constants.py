@@ -108,7 +108,7 @@ def speeds(comm: Communicator, repeats: int, warmups: int) -> Network:
 
 
 def between_nodes(comm: Communicator, timer: Timer, nodes: Sequence[Sequence[int]]) -> tuple[Link, Link | None]:
-    """Measure one pair of ranks of each two nodes, then all pairs at once, for the cost of sharing a link."""
+    """Measure one pair of ranks of each two nodes, then all pairs at once, for the rate of their nodes' links."""
     all_pairs = [list(zip(*two, strict=False)) for two in zip(nodes[::2], nodes[1::2], strict=False)]
     alone = link_of_pairs(comm, timer, [pairs[0] for pairs in all_pairs], FAR_BYTES)
     most = min(map(len, all_pairs))

@@ -56,7 +56,7 @@ def prover_states(row: Algorithm, size: int, hosts: int) -> list[str]:
     programs: list[Any] = [row.rounds(rank, size, 0, nodes(size, hosts)) for rank in range(size)]
     states = []
     for count in range(len(programs[0]) + 1):
-        start = [before(spec, rank, size, 0) for rank in range(size)]
+        start = [before(spec, rank, size, 0, row.num_chunks(size, nodes(size, hosts))) for rank in range(size)]
         cut = [[*rounds[:count], *[(Rerun(),)] * (row.access > Access.MESSAGES)] for rounds in programs]
         world = AnyResult(row.name, cut, start, [{} for _ in range(size)], in_order=False)
         world.run()
@@ -65,19 +65,20 @@ def prover_states(row: Algorithm, size: int, hosts: int) -> list[str]:
 
 
 def vector_text(world: World, rank: int, is_barrier: bool) -> str:
-    """Return each chunk's value in the page's encoding: 2^16 times the input chunk, plus one bit for each rank."""
+    """Return each chunk's value in the page's encoding: 2^16 times the chunk modulo p, plus a bit for each rank."""
     if is_barrier:
         return str(world.heard[rank])
     vector = world.vectors[rank]
     return " ".join(
-        value_text(vector[chunk]) if chunk in vector else NOTHING for chunk in range(max(vector, default=-1) + 1)
+        value_text(vector[chunk], len(world.vectors)) if chunk in vector else NOTHING
+        for chunk in range(max(vector, default=-1) + 1)
     )
 
 
-def value_text(value: Any) -> str:
+def value_text(value: Any, size: int) -> str:
     ranks = [rank for rank in range(16) if value.ranks >> 16 * rank & 0xFFFF]
     assert value.ranks == contributions(tuple(ranks)), f"{value} has a rank twice"
-    return str(value.chunk << 16 | sum(1 << rank for rank in ranks))
+    return str(value.chunk % size << 16 | sum(1 << rank for rank in ranks))
 
 
 def picture(out: Path) -> None:

@@ -105,7 +105,7 @@ def test_rings_fill_all_ports_at_once():
         at_port_s / 8
     )
     assert predict_best(find("all_reduce", "ring"), nbytes, 32, nodes, 0, network)[1] == pytest.approx(at_port_s)
-    assert simulate(find("all_reduce", "multi_ring/1"), nbytes, nodes, network).seconds == pytest.approx(at_port_s / 8)
+    assert simulate(find("all_reduce", "multi_ring"), nbytes, nodes, network).seconds == pytest.approx(at_port_s / 8)
 
 
 def test_three_levels():

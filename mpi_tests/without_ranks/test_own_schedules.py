@@ -170,9 +170,10 @@ def test_what_cannot_be_run(function, words):
         ("os:sep", "algorithm '/' is unknown"),
         ("double_tree/0", "algorithm 'double_tree/0': 0 is out of range: use 1 to 65536 chunks"),
         ("ring/4", "algorithm 'ring/4': 'ring' has one chunk for each rank: omit '/4'"),
+        ("multi_ring/4", "algorithm 'multi_ring/4': 'multi_ring' has a fixed number of chunks: omit '/4'"),
         (partial(line, root=0, num_chunks=0), "num_chunks 0 is out of range: use an integer from 1 on"),
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_what_is_no_schedule(algorithm, words):
     with pytest.raises(ValueError, match=re.escape(words)):

@@ -163,7 +163,8 @@ def test_every_rank_ends_when_a_plain_simulation_says(row):
         for cores in (1 << 20, 1):
             network, chunk, root = whole_network(rng, cores), rng.randint(0, 5), rng.randrange(size)
             expected = Plain(row, nodes, network, chunk, root).run()
-            assert simulate(row, chunk * size, nodes, network, root).ends == expected, (lengths, network)
+            nbytes = chunk * row.num_chunks(size, nodes)
+            assert simulate(row, nbytes, nodes, network, root).ends == expected, (lengths, network)
 
 
 def test_a_message_without_a_counterpart_is_told():

@@ -20,7 +20,7 @@ LONGEST_BARRIER_S = 2e-5  # of a node's ranks, with cores of their own; two core
 LONGEST_MESSAGE_S = 6e-5  # of a few bytes, inside a node; two cores of a server take 3 us
 LEAST_BYTES_PER_S = 2e8  # at which a rank copies or reduces
 MOST_APART = 2  # the second least time of several rounds, as a multiple of the least
-DIFFERENCES = ("system", "staged_s_per_byte", "nic")  # of measured times, which may be near 0
+DIFFERENCES = ("system", "staged_s_per_byte")  # of measured times, which may be near 0
 
 # What is shown of them beside the defaults: between nodes, where there are several; in this unit.
 SHOWN: tuple[tuple[str, bool, float, str, Callable[[Network], float]], ...] = (
@@ -113,6 +113,8 @@ def combine(rounds: Sequence[Network]) -> tuple[Network, str]:
     combined = Network(
         **{name: middle(times) if name in DIFFERENCES else least(times) for name, times in values.items()}
     )
+    if combined.nic:  # of which the latency is a difference
+        combined = combined._replace(nic=combined.nic._replace(alpha_s=middle([nic.alpha_s for nic in values["nic"]])))
     for what, times in (
         ("a barrier", values["meet_s"]),
         ("a message in a node", [link.alpha_s for link in values["within"]]),
@@ -127,6 +129,8 @@ def combine(rounds: Sequence[Network]) -> tuple[Network, str]:
 
 def least(times: Sequence[Any]) -> Any:
     """Return the least time, or the link with the least of each, or None where one was not measured."""
+    if None in times:
+        return None
     return Link(*map(min, zip(*times, strict=True))) if isinstance(times[0], Link) else min(times)
 
 
