@@ -152,8 +152,11 @@ def last_line(text: str) -> str:
     '2 passed, 1 skipped in 1.2s'
     >>> last_line("test_a.py    2 passed    1.1 s    0:01 left\\nno core is left | at all\\n")
     'no core is left / at all'
+    >>> last_line("\\0make: *** Error 1\\n")  # of ranks that were killed
+    'make: *** Error 1'
     """
-    lines = [line.strip(" =") for line in text.splitlines() if line.strip(" =")]
+    texts = ("".join(filter(str.isprintable, line)).strip(" =") for line in text.splitlines())
+    lines = [line for line in texts if line]
     return ([*filter(SUMMARY.match, lines)] or lines or [""])[-1].replace("|", "/")
 
 
