@@ -77,6 +77,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str | None = None, description: str | None = None, **more: Any):  # as subparsers pass
         form = argparse.RawDescriptionHelpFormatter
+        if sys.version_info >= (3, 14):
+            more.setdefault("color", False)  # mpirun gives ranks a terminal, also where its own output goes to a file
         super().__init__(prog or program(), description=description, formatter_class=form, **more)
         version = f"handwritten-collectives {__version__}"
         self.add_argument("--version", action="version", version=version, help="print the version and exit")
