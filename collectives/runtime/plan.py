@@ -254,12 +254,13 @@ class Plan:
         if self._steps is not None:
             raise RuntimeError(f"{self.name} is running: wait() before free()")
         self._refusal, self.only = refusal or f"{self.name} has been freed: make a new plan", None
-        requests = [request for bound in self.rounds for request in bound.requests()]
+        with self._stepping:  # a thread that drops the plan last may free it at the same time
+            rounds, self.rounds = self.rounds, []
+        requests = [request for bound in rounds for request in bound.requests()]
         if requests and not self.device.mpi_reads:
             self.device.synchronize()  # copies out of host memory that is freed with the plan
         for request in requests:
             request.Free()
-        self.rounds = []
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # this module may be gone
         if self.rounds and not is_finalizing() and not MPI.Is_finalized():
