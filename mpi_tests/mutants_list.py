@@ -531,6 +531,24 @@ TOOLS = [
         ("test_simulate.py", "share_a_node_s_way"),
     ),
     mutant(
+        "collectives/runtime/plan.py",
+        "rounds, self.rounds = self.rounds, []",
+        "rounds = self.rounds",
+        ("test_freed.py", "freed_while_it_is_freed", 1),
+    ),
+    mutant(
+        "collectives/bench/constants.py",
+        "min(at_once.beta_s_per_byte / most, alone.beta_s_per_byte)",
+        "min(at_once.beta_s_per_byte, alone.beta_s_per_byte)",
+        ("test_links.py", "all_pairs_at_once"),
+    ),
+    mutant(
+        "training/parallel/validation.py",
+        "mine[all_have:]] if some_have_more else []",
+        "mine[all_have:]] if len(mine) > all_have else []",
+        ("test_samples.py", "as_long_on_all_ranks"),
+    ),
+    mutant(
         "collectives/algorithms/multi_ring.py",
         "node[(ring + 1 + i) % len(node)]",
         "node[(1 + i) % len(node)]",

@@ -14,7 +14,7 @@ from collectives.algorithms.groups import consecutive
 from collectives.schedule.moves import Recv, RecvReduce, Round, Send
 
 MOST_RINGS = 8  # ports of a node
-MOST_RANKS = Precondition(lambda size, equal: size <= 1024, "at most 1024 ranks")  # of more, latencies alone take 20 ms
+FEW_RANKS = Precondition(lambda size, equal: size <= 1024, "at most 1024 ranks")  # of more, latencies alone take 20 ms
 
 
 def num_rings(groups: Groups) -> int:
@@ -61,5 +61,5 @@ def all_reduce(rank: int, size: int, groups: Groups | None = None, num_chunks: i
 
 
 ALGORITHMS = (
-    Algorithm("all_reduce", "multi_ring", all_reduce, MOST_RANKS, over_nodes=True, unit=chunks_of_rings, cut=1),
+    Algorithm("all_reduce", "multi_ring", all_reduce, FEW_RANKS, over_nodes=True, unit=chunks_of_rings, cut=1),
 )

@@ -116,9 +116,8 @@ def between_nodes(comm: Communicator, timer: Timer, nodes: Sequence[Sequence[int
         return alone, None
     at_once = link_of_pairs(comm, timer, [pair for pairs in all_pairs for pair in pairs[:most]], FAR_BYTES)
     more_s = (at_once.alpha_s - alone.alpha_s) / (most - 1)
-    return alone, Link(
-        min(max(LEAST_S, more_s), alone.alpha_s), min(at_once.beta_s_per_byte / most, alone.beta_s_per_byte)
-    )
+    rate = min(at_once.beta_s_per_byte / most, alone.beta_s_per_byte)
+    return alone, Link(min(max(LEAST_S, more_s), alone.alpha_s), rate)
 
 
 def link_of_pairs(comm: Communicator, timer: Timer, pairs: Sequence[Sequence[int]], long_bytes: int) -> Link:

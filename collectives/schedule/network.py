@@ -30,8 +30,8 @@ class Tier(NamedTuple):
 class Network(NamedTuple):
     """A machine's speeds, which `python -m collectives.bench` measures (bench/constants.py).
 
-    Messages that use a link at once have equal parts of its rate.  Each rank has a port to other nodes, as fast as one
-    message, and all ports of a node use its link `nic`: what leaves a node takes as long as the slower of both.
+    Messages that use a link at once take as long as all their bytes.  Each rank has a port to other nodes, as fast as
+    one message, and all ports of a node use its link `nic`: what leaves a node takes as long as the slower of both.
 
     The defaults are of two cores of a server (benchmarks/results) and of 10 Gbit/s Ethernet.
     """

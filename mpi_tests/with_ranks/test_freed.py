@@ -5,6 +5,7 @@ import os
 import weakref
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -226,3 +227,18 @@ def test_a_message_that_comes_after_its_receive_has_failed(mpi_comm):
         comm.send(np.ones(10), 0)
     mpi_comm.Barrier()
     assert comm.rank == 1 or IN_FLIGHT[-1].Wait()
+
+
+@pytest.mark.sizes(1)
+def test_a_plan_that_is_freed_while_it_is_freed_frees_its_requests_once(new_comm):
+    """As where one thread drops the last reference, and another frees the communicator."""
+    plan, freed = new_comm.plan("all_reduce", np.ones(3)), []
+
+    class Request:
+        def Free(self):  # noqa: N802  as MPI calls it
+            freed.append(self)
+            plan.free()
+
+    plan.rounds = [SimpleNamespace(requests=lambda: [Request()])]
+    plan.free()
+    assert len(freed) == 1

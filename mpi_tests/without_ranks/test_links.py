@@ -104,6 +104,23 @@ def test_differences_of_rounds_are_their_median():
     assert links.combine([least._replace(nic=None)] * 3)[0].nic is None
 
 
+def test_the_rate_of_a_nodes_link_is_the_best_of_rounds_and_its_latency_their_median():
+    """So that no lone message, whose rate is the best, too, is slower at its node's link than by itself."""
+    rounds = [NETWORK_HERE._replace(nic=Link(*pair)) for pair in ((2e-6, 6e-9), (1e-15, 3e-9), (4e-6, 8e-9))]
+    assert links.combine(rounds)[0].nic == Link(2e-6, 3e-9)
+
+
+@pytest.mark.parametrize(("at_once", "nic"), [((6e-5, 1.6e-9), (1e-5, 4e-10)), ((3e-5, 8e-10), (None, 2e-10))])
+def test_the_nodes_link_has_the_rate_of_all_pairs_at_once(monkeypatch, at_once, nic):
+    from collectives.bench import constants
+
+    alone = Link(3e-5, 8e-10)
+    monkeypatch.setattr(constants, "link_of_pairs", lambda _, __, pairs, ___: Link(*at_once) if pairs[1:] else alone)
+    expected = Link(nic[0] or constants.LEAST_S, nic[1])
+    between, measured = constants.between_nodes(None, None, [range(4), range(4, 8)])
+    assert (between, *measured) == (alone, pytest.approx(expected.alpha_s), pytest.approx(expected.beta_s_per_byte))
+
+
 def test_a_busy_machine_is_said_in_one_line(folder, monkeypatch, capsys):
     from collectives.bench import constants
 
