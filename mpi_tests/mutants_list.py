@@ -242,8 +242,8 @@ RUNTIME = [
     ),
     mutant(
         "collectives/runtime/plan.py",
-        'f"{self.name}{where}: {error}"',
-        'f"{self.name}: {error}"',
+        'f"{self.name}{where}: {why}"',
+        'f"{self.name}: {why}"',
         ("test_communicator.py", "error_of_mpi", 2),
     ),
     mutant(
