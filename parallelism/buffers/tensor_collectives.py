@@ -80,6 +80,10 @@ class TensorCollectives(ExposedTime):
     def all_to_all(self, x: Tensor) -> Tensor:
         return self.run("all_to_all", x)
 
+    def all_to_all_v(self, x: Tensor, send_counts: tuple[int, ...], recv_counts: tuple[int, ...]) -> Tensor:
+        """Exchange chunks of a flat tensor of as many elements as each rank's counts say; return them in a flat one."""
+        return self.run("all_to_all", x, send_counts=send_counts, recv_counts=recv_counts)
+
     def start_shift(self, x: Tensor) -> CollectiveWork:
         """Start a ring shift: send a tensor to the next rank, and receive the previous rank's."""
         counts = [0] * self.size
@@ -116,6 +120,8 @@ class TensorCollectives(ExposedTime):
         length, *rest = x.shape
         if collective == "all_gather":
             length *= self.size
+        elif "recv_counts" in arguments:
+            length = sum(arguments["recv_counts"])
         elif "send_counts" not in arguments and length % self.size:
             raise ValueError(f"{collective}: a first dim of {length} is not divisible by {self.size} ranks")
         elif collective == "reduce_scatter":

@@ -7,7 +7,7 @@ in the order of the parts.
 Source: Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783, section 3.3.2 (keys and values are gathered).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from typing import NamedTuple
 
@@ -38,27 +38,39 @@ class SequenceParts(NamedTuple):
     def own(self) -> list[int]:
         return self.held[self.ring.rank].tolist()
 
-    def in_order(self, parts: Tensor) -> Tensor:
-        """Gather all ranks' parts in the order of the sequence.  Shapes: (num_parts/ring, ...) to (num_parts, ...)."""
-        return parts if self.ring.size == 1 else self.ring.members.all_gather(parts)[self.held.ravel().argsort()]
-
     def gather(self, x: Tensor, dim: int) -> Tensor:
         """Gather all tokens in their order, from those of this rank, along a dim."""
-        parts = self.in_order(x.unflatten(dim, (len(self.own), -1)).movedim(dim, 0))  # (num_parts, ...)
-        return parts.movedim(0, dim).flatten(dim, dim + 1)
+        if self.ring.size == 1:
+            return x
+        parts = [
+            part for of_rank in self.ring.members.all_gather(x[None]) for part in of_rank.chunk(len(self.own), dim)
+        ]
+        return torch.cat([parts[index] for index in self.held.ravel().argsort()], dim)
 
-    def sum_up(self, contributions: Iterable[Tensor]) -> Tensor:
-        """Add up the contributions of all parts to this rank's tokens in the order of the parts.
+    def pairs(self, sender: int, owner: int) -> list[tuple[int, int]]:
+        """List the parts of one rank's queries with those of another's keys that they attend to."""
+        return [(number, keys) for number in self.held[sender] for keys in self.held[owner] if keys <= number]
 
-        Each rank passes those of its own parts to all tokens.  Shapes: (..., seq, width) to (..., seq/ring, width).
+    def sum_up(self, contributions: Mapping[tuple[int, int], Tensor]) -> list[Tensor]:
+        """Add up the contributions to each of this rank's parts of keys, in the order of the parts of queries.
+
+        Each rank passes those of its own parts of queries: for each part of keys up to it, a tensor of one shape.
         """
         if self.ring.size > 1:
-            whole = torch.stack([*contributions]).unflatten(-2, (self.num_parts, -1)).movedim(-3, 0)
-            whole = whole[self.held.ravel()].unflatten(0, self.held.shape).movedim(2, 1)
-            # (ring, parts of a rank, parts of a rank's tokens, ..., seq/num_parts, width)
-            by_part = self.ring.members.all_to_all(whole.contiguous()).flatten(0, 1)[self.held.ravel().argsort()]
-            contributions = by_part.movedim(1, -3).flatten(-3, -2)  # (num_parts, ..., seq/ring, width)
-        return reduce(Tensor.add_, contributions)
+            contributions = self.exchange(contributions)
+        return [
+            reduce(Tensor.add_, (contributions[number, keys] for number in range(keys, self.num_parts)))
+            for keys in self.own
+        ]
+
+    def exchange(self, contributions: Mapping[tuple[int, int], Tensor]) -> dict[tuple[int, int], Tensor]:
+        """Send each contribution to the rank that holds the part of keys; return those to this rank's."""
+        rank, ranks = self.ring.rank, range(self.ring.size)
+        outward, inward = [self.pairs(rank, other) for other in ranks], [self.pairs(other, rank) for other in ranks]
+        sent = torch.stack([contributions[pair] for pairs in outward for pair in pairs])
+        counts = (tuple(len(pairs) * sent[0].numel() for pairs in each) for each in (outward, inward))
+        received = self.ring.members.all_to_all_v(sent.view(-1), *counts).view(-1, *sent.shape[1:])
+        return dict(zip((pair for pairs in inward for pair in pairs), received, strict=True))
 
 
 class PartScores(NamedTuple):
@@ -126,20 +138,19 @@ class PartAttentionFunction(torch.autograd.Function):
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
         (q, k, v, out, log), parts, scores = ctx.saved_tensors, ctx.parts, ctx.scores
         kv, dq = parts.gather(torch.stack((k, v)), 3), torch.zeros_like(out)
-
-        def contributions() -> Iterator[Tensor]:
-            of_parts = zip(*(x.split(scores.length, 2) for x in (q, out, log, wide(gradient), dq)), strict=True)
-            for number, (*saved, of_queries) in zip(parts.own, of_parts, strict=True):
-                queries, result, logs, of_result = (x.contiguous() for x in saved)
-                dkv = torch.zeros_like(kv, dtype=out.dtype)
-                for keys, rules in scores.pieces(number):
-                    part = queries, *kv[:, :, :, keys], result, logs
-                    more, *of_keys = attend_backward(of_result, part, rules)
-                    of_queries += more
-                    dkv[:, :, :, keys] = torch.stack(of_keys)
-                yield dkv
-
-        dk, dv = parts.sum_up(contributions())
+        contributions: dict[tuple[int, int], Tensor] = {}
+        of_parts = zip(*(x.split(scores.length, 2) for x in (q, out, log, wide(gradient), dq)), strict=True)
+        for number, (*saved, of_queries) in zip(parts.own, of_parts, strict=True):
+            queries, result, logs, of_result = (x.contiguous() for x in saved)
+            for keys, rules in scores.pieces(number):
+                part = queries, *kv[:, :, :, keys], result, logs
+                more, *of_keys = attend_backward(of_result, part, rules)
+                of_queries += more
+                of_parts_of_keys = wide(torch.stack(of_keys)).split(scores.length, 3)
+                contributions |= {
+                    (number, at): each for at, each in enumerate(of_parts_of_keys, keys.start // scores.length)
+                }
+        dk, dv = torch.cat(parts.sum_up(contributions), 3)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
