@@ -47,7 +47,15 @@ def compare(module, x, *args, shapes):
         torch.testing.assert_close(one.double(), other, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("x", [torch.linspace(-20, 20, 40001), 3 * torch.randn(3, 5, 7), torch.randn(6, 8).T])
+STRIDED = [
+    torch.randn(6, 8).T,
+    torch.randn(5, 3, 7).movedim(0, 1),
+    torch.randn(6, 8)[:, ::2],
+    torch.randn(4, 1).expand(4, 3),
+]
+
+
+@pytest.mark.parametrize("x", [torch.linspace(-20, 20, 40001), 3 * torch.randn(3, 5, 7), *STRIDED])
 def test_gelus_are_those_of_float64(x):
     compare(GELU, x, shapes=[x.shape])
 

@@ -26,17 +26,19 @@ class GELUFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(x)
-        out = torch.empty(x.shape)
-        kernels().gelu(flat(x), flat(out))
-        return out
+        order = memory_order(x)
+        out = torch.empty([x.shape[dim] for dim in order])
+        kernels().gelu(flat(x.permute(order)), flat(out))
+        return out.permute(inverse(order))
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[override]
         (x,) = ctx.saved_tensors
-        out = torch.empty(x.shape)
-        kernels().gelu_backward(flat(x), flat(gradient), flat(out))
-        return out
+        order = memory_order(x)
+        out = torch.empty([x.shape[dim] for dim in order])
+        kernels().gelu_backward(flat(x.permute(order)), flat(gradient.permute(order)), flat(out))
+        return out.permute(inverse(order))
 
 
 class GateFunction(torch.autograd.Function):
@@ -90,6 +92,15 @@ class RotationFunction(torch.autograd.Function):
             first += count
         out[:, :, first:] = gradients[2]
         return out, None, None, None
+
+
+def memory_order(x: Tensor) -> list[int]:
+    """Return the dims of x by their strides, the largest first: so permuted, x is contiguous if it has no gaps."""
+    return sorted(range(x.dim()), key=lambda dim: -x.stride(dim))
+
+
+def inverse(order: list[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def flat(x: Tensor) -> Any:

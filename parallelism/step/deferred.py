@@ -121,8 +121,7 @@ class LinearFunction(torch.autograd.Function):
             bias,
         )  # attributes, as saved tensors may be returned as copies
         ctx.save_for_backward(x)
-        used = autocast(weight), None if bias is None else autocast(bias)
-        return joined(F.linear(part, *used) for part in cut(x, deferred.parts))
+        return product(x, autocast(weight).t(), None if bias is None else autocast(bias), deferred.parts)
 
     @staticmethod
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
@@ -131,7 +130,19 @@ class LinearFunction(torch.autograd.Function):
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
         weight = ctx.weight.to(gradient.dtype)
-        return joined(part @ weight for part in cut(gradient, ctx.deferred.parts)), None, None, None
+        return product(gradient, weight, None, ctx.deferred.parts), None, None, None
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, parts: int | None) -> Tensor:
+    """Return x @ weight, plus the bias if there is one.  Shapes: x (..., seq, width), weight (width, out)."""
+    if not parts:
+        return x @ weight if bias is None else F.linear(x, weight.t(), bias)
+    tokens, *rest = x.movedim(-2, 0).shape
+    out = x.new_empty((tokens, *rest[:-1], weight.shape[1]))
+    for part, result in zip(cut(x, parts), out.chunk(parts), strict=True):
+        rows, into = part.view(-1, part.shape[-1]), result.view(-1, result.shape[-1])
+        torch.mm(rows, weight, out=into) if bias is None else torch.addmm(bias, rows, weight, out=into)
+    return out.movedim(0, -2)
 
 
 BY_PARTS = (F.layer_norm, F.rms_norm, F.embedding, F.gelu)
@@ -182,14 +193,18 @@ class PartsFunction(torch.autograd.Function):
 
 
 def cut(x: Tensor, parts: int | None) -> list[Tensor]:
-    """Divide tokens into contiguous parts, if there are any.  Shapes: (..., seq, width), or (..., seq) of integers."""
-    return [part.contiguous() for part in x.chunk(parts, -2 if x.is_floating_point() else -1)] if parts else [x]
+    """Divide tokens into contiguous parts, if there are any.
+
+    Shapes: (..., seq, width) to (seq/parts, ..., width), or (..., seq) of integers to (seq/parts, ...).
+    """
+    if not parts:
+        return [x]
+    return [part.contiguous() for part in x.movedim(-2 if x.is_floating_point() else -1, 0).chunk(parts)]
 
 
 def joined(parts: Iterable[Tensor]) -> Tensor:
-    """Join parts of tokens.  Shapes: (..., seq/parts, width) to (..., seq, width)."""
-    first, *rest = parts
-    return torch.cat([first, *rest], -2) if rest else first
+    """Join parts of tokens: (seq/parts, ..., width) to (..., seq, width), in memory of tokens first, as `cut` needs."""
+    return torch.cat([*parts]).movedim(0, -2)
 
 
 def autocast(x: Tensor) -> Tensor:
