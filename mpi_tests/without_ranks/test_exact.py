@@ -35,6 +35,8 @@ def rounding(exponent: int) -> Rounding:
 def test_a_sum_of_gradients_is_that_of_rounded_fractions_in_any_order(dtype, exponent):
     gradients = [drawn(seed, 4, 5, dtype=dtype) for seed in range(6)]
     sums = [rounding(exponent) for _ in range(2)]
+    sums[1].total = torch.full((4, 5), 7)
+    sums[1].clear()
     for total, order in zip(sums, (gradients, gradients[::-1]), strict=True):
         for gradient in order:
             total.add(gradient)
@@ -55,6 +57,12 @@ def test_a_gradient_with_strides_and_an_empty_one():
     gradient = drawn(1, 5, 4).t()
     total.add(gradient)
     assert torch.equal(total.total, (gradient.double() * 2**20).round().long())
+    total.clear()
+    total.settle()
+    assert not total.total.any()
+    total.add(gradient)
+    total.settle()
+    assert total.total.any()
     empty = rounding(-20)
     empty.total = torch.zeros(0, dtype=torch.int64)
     empty.add(torch.zeros(0))

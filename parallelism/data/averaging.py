@@ -9,7 +9,7 @@ from torch import Tensor
 
 import collectives
 from parallelism.buffers.arena import Arena
-from parallelism.buffers.gradients import TiedSums
+from parallelism.buffers.gradients import TiedSums, rounding_of
 from parallelism.data.buckets import Bucket, BucketQueue
 from parallelism.data.replica import Replica
 from parallelism.data.units import FlatParam
@@ -82,7 +82,11 @@ class Averaging(Replica):
         self._begin()
 
     def zero_grad(self) -> None:
-        self.arena.zero_grad()
+        if roundings := [*filter(None, map(rounding_of, self._passes))]:
+            for rounding in roundings:
+                rounding.clear()
+        else:
+            self.arena.zero_grad()
 
 
 class Replicated(Averaging):

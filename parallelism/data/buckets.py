@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import Tensor
 
 import collectives
+from parallelism.buffers.gradients import rounding_of
 
 
 class Bucket:
@@ -19,6 +20,8 @@ class Bucket:
 
     def start(self, micro_batch: int | None = None) -> None:
         """Reduce the gradients of a micro-batch, numbered in the global batch, or the accumulated gradients of all."""
+        for rounding in filter(None, map(rounding_of, self.params)):
+            rounding.settle()
         self.plan.start()
 
 

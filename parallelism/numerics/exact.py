@@ -31,13 +31,23 @@ class Rounding:
 
     It is the sum of a parameter and of its aliases, or of a piece of them.  A gradient is multiplied by `scale` and
     rounded; `quantum` is the value of 1 in the sum, and `peak` the largest absolute value of all gradients: scalars.
-    `observe`, if set, gets the integers of each gradient.
+    After `clear`, the first gradient replaces what is in memory, without reading it; `settle` writes the zeros of a sum
+    that got none.  `observe`, if set, gets the integers of each gradient.
     """
 
     observe: Callable[[Tensor], None] | None = None
 
     def __init__(self, scale: Tensor, quantum: Tensor, peak: Tensor, total: Tensor | None = None):
         self.scale, self.quantum, self.peak, self.total = scale, quantum, peak, total
+        self.is_clear = False
+
+    def clear(self) -> None:
+        self.is_clear = True
+
+    def settle(self) -> None:
+        if self.is_clear and self.total is not None:
+            self.total.zero_()
+        self.is_clear = False
 
     def piece(self, total: Tensor) -> Rounding:
         return Rounding(self.scale, self.quantum, self.peak, total)
@@ -46,20 +56,23 @@ class Rounding:
     def add(self, gradient: Tensor) -> None:
         """Round a gradient, and add it."""
         if self.total is None:
-            self.total = torch.zeros(gradient.shape, dtype=torch.int64, device=gradient.device)
+            self.total = torch.empty(gradient.shape, dtype=torch.int64, device=gradient.device)
+            self.clear()
+        replaces, self.is_clear = self.is_clear, False
         flat = gradient.reshape(-1).to(torch.promote_types(gradient.dtype, torch.float32))
         total = self.total.view(-1)
         if self.observe:
             self.observe((flat.double() * self.scale).round_().long())
         if gradient.device.type == "cpu" and kernels():
-            x = flat.numpy()
-            peak = from_bits(kernels().add_rounded(x, *bits_of(x), self.scale.numpy()[()], total.numpy()), x.dtype)
+            x, kernel = flat.numpy(), kernels().write_rounded if replaces else kernels().add_rounded
+            peak = from_bits(kernel(x, *bits_of(x), self.scale.numpy()[()], total.numpy()), x.dtype)
             if peak > self.peak.numpy() or math.isnan(peak):
                 self.peak.fill_(peak)
         else:
             wide = flat.double()
             self.peak.copy_(torch.maximum(self.peak, highest([wide], wide.device)[0]))
-            total += (wide * self.scale).round_().long()
+            rounded = (wide * self.scale).round_().long()
+            total.copy_(rounded) if replaces else total.add_(rounded)
 
     @torch.no_grad()
     def floats(self, dtype: torch.dtype) -> Tensor:

@@ -25,6 +25,16 @@ def add_rounded(gradient, bits, mask, scale, total):
 
 
 @compiled
+def write_rounded(gradient, bits, mask, scale, total):
+    """Do as `add_rounded`, of a total of zeros, which is only written."""
+    peak = mask & 0
+    for i in range(len(gradient)):
+        peak = max(peak, bits[i] & mask)
+        total[i] = np.int64(np.rint(np.float64(gradient[i]) * scale))
+    return peak
+
+
+@compiled
 def to_floats(total, quantum, out):
     """Write integers times `quantum` to `out`, which may begin at the same address."""
     for i in range(len(total)):

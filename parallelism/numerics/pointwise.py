@@ -96,7 +96,8 @@ class RotationFunction(torch.autograd.Function):
 
 def memory_order(x: Tensor) -> list[int]:
     """Return the dims of x by their strides, the largest first: so permuted, x is contiguous if it has no gaps."""
-    return sorted(range(x.dim()), key=lambda dim: -x.stride(dim))
+    strides = x.stride()
+    return sorted(range(x.dim()), key=lambda dim: -strides[dim])
 
 
 def inverse(order: list[int]) -> list[int]:
