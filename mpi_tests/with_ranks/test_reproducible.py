@@ -288,7 +288,7 @@ def exact_sums(comm, gradient: float) -> tuple[ExactSums, torch.Tensor]:
 
 def add(exact: ExactSums, param: torch.Tensor, *gradients: float) -> None:
     exact.begin()
-    param.rounding.total = None
+    param.rounding.total = torch.zeros(3, dtype=torch.int64)
     for gradient in gradients:
         param.rounding.add(torch.full((3,), gradient))
 

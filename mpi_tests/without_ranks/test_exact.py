@@ -54,6 +54,7 @@ def test_a_sum_of_gradients_is_that_of_rounded_fractions_in_any_order(dtype, exp
 
 def test_a_gradient_with_strides_and_an_empty_one():
     total = rounding(-20)
+    total.total = torch.zeros(4, 5, dtype=torch.int64)
     gradient = drawn(1, 5, 4).t()
     total.add(gradient)
     assert torch.equal(total.total, (gradient.double() * 2**20).round().long())
@@ -67,6 +68,19 @@ def test_a_gradient_with_strides_and_an_empty_one():
     empty.total = torch.zeros(0, dtype=torch.int64)
     empty.add(torch.zeros(0))
     assert empty.peak == 0
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_a_sum_without_memory_moves_to_its_home(count):
+    total, home = rounding(-20), torch.full((20,), 7)
+    gradients = [drawn(seed, 5, 4).t() for seed in range(count)]
+    for _ in range(2):
+        for gradient in gradients:
+            total.add(gradient)
+        total.move(home)
+        want = sum((gradient.double() * 2**20).round().long() for gradient in gradients)
+        assert torch.equal(home, torch.zeros(20, dtype=torch.int64) + (want.reshape(-1) if count else 0))
+        home.fill_(9)  # the next sum has other memory
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -58,11 +58,7 @@ def gradient_of(param: Tensor) -> Tensor | None:
 
 def take_gradient(param: Tensor) -> Tensor | None:
     """Return the tensor that accumulates a parameter's gradients, and let the next gradient begin another one."""
-    gradient, rounding = gradient_of(param), rounding_of(param)
-    if rounding:
-        rounding.total = None
-    else:
-        param.grad = None
+    gradient, param.grad = param.grad, None
     return gradient
 
 

@@ -27,7 +27,7 @@ LEAST = -1000  # exponent of the quantum before the first step, too small for an
 
 
 class Rounding:
-    """A sum of gradients, `total`, in integers; None before the first one, unless memory for it is provided.
+    """A sum of gradients in integers, `total`; without memory for it, the first gradient waits to be rounded.
 
     It is the sum of a parameter and of its aliases, or of a piece of them.  A gradient is multiplied by `scale` and
     rounded; `quantum` is the value of 1 in the sum, and `peak` the largest absolute value of all gradients: scalars.
@@ -40,6 +40,7 @@ class Rounding:
     def __init__(self, scale: Tensor, quantum: Tensor, peak: Tensor, total: Tensor | None = None):
         self.scale, self.quantum, self.peak, self.total = scale, quantum, peak, total
         self.is_clear = False
+        self.waiting: Tensor | None = None
 
     def clear(self) -> None:
         self.is_clear = True
@@ -54,10 +55,33 @@ class Rounding:
 
     @torch.no_grad()
     def add(self, gradient: Tensor) -> None:
-        """Round a gradient, and add it."""
+        """Round a gradient, and add it; it must not change afterwards."""
         if self.total is None:
-            self.total = torch.empty(gradient.shape, dtype=torch.int64, device=gradient.device)
-            self.clear()
+            if self.waiting is None and not self.observe:
+                self.waiting = gradient
+                return
+            self._begin(torch.empty(gradient.shape, dtype=torch.int64, device=gradient.device))
+        self._add(gradient)
+
+    @torch.no_grad()
+    def move(self, home: Tensor) -> None:
+        """Move the sum to other memory, flat, and leave none."""
+        if self.total is None:
+            self._begin(home)
+            self.settle()
+        else:
+            home.copy_(self.total.view(-1))
+        self.total = None
+
+    def _begin(self, total: Tensor) -> None:
+        """Provide memory for the sum, of the gradient that waits, if one does."""
+        self.total, first, self.waiting = total, self.waiting, None
+        self.clear()
+        if first is not None:
+            self._add(first)
+
+    def _add(self, gradient: Tensor) -> None:
+        assert self.total is not None
         replaces, self.is_clear = self.is_clear, False
         flat = gradient.reshape(-1).to(torch.promote_types(gradient.dtype, torch.float32))
         total = self.total.view(-1)
