@@ -632,11 +632,15 @@ refuse_after_fork(Communicator)
 
 
 def pickled(value: Any) -> np.ndarray:
-    """Return the bytes of a pickle.
+    """Return the bytes of a pickle, and up to a quarter more of zeros, so that objects of similar sizes have equal ones.
+
+    Calls then find the plans that they have bound.
 
     Raises: ValueError for objects that cannot be pickled.
     """
     try:
-        return np.frombuffer(pickle.dumps(value, protocol=5), np.uint8).copy()
+        data = np.frombuffer(pickle.dumps(value, protocol=5), np.uint8)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ValueError(f"{type(value).__name__} cannot be pickled ({error}): pass what pickle takes") from None
+    unit = 1 << max(6, len(data).bit_length() - 3)
+    return np.pad(data, (0, -len(data) % unit))
