@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 import torch
+from isal.isal_zlib import crc32
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
