@@ -1,0 +1,173 @@
+"""Kill a rank every few seconds, and count the steps a minute that are left: supervised training beside torchft's DDP.
+
+    pip install torchft-nightly
+    COLLECTIVES_LINKS=0 python benchmarks/kills.py --minutes 10 --output kills.json
+
+Both train the same GPT on so many ranks, or replicas, each of as many samples a step.  A killed rank of a supervised
+job is followed by a restart of all ranks from a snapshot; torchft's other replicas go on, a new process replaces the
+one that was killed, and copies the state from another.  A step that a restart repeats counts once; where replicas are
+missing, torchft's step has fewer samples.  Runs without kills come first.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any
+
+from helpers.result_files import output, table, write
+
+from collectives.job.settings import Parser, positive
+from mpi_tests.helpers.launch import ROOT, environment, find_mpirun
+from mpi_tests.helpers.survival import ranks_of
+
+STEP = re.compile(r"(?:iter|step) (\d+)")
+PORT = 29510
+REPLICA = Path(__file__).parent / "helpers" / "torchft_replica.py"
+LIGHTHOUSE = "import sys; from torchft._torchft import lighthouse_main; sys.exit(lighthouse_main())"
+
+
+class Job:
+    """Processes whose lines are read; `newest` is the latest step that any of them has reported."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[str]] = []
+        self.newest, self._steps = 0, SimpleQueue[int]()
+
+    def start(self, words: list[Any], **env: str) -> subprocess.Popen[str]:
+        files: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen([*map(str, words)], **files, text=True, cwd=ROOT, env=environment() | env)
+        Thread(target=self._read, args=(process,), daemon=True).start()
+        self.processes.append(process)
+        return process
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout
+        for line in process.stdout:
+            if step := STEP.match(line):
+                self._steps.put(int(step[1]))
+
+    def wait(self, until_s: float, first: bool = False) -> None:
+        """Take steps until a time, or until the first one."""
+        while (left_s := until_s - time.monotonic()) > 0:
+            try:
+                self.newest = max(self.newest, self._steps.get(timeout=left_s))
+            except Empty:
+                return
+            if first:
+                return
+
+    def kill(self, draw: random.Random) -> None:
+        raise NotImplementedError
+
+    def tend(self) -> None:
+        """Replace processes that have ended."""
+
+
+class Supervised(Job):
+    """A job of training.supervise, whose ranks are forked, with a snapshot after each tenth step."""
+
+    def __init__(self, size: int, batch_size: int, folder: str):
+        super().__init__()
+        flags = f"--data LICENSE --micro_batch_size {batch_size} --num_micro_batches 1 --max_iters 1000000 --out_dir="
+        flags += f" --eval_interval 1000000 --snapshot_interval 10 --checkpoint_interval 0 --checkpoint_dir {folder}"
+        job = [find_mpirun(), "-n", size, sys.executable, "-u", "-m", "training.forked", *flags.split()]
+        self.supervisor = self.start([sys.executable, "-u", "-m", "training.supervise", "--", *job])
+
+    def kill(self, draw: random.Random) -> None:
+        if ranks := ranks_of(self.supervisor.pid):  # none while the job starts again
+            os.kill(draw.choice(ranks), signal.SIGKILL)
+
+
+class Torchft(Job):
+    """Replicas of torchft's DDP, and the lighthouse that they agree by."""
+
+    def __init__(self, size: int, batch_size: int, folder: str):
+        super().__init__()
+        flags = f"--min_replicas 1 --quorum_tick_ms 100 --join_timeout_ms 10000 --bind [::]:{PORT}"
+        self.start([sys.executable, "-c", LIGHTHOUSE, *flags.split()])
+        self.batch_size, self.num_started = batch_size, 0
+        self.replicas = [self._replica() for _ in range(size)]
+
+    def _replica(self) -> subprocess.Popen[str]:
+        self.num_started += 1
+        words = [f"replica-{self.num_started}", f"http://localhost:{PORT}", self.batch_size]
+        return self.start([sys.executable, "-u", REPLICA, *words], OMP_NUM_THREADS="1", PYTHONPATH=path())
+
+    def kill(self, draw: random.Random) -> None:
+        draw.choice(self.replicas).kill()
+
+    def tend(self) -> None:
+        self.replicas = [each if each.poll() is None else self._replica() for each in self.replicas]
+
+
+def path() -> str:
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+@contextmanager
+def running(kind: type[Job], size: int, batch_size: int) -> Iterator[Job]:
+    with ExitStack() as cleanup:
+        job = kind(size, batch_size, cleanup.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
+        try:
+            yield job
+        finally:
+            for process in job.processes:
+                process.terminate()
+            for process in job.processes:
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+
+def steps_a_minute(job: Job, minutes: float, every_s: float | None, draw: random.Random) -> tuple[float, int]:
+    """Return the steps a minute from the first step on, and the number of kills."""
+    job.wait(time.monotonic() + 120, first=True)
+    first, begin_s, kills = job.newest, time.monotonic(), 0
+    end_s = begin_s + 60 * minutes
+    next_s = begin_s + every_s if every_s else end_s
+    while (now_s := time.monotonic()) < end_s:
+        if now_s >= next_s:
+            job.kill(draw)
+            kills, next_s = kills + 1, next_s + (every_s or 0)
+        job.wait(min(end_s, next_s, now_s + 0.1))
+        job.tend()
+    return (job.newest - first) / minutes, kills
+
+
+def main() -> None:
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=positive, default=10)
+    parser.add_argument("--every_s", type=positive, default=15, help="seconds from a kill to the next one")
+    parser.add_argument("--ranks", type=positive, default=2)
+    parser.add_argument("--batch_size", type=positive, default=8, help="samples of a rank in a step")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=output, help="write the numbers as JSON")
+    args = parser.parse_args()
+    results = {}
+    for kind in (Supervised, Torchft):
+        for every_s, minutes in ((None, 1), (args.every_s, args.minutes)):
+            with running(kind, args.ranks, args.batch_size) as job:
+                speed, kills = steps_a_minute(job, minutes, every_s, random.Random(args.seed))
+            name = f"{kind.__name__.lower()}, {f'a kill each {every_s} s' if every_s else 'no kills'}"
+            results[name] = {"steps_a_minute": speed, "kills": kills, "minutes": minutes}
+            print(f"{name}: {speed:.1f} steps a minute, {kills} kills", flush=True)
+    print(table(["", "steps a minute", "kills"], [[name, *[*row.values()][:2]] for name, row in results.items()]))
+    if args.output:
+        write(args.output, results, **vars(args))
+
+
+if __name__ == "__main__":
+    main()
