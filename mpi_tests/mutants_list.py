@@ -827,6 +827,36 @@ DIVIDED = [
         ("test_reproducible.py", "outgrows", 2),
     ),
     mutant(
+        "parallelism/numerics/exact.py",
+        "if self.is_clear and self.total is not None:",
+        "if self.total is None:",
+        ("test_exact.py", "with_strides"),
+    ),
+    mutant(
+        "parallelism/numerics/exact.py",
+        "if self.waiting is None and not self.observe:",
+        "if not self.observe:",
+        ("test_exact.py", "moves_to_its_home"),
+    ),
+    mutant(
+        "parallelism/numerics/exact_kernels.py",
+        "        total[i] = np.int64",
+        "        total[i] += np.int64",
+        ("test_exact.py", "moves_to_its_home"),
+    ),
+    mutant(
+        "parallelism/sequence/part_attention.py",
+        "if keys <= number]",
+        "if number <= keys]",
+        ("test_reproducible_sequences.py", "kinds_in_a_ring", 2),
+    ),
+    mutant(
+        "parallelism/sequence/part_attention.py",
+        "for number in range(keys, self.num_parts)",
+        "for number in self.own[:1]",
+        ("test_sequence_parallel.py", "by_parts_is_that_of_the_whole"),
+    ),
+    mutant(
         "parallelism/numerics/exact_kernels.py",
         "total[i] += np.int64(np.rint(np.float64(gradient[i]) * scale))",
         "total[i] += np.int64(np.float64(gradient[i]) * scale)",
@@ -1087,6 +1117,12 @@ ZERO = [
 ]
 
 CHECKPOINTS = [
+    mutant(
+        "parallelism/checkpoint/checkpoints.py",
+        "for bound in x.aminmax())",
+        "for bound in x.aminmax()[:1])",
+        ("test_checkpoint.py", "not_finite", 2),
+    ),
     mutant(
         "parallelism/checkpoint/shards.py",
         "if piece.blocks(block) != [piece.checksums[number]]:",

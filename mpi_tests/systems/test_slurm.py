@@ -111,15 +111,20 @@ class TestBatchScript:
 
     @pytest.mark.skipif(not os.environ.get("LARGEST"), reason="takes a quarter of an hour: make proof")
     def test_a_run_longer_than_its_time_limit_reaches_its_end(self, slurm, tmp_path):
-        """600 iterations run in jobs of three minutes, each of which resumes from the previous one's checkpoint."""
+        """600 iterations run in jobs of three minutes, each of which resumes from the previous one's checkpoint.
+
+        A rank dies in the first job.
+        """
+        (tmp_path / "dies.py").write_text(DIES)
         flags = "--n_layer 2 --n_embd 128 --block_size 64 --micro_batch_size 2 --eval_interval 600"
-        saved = f"--checkpoint_dir {tmp_path}/saved --resume auto --out_dir {tmp_path}/out"
-        train = f"python train.py --max_iters 600 {flags} {saved}"
+        saved = f"--checkpoint_interval 20 --out_dir {tmp_path}/out --resume auto --checkpoint_dir {tmp_path}/saved"
+        train = f"python {tmp_path}/dies.py --max_iters 600 {flags} {saved}"
         state, output = slurm.batch(
             "--nodes=4", "--ntasks-per-node=2", "--time=3", SCRIPT, env={"COMMAND": train}, timeout=2400
         )
         assert state == "COMPLETED", output
         assert "iter 600/600 | val loss" in output, output
+        assert output.count("supervise: the job has failed in step ") == 1, output
         ends = [int(step) for step in re.findall(r"SIGUSR1: the run ends with a checkpoint of step (\d+)", output)]
         assert ends, output
         # One more job if the last one receives its signal between its last step and its end.
