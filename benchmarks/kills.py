@@ -28,14 +28,14 @@ from typing import Any
 
 from helpers.result_files import output, table, write
 
-from collectives.job.settings import Parser, positive
+from collectives.job.settings import Parser, Range, positive
 from mpi_tests.helpers.launch import ROOT, environment, find_mpirun
 from mpi_tests.helpers.survival import ranks_of
 
+MINUTES = Range(0, 10**4, open="above", unit="min")
 STEP = re.compile(r"(?:iter|step) (\d+)")
 PORT = 29510
 REPLICA = Path(__file__).parent / "helpers" / "torchft_replica.py"
-LIGHTHOUSE = "import sys; from torchft._torchft import lighthouse_main; sys.exit(lighthouse_main())"
 
 
 class Job:
@@ -96,7 +96,7 @@ class Torchft(Job):
     def __init__(self, size: int, batch_size: int, folder: str):
         super().__init__()
         flags = f"--min_replicas 1 --quorum_tick_ms 100 --join_timeout_ms 10000 --bind [::]:{PORT}"
-        self.start([sys.executable, "-c", LIGHTHOUSE, *flags.split()])
+        self.start(["torchft_lighthouse", *flags.split()], PYTHONPATH=path())
         self.batch_size, self.num_started = batch_size, 0
         self.replicas = [self._replica() for _ in range(size)]
 
@@ -110,6 +110,9 @@ class Torchft(Job):
 
     def tend(self) -> None:
         self.replicas = [each if each.poll() is None else self._replica() for each in self.replicas]
+
+
+JOBS = {"supervised": Supervised, "torchft": Torchft}
 
 
 def path() -> str:
@@ -149,21 +152,22 @@ def steps_a_minute(job: Job, minutes: float, every_s: float | None, draw: random
 
 def main() -> None:
     parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=positive, default=10)
+    parser.add_argument("--minutes", type=MINUTES.number, default=10, help="with kills, and at most 1 without")
     parser.add_argument("--every_s", type=positive, default=15, help="seconds from a kill to the next one")
     parser.add_argument("--ranks", type=positive, default=2)
     parser.add_argument("--batch_size", type=positive, default=8, help="samples of a rank in a step")
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=[*JOBS])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=output, help="write the numbers as JSON")
     args = parser.parse_args()
     results = {}
-    for kind in (Supervised, Torchft):
-        for every_s, minutes in ((None, 1), (args.every_s, args.minutes)):
-            with running(kind, args.ranks, args.batch_size) as job:
+    for name in args.jobs:
+        for every_s, minutes in ((None, min(1, args.minutes)), (args.every_s, args.minutes)):
+            with running(JOBS[name], args.ranks, args.batch_size) as job:
                 speed, kills = steps_a_minute(job, minutes, every_s, random.Random(args.seed))
-            name = f"{kind.__name__.lower()}, {f'a kill each {every_s} s' if every_s else 'no kills'}"
-            results[name] = {"steps_a_minute": speed, "kills": kills, "minutes": minutes}
-            print(f"{name}: {speed:.1f} steps a minute, {kills} kills", flush=True)
+            title = f"{name}, {f'a kill each {every_s} s' if every_s else 'no kills'}"
+            results[title] = {"steps_a_minute": speed, "kills": kills, "minutes": minutes}
+            print(f"{title}: {speed:.1f} steps a minute, {kills} kills", flush=True)
     print(table(["", "steps a minute", "kills"], [[name, *[*row.values()][:2]] for name, row in results.items()]))
     if args.output:
         write(args.output, results, **vars(args))

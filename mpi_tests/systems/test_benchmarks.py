@@ -10,7 +10,7 @@ import pytest
 
 from models.config import ModelConfig
 from models.decoder import Decoder
-from mpi_tests.helpers.launch import ROOT, environment, launch, refusal
+from mpi_tests.helpers.launch import ROOT, environment, launch, refusal, watched
 
 pytestmark = pytest.mark.shares_cores
 
@@ -131,6 +131,16 @@ def test_snapshots(tmp_path):
     for name, figures in results.items():
         assert name in output
         assert figures["ratio"] == pytest.approx(figures["with_ms"] / figures["without_ms"])
+
+
+@pytest.mark.proof
+def test_kills(tmp_path):
+    words = ["--jobs", "supervised", "--minutes", "0.3", "--every_s", "6", "--output", str(tmp_path / "kills.json")]
+    finished = watched([sys.executable, "benchmarks/kills.py", *words], environment(), 100)
+    assert finished.returncode == 0, finished.stderr
+    results = json.loads((tmp_path / "kills.json").read_text())["results"]
+    assert [figures["kills"] for figures in results.values()] == [0, 2]
+    assert all(figures["steps_a_minute"] > 0 for figures in results.values())
 
 
 @pytest.mark.proof
