@@ -632,7 +632,7 @@ refuse_after_fork(Communicator)
 
 
 def pickled(value: Any) -> np.ndarray:
-    """Return the bytes of a pickle, and up to a quarter more of zeros, so that objects of similar sizes have equal ones.
+    """Return the bytes of a pickle, and up to a quarter more of zeros, so that similar objects have equal sizes.
 
     Calls then find the plans that they have bound.
 
