@@ -36,7 +36,7 @@ def test_a_sum_of_gradients_is_that_of_rounded_fractions_in_any_order(dtype, exp
     gradients = [drawn(seed, 4, 5, dtype=dtype) for seed in range(6)]
     sums = [rounding(exponent) for _ in range(2)]
     sums[1].total = torch.full((4, 5), 7)
-    sums[1].clear()
+    sums[1].is_clear = True
     for total, order in zip(sums, (gradients, gradients[::-1]), strict=True):
         for gradient in order:
             total.add(gradient)
@@ -58,7 +58,7 @@ def test_a_gradient_with_strides_and_an_empty_one():
     gradient = drawn(1, 5, 4).t()
     total.add(gradient)
     assert torch.equal(total.total, (gradient.double() * 2**20).round().long())
-    total.clear()
+    total.is_clear = True
     total.settle()
     assert not total.total.any()
     total.add(gradient)

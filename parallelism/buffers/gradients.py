@@ -56,12 +56,6 @@ def gradient_of(param: Tensor) -> Tensor | None:
     return getattr(param, "wide_grad", param.grad)
 
 
-def take_gradient(param: Tensor) -> Tensor | None:
-    """Return the tensor that accumulates a parameter's gradients, and let the next gradient begin another one."""
-    gradient, param.grad = param.grad, None
-    return gradient
-
-
 def separate_alias(param: nn.Parameter) -> Tensor:
     """Return an alias of the parameter's memory whose gradients are accumulated separately; hooks run for both.
 

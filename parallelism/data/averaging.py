@@ -84,7 +84,7 @@ class Averaging(Replica):
     def zero_grad(self) -> None:
         if roundings := [*filter(None, map(rounding_of, self._passes))]:
             for rounding in roundings:
-                rounding.clear()
+                rounding.is_clear = True
         else:
             self.arena.zero_grad()
 

@@ -31,8 +31,8 @@ class Rounding:
 
     It is the sum of a parameter and of its aliases, or of a piece of them.  A gradient is multiplied by `scale` and
     rounded; `quantum` is the value of 1 in the sum, and `peak` the largest absolute value of all gradients: scalars.
-    After `clear`, the first gradient replaces what is in memory, without reading it; `settle` writes the zeros of a sum
-    that got none.  `observe`, if set, gets the integers of each gradient.
+    If it `is_clear`, the next gradient replaces what is in memory, without reading it; `settle` writes the zeros of a
+    sum that got none.  `observe`, if set, gets the integers of each gradient.
     """
 
     observe: Callable[[Tensor], None] | None = None
@@ -41,9 +41,6 @@ class Rounding:
         self.scale, self.quantum, self.peak, self.total = scale, quantum, peak, total
         self.is_clear = False
         self.waiting: Tensor | None = None
-
-    def clear(self) -> None:
-        self.is_clear = True
 
     def settle(self) -> None:
         if self.is_clear and self.total is not None:
@@ -76,7 +73,7 @@ class Rounding:
     def _begin(self, total: Tensor) -> None:
         """Provide memory for the sum, of the gradient that waits, if one does."""
         self.total, first, self.waiting = total, self.waiting, None
-        self.clear()
+        self.is_clear = True
         if first is not None:
             self._add(first)
 

@@ -26,19 +26,13 @@ class GELUFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(x)
-        order = memory_order(x)
-        out = torch.empty([x.shape[dim] for dim in order])
-        kernels().gelu(flat(x.permute(order)), flat(out))
-        return out.permute(inverse(order))
+        return mapped(kernels().gelu, x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> Tensor:  # type: ignore[override]
         (x,) = ctx.saved_tensors
-        order = memory_order(x)
-        out = torch.empty([x.shape[dim] for dim in order])
-        kernels().gelu_backward(flat(x.permute(order)), flat(gradient.permute(order)), flat(out))
-        return out.permute(inverse(order))
+        return mapped(kernels().gelu_backward, x, gradient)
 
 
 class GateFunction(torch.autograd.Function):
@@ -94,14 +88,13 @@ class RotationFunction(torch.autograd.Function):
         return out, None, None, None
 
 
-def memory_order(x: Tensor) -> list[int]:
-    """Return the dims of x by their strides, the largest first: so permuted, x is contiguous if it has no gaps."""
+def mapped(kernel: Any, x: Tensor, *more: Tensor) -> Tensor:
+    """Return a new tensor with what a kernel writes, given the elements in the order in which x has them in memory."""
     strides = x.stride()
-    return sorted(range(x.dim()), key=lambda dim: -strides[dim])
-
-
-def inverse(order: list[int]) -> list[int]:
-    return sorted(range(len(order)), key=order.__getitem__)
+    order = sorted(range(x.dim()), key=lambda dim: -strides[dim])
+    out = torch.empty([x.shape[dim] for dim in order])
+    kernel(*(flat(each.permute(order)) for each in (x, *more)), flat(out))
+    return out.permute(sorted(range(x.dim()), key=order.__getitem__))
 
 
 def flat(x: Tensor) -> Any:

@@ -42,9 +42,8 @@ class SequenceParts(NamedTuple):
         """Gather all tokens in their order, from those of this rank, along a dim."""
         if self.ring.size == 1:
             return x
-        parts = [
-            part for of_rank in self.ring.members.all_gather(x[None]) for part in of_rank.chunk(len(self.own), dim)
-        ]
+        gathered = self.ring.members.all_gather(x[None])
+        parts = [part for of_rank in gathered for part in of_rank.chunk(len(self.own), dim)]
         return torch.cat([parts[index] for index in self.held.ravel().argsort()], dim)
 
     def pairs(self, sender: int, owner: int) -> list[tuple[int, int]]:
@@ -146,10 +145,8 @@ class PartAttentionFunction(torch.autograd.Function):
                 part = queries, *kv[:, :, :, keys], result, logs
                 more, *of_keys = attend_backward(of_result, part, rules)
                 of_queries += more
-                of_parts_of_keys = wide(torch.stack(of_keys)).split(scores.length, 3)
-                contributions |= {
-                    (number, at): each for at, each in enumerate(of_parts_of_keys, keys.start // scores.length)
-                }
+                dkv = wide(torch.stack(of_keys)).split(scores.length, 3)
+                contributions |= {(number, at): each for at, each in enumerate(dkv, keys.start // scores.length)}
         dk, dv = torch.cat(parts.sum_up(contributions), 3)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 

@@ -130,9 +130,10 @@ class ReduceBucket(Bucket):
             finish(self.buffer)
         self.buffer.user, self.micro_batch = self, micro_batch
         for param, home in self.homes.items():
+            gradient, param.grad = param.grad, None
             if rounding := rounding_of(param):
                 rounding.move(home)
-            elif (gradient := gradients.take_gradient(param)) is None:
+            elif gradient is None:
                 home.zero_()
             else:
                 home.copy_(gradient.reshape(-1))
