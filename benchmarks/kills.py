@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -68,11 +68,14 @@ class Job:
             if first:
                 return
 
-    def kill(self, draw: random.Random) -> None:
+    def kill(self, draw: random.Random) -> bool:
+        """Kill a rank; return whether there was one."""
         raise NotImplementedError
 
     def tend(self) -> None:
-        """Replace processes that have ended."""
+        """Replace ranks that have ended; raise RuntimeError if what should not end has."""
+        if self.processes[0].poll() is not None:  # the supervisor, or the lighthouse
+            raise RuntimeError(f"{self.processes[0].args} has ended: run it alone, to see why")
 
 
 class Supervised(Job):
@@ -85,9 +88,12 @@ class Supervised(Job):
         job = [find_mpirun(), "-n", size, sys.executable, "-u", "-m", "training.forked", *flags.split()]
         self.supervisor = self.start([sys.executable, "-u", "-m", "training.supervise", "--", *job])
 
-    def kill(self, draw: random.Random) -> None:
-        if ranks := ranks_of(self.supervisor.pid):  # none while the job starts again
-            os.kill(draw.choice(ranks), signal.SIGKILL)
+    def kill(self, draw: random.Random) -> bool:
+        with suppress(FileNotFoundError, ProcessLookupError):  # none while the job starts again
+            if ranks := ranks_of(self.supervisor.pid):
+                os.kill(draw.choice(ranks), signal.SIGKILL)
+                return True
+        return False
 
 
 class Torchft(Job):
@@ -105,10 +111,12 @@ class Torchft(Job):
         words = [f"replica-{self.num_started}", f"http://localhost:{PORT}", self.batch_size]
         return self.start([sys.executable, "-u", REPLICA, *words], OMP_NUM_THREADS="1", PYTHONPATH=path())
 
-    def kill(self, draw: random.Random) -> None:
+    def kill(self, draw: random.Random) -> bool:
         draw.choice(self.replicas).kill()
+        return True
 
     def tend(self) -> None:
+        super().tend()
         self.replicas = [each if each.poll() is None else self._replica() for each in self.replicas]
 
 
@@ -135,19 +143,20 @@ def running(kind: type[Job], size: int, batch_size: int) -> Iterator[Job]:
                     process.kill()
 
 
-def steps_a_minute(job: Job, minutes: float, every_s: float | None, draw: random.Random) -> tuple[float, int]:
-    """Return the steps a minute from the first step on, and the number of kills."""
+def measure(job: Job, minutes: float, every_s: float | None, draw: random.Random) -> dict[str, float]:
+    """Return the steps a minute from the first step on, the number of kills, and the steps after the last one."""
     job.wait(time.monotonic() + 120, first=True)
-    first, begin_s, kills = job.newest, time.monotonic(), 0
+    if not job.newest:
+        raise RuntimeError("no step in 120 s: run the job alone, to see why")
+    first, begin_s, kills, last = job.newest, time.monotonic(), 0, job.newest
     end_s = begin_s + 60 * minutes
     next_s = begin_s + every_s if every_s else end_s
     while (now_s := time.monotonic()) < end_s:
         if now_s >= next_s:
-            job.kill(draw)
-            kills, next_s = kills + 1, next_s + (every_s or 0)
+            kills, next_s, last = kills + job.kill(draw), next_s + (every_s or 0), job.newest
         job.wait(min(end_s, next_s, now_s + 0.1))
         job.tend()
-    return (job.newest - first) / minutes, kills
+    return {"steps_a_minute": (job.newest - first) / minutes, "kills": kills, "steps_after": job.newest - last}
 
 
 def main() -> None:
@@ -163,14 +172,13 @@ def main() -> None:
     results = {}
     for name in args.jobs:
         for every_s, minutes in ((None, min(1, args.minutes)), (args.every_s, args.minutes)):
-            with running(JOBS[name], args.ranks, args.batch_size) as job:
-                speed, kills = steps_a_minute(job, minutes, every_s, random.Random(args.seed))
             title = f"{name}, {f'a kill each {every_s} s' if every_s else 'no kills'}"
-            results[title] = {"steps_a_minute": speed, "kills": kills, "minutes": minutes}
-            print(f"{title}: {speed:.1f} steps a minute, {kills} kills", flush=True)
+            with running(JOBS[name], args.ranks, args.batch_size) as job:
+                results[title] = measure(job, minutes, every_s, random.Random(args.seed))
+            print(f"{title}: {results[title]}", flush=True)
+            if args.output:
+                write(args.output, results, **vars(args))
     print(table(["", "steps a minute", "kills"], [[name, *[*row.values()][:2]] for name, row in results.items()]))
-    if args.output:
-        write(args.output, results, **vars(args))
 
 
 if __name__ == "__main__":

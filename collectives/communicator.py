@@ -632,9 +632,9 @@ refuse_after_fork(Communicator)
 
 
 def pickled(value: Any) -> np.ndarray:
-    """Return the bytes of a pickle, and up to a quarter more of zeros, so that similar objects have equal sizes.
+    """Return the bytes of a pickle, with zeros up to a multiple of 64 bytes, or of a part of the length.
 
-    Calls then find the plans that they have bound.
+    Calls with objects of about the same size then mostly find a plan that is bound.
 
     Raises: ValueError for objects that cannot be pickled.
     """

@@ -852,8 +852,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/sequence/part_attention.py",
-        "for number in range(keys, self.num_parts)",
-        "for number in self.own[:1]",
+        "totals[keys].add_(of_keys) if keys in totals else of_keys",
+        "of_keys",
         ("test_sequence_parallel.py", "by_parts_is_that_of_the_whole"),
     ),
     mutant(

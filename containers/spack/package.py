@@ -31,6 +31,7 @@ class PyHandwrittenCollectives(PythonPackage):
         depends_on("py-tqdm@4.66:")
         depends_on("py-torch@2.6:", when="+torch")
         depends_on("py-matplotlib@3.8:", when="+plots")
+        depends_on("py-isal@1.7:", when="+train")
         depends_on("py-safetensors@0.5:", when="+train")
 
     requires("+torch", when="+train")

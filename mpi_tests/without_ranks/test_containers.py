@@ -57,7 +57,7 @@ def test_spack_s_recipe_needs_what_the_project_does(recipe):
     matches = [(REQUIREMENT.match(text), when) for text, when in requirements]
     expected = {(f"py-{match[1].replace('_', '-')}@{match[2]}:", when) for match, when in matches if match}
     dependencies = {(name, more.get("when")) for name, more in recipe["depends_on"] if name.startswith("py-")}
-    assert len(expected) == 9
+    assert len(expected) == 10
     assert dependencies == expected
     assert (f"python@{project['requires-python'].removeprefix('>=')}:", None) in {
         (name, more.get("when")) for name, more in recipe["depends_on"]

@@ -34,7 +34,7 @@ def widen(param: Tensor) -> None:
 
 
 def accumulate(param: Tensor, gradient: Tensor) -> None:
-    """Add a gradient of a parameter, or of an alias of it, to the sum."""
+    """Add a gradient of a parameter, or of an alias of it, to the sum; it must not change afterwards."""
     home = gradient_of(param)
     if rounding := rounding_of(param):
         rounding.add(gradient)

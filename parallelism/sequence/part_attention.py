@@ -7,8 +7,8 @@ in the order of the parts.
 Source: Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783, section 3.3.2 (keys and values are gathered).
 """
 
-from collections.abc import Iterator, Mapping
-from functools import reduce
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -50,26 +50,26 @@ class SequenceParts(NamedTuple):
         """List the parts of one rank's queries with those of another's keys that they attend to."""
         return [(number, keys) for number in self.held[sender] for keys in self.held[owner] if keys <= number]
 
-    def sum_up(self, contributions: Mapping[tuple[int, int], Tensor]) -> list[Tensor]:
+    def sum_up(self, contributions: Iterable[tuple[tuple[int, int], Tensor]]) -> list[Tensor]:
         """Add up the contributions to each of this rank's parts of keys, in the order of the parts of queries.
 
-        Each rank passes those of its own parts of queries: for each part of keys up to it, a tensor of one shape.
+        Each rank passes those of its own parts of queries in order: for each part of keys up to it, one of one shape.
         """
         if self.ring.size > 1:
-            contributions = self.exchange(contributions)
-        return [
-            reduce(Tensor.add_, (contributions[number, keys] for number in range(keys, self.num_parts)))
-            for keys in self.own
-        ]
+            contributions = self.exchange(dict(contributions))
+        totals: dict[int, Tensor] = {}
+        for (_, keys), of_keys in contributions:
+            totals[keys] = totals[keys].add_(of_keys) if keys in totals else of_keys
+        return [totals[keys] for keys in self.own]
 
-    def exchange(self, contributions: Mapping[tuple[int, int], Tensor]) -> dict[tuple[int, int], Tensor]:
-        """Send each contribution to the rank that holds the part of keys; return those to this rank's."""
+    def exchange(self, contributions: dict[tuple[int, int], Tensor]) -> list[tuple[tuple[int, int], Tensor]]:
+        """Send each contribution to the rank that holds the part of keys; return those to this rank's, in order."""
         rank, ranks = self.ring.rank, range(self.ring.size)
         outward, inward = [self.pairs(rank, other) for other in ranks], [self.pairs(other, rank) for other in ranks]
-        sent = torch.stack([contributions[pair] for pairs in outward for pair in pairs])
+        sent = torch.stack([contributions.pop(pair) for pairs in outward for pair in pairs])
         counts = (tuple(len(pairs) * sent[0].numel() for pairs in each) for each in (outward, inward))
         received = self.ring.members.all_to_all_v(sent.view(-1), *counts).view(-1, *sent.shape[1:])
-        return dict(zip((pair for pairs in inward for pair in pairs), received, strict=True))
+        return sorted(zip(chain(*inward), received, strict=True), key=lambda item: item[0])
 
 
 class PartScores(NamedTuple):
@@ -137,22 +137,23 @@ class PartAttentionFunction(torch.autograd.Function):
     def backward(ctx, gradient: Tensor):  # type: ignore[override]
         (q, k, v, out, log), parts, scores = ctx.saved_tensors, ctx.parts, ctx.scores
         kv, dq = parts.gather(torch.stack((k, v)), 3), torch.zeros_like(out)
-        contributions: dict[tuple[int, int], Tensor] = {}
-        of_parts = zip(*(x.split(scores.length, 2) for x in (q, out, log, wide(gradient), dq)), strict=True)
-        for number, (*saved, of_queries) in zip(parts.own, of_parts, strict=True):
-            queries, result, logs, of_result = (x.contiguous() for x in saved)
-            for keys, rules in scores.pieces(number):
-                part = queries, *kv[:, :, :, keys], result, logs
-                more, *of_keys = attend_backward(of_result, part, rules)
-                of_queries += more
-                dkv = wide(torch.stack(of_keys)).split(scores.length, 3)
-                contributions |= {(number, at): each for at, each in enumerate(dkv, keys.start // scores.length)}
-        dk, dv = torch.cat(parts.sum_up(contributions), 3)
+
+        def contributions() -> Iterator[tuple[tuple[int, int], Tensor]]:
+            of_parts = zip(*(x.split(scores.length, 2) for x in (q, out, log, wide(gradient), dq)), strict=True)
+            for number, (*saved, of_queries) in zip(parts.own, of_parts, strict=True):
+                queries, result, logs, of_result = (x.contiguous() for x in saved)
+                for keys, rules in scores.pieces(number):
+                    part = queries, *kv[:, :, :, keys], result, logs
+                    more, *of_keys = attend_backward(of_result, part, rules)
+                    of_queries += more
+                    dkv = wide(torch.stack(of_keys)).split(scores.length, 3)
+                    yield from (((number, at), each) for at, each in enumerate(dkv, keys.start // scores.length))
+
+        dk, dv = torch.cat(parts.sum_up(contributions()), 3)
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
 
 
 def attended(queries: Tensor, kv: Tensor, keys: slice, rules: ScoreRules) -> tuple[Tensor, Tensor]:
     """Return the result of attention to some keys in at least float32, and the log-sum-exp of its scores."""
-    k, v = kv[:, :, :, keys]
-    out, log = attend(queries, k, v, rules)
+    out, log = attend(queries, *kv[:, :, :, keys], rules)
     return wide(out), log
