@@ -155,5 +155,5 @@ class PartAttentionFunction(torch.autograd.Function):
 
 def attended(queries: Tensor, kv: Tensor, keys: slice, rules: ScoreRules) -> tuple[Tensor, Tensor]:
     """Return the result of attention to some keys in at least float32, and the log-sum-exp of its scores."""
-    out, log = attend(queries, *kv[:, :, :, keys], rules)
+    out, log = attend(queries, kv[0, :, :, keys], kv[1, :, :, keys], rules)
     return wide(out), log
