@@ -840,8 +840,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/numerics/exact_kernels.py",
-        "        total[i] = np.int64",
-        "        total[i] += np.int64",
+        "rounded if replaces else total[i] + rounded",
+        "total[i] + rounded",
         ("test_exact.py", "moves_to_its_home"),
     ),
     mutant(
@@ -858,8 +858,8 @@ DIVIDED = [
     ),
     mutant(
         "parallelism/numerics/exact_kernels.py",
-        "total[i] += np.int64(np.rint(np.float64(gradient[i]) * scale))",
-        "total[i] += np.int64(np.float64(gradient[i]) * scale)",
+        "rounded = np.int64(np.rint(np.float64(gradient[i]) * scale))",
+        "rounded = np.int64(np.float64(gradient[i]) * scale)",
         ("test_exact.py", "rounded_fractions_in_any_order"),
     ),
     mutant(

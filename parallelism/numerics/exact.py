@@ -85,8 +85,9 @@ class Rounding:
         if self.observe:
             self.observe((flat.double() * self.scale).round_().long())
         if gradient.device.type == "cpu" and kernels():
-            x, kernel = flat.numpy(), kernels().write_rounded if replaces else kernels().add_rounded
-            peak = from_bits(kernel(x, *bits_of(x), self.scale.numpy()[()], total.numpy()), x.dtype)
+            x = flat.numpy()
+            bits = kernels().add_rounded(x, *bits_of(x), self.scale.numpy()[()], total.numpy(), replaces)
+            peak = from_bits(bits, x.dtype)
             if peak > self.peak.numpy() or math.isnan(peak):
                 self.peak.fill_(peak)
         else:

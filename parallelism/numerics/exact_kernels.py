@@ -11,26 +11,17 @@ def compiled(function):
 
 
 @compiled
-def add_rounded(gradient, bits, mask, scale, total):
+def add_rounded(gradient, bits, mask, scale, total, replaces):
     """Add a gradient times `scale`, rounded to integers, to `total`; return the bits of its largest absolute value.
 
-    `bits` are those of the gradient, and `mask` has all but the sign's: as integers, absolute values keep their order,
-    and those of NaN are the largest.
+    If it `replaces` what is in `total`, this is not read.  `bits` are those of the gradient, and `mask` has all but the
+    sign's: as integers, absolute values keep their order, and those of NaN are the largest.
     """
     peak = mask & 0
     for i in range(len(gradient)):
         peak = max(peak, bits[i] & mask)
-        total[i] += np.int64(np.rint(np.float64(gradient[i]) * scale))
-    return peak
-
-
-@compiled
-def write_rounded(gradient, bits, mask, scale, total):
-    """Do as `add_rounded`, of a total of zeros, which is only written."""
-    peak = mask & 0
-    for i in range(len(gradient)):
-        peak = max(peak, bits[i] & mask)
-        total[i] = np.int64(np.rint(np.float64(gradient[i]) * scale))
+        rounded = np.int64(np.rint(np.float64(gradient[i]) * scale))
+        total[i] = rounded if replaces else total[i] + rounded
     return peak
 
 
