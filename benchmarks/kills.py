@@ -3,10 +3,11 @@
     pip install torchft-nightly
     COLLECTIVES_LINKS=0 python benchmarks/kills.py --minutes 10 --output kills.json
 
-Both train the same GPT on so many ranks, or replicas, each of as many samples a step.  A killed rank of a supervised
-job is followed by a restart of all ranks from a snapshot; torchft's other replicas go on, a new process replaces the
-one that was killed, and copies the state from another.  A step that a restart repeats counts once; where replicas are
-missing, torchft's step has fewer samples.  Runs without kills come first.
+Both train the same GPT on two ranks, or replicas, of 8 samples a step each.  When a rank of a supervised job is killed,
+all ranks start again from a snapshot.  torchft's other replica goes on, and a new process replaces the one that was
+killed, and copies the other's state; its lighthouse gives up a replica after a second without a sign of life.  A step
+that a restart repeats counts once; torchft's step of one replica has half of the samples.  Runs without kills come
+first.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from mpi_tests.helpers.survival import ranks_of
 MINUTES = Range(0, 10**4, open="above", unit="min")
 STEP = re.compile(r"(?:iter|step) (\d+)")
 PORT = 29510
+SIZE, BATCH_SIZE = 2, 8  # ranks, and samples of each in a step
 REPLICA = Path(__file__).parent / "helpers" / "torchft_replica.py"
 
 
@@ -81,11 +83,11 @@ class Job:
 class Supervised(Job):
     """A job of training.supervise, whose ranks are forked, with a snapshot after each tenth step."""
 
-    def __init__(self, size: int, batch_size: int, folder: str):
+    def __init__(self, folder: str):
         super().__init__()
-        flags = f"--data LICENSE --micro_batch_size {batch_size} --num_micro_batches 1 --max_iters 1000000 --out_dir="
+        flags = f"--data LICENSE --micro_batch_size {BATCH_SIZE} --num_micro_batches 1 --max_iters 1000000 --out_dir="
         flags += f" --eval_interval 1000000 --snapshot_interval 10 --checkpoint_interval 0 --checkpoint_dir {folder}"
-        job = [find_mpirun(), "-n", size, sys.executable, "-u", "-m", "training.forked", *flags.split()]
+        job = [find_mpirun(), "-n", SIZE, sys.executable, "-u", "-m", "training.forked", *flags.split()]
         self.supervisor = self.start([sys.executable, "-u", "-m", "training.supervise", "--", *job])
 
     def kill(self, draw: random.Random) -> bool:
@@ -99,16 +101,17 @@ class Supervised(Job):
 class Torchft(Job):
     """Replicas of torchft's DDP, and the lighthouse that they agree by."""
 
-    def __init__(self, size: int, batch_size: int, folder: str):
+    def __init__(self, folder: str):
         super().__init__()
-        flags = f"--min_replicas 1 --quorum_tick_ms 100 --join_timeout_ms 10000 --bind [::]:{PORT}"
+        flags = "--min_replicas 1 --quorum_tick_ms 100 --join_timeout_ms 1000"
+        flags += f" --heartbeat_timeout_ms 1000 --bind [::]:{PORT}"
         self.start(["torchft_lighthouse", *flags.split()], PYTHONPATH=path())
-        self.batch_size, self.num_started = batch_size, 0
-        self.replicas = [self._replica() for _ in range(size)]
+        self.num_started = 0
+        self.replicas = [self._replica() for _ in range(SIZE)]
 
     def _replica(self) -> subprocess.Popen[str]:
         self.num_started += 1
-        words = [f"replica-{self.num_started}", f"http://localhost:{PORT}", self.batch_size]
+        words = [f"replica-{self.num_started}", f"http://localhost:{PORT}", BATCH_SIZE]
         return self.start([sys.executable, "-u", REPLICA, *words], OMP_NUM_THREADS="1", PYTHONPATH=path())
 
     def kill(self, draw: random.Random) -> bool:
@@ -128,9 +131,9 @@ def path() -> str:
 
 
 @contextmanager
-def running(kind: type[Job], size: int, batch_size: int) -> Iterator[Job]:
+def running(kind: type[Supervised] | type[Torchft]) -> Iterator[Job]:
     with ExitStack() as cleanup:
-        job = kind(size, batch_size, cleanup.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
+        job = kind(cleanup.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
         try:
             yield job
         finally:
@@ -163,18 +166,15 @@ def main() -> None:
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=MINUTES.number, default=10, help="with kills, and at most 1 without")
     parser.add_argument("--every_s", type=positive, default=15, help="seconds from a kill to the next one")
-    parser.add_argument("--ranks", type=positive, default=2)
-    parser.add_argument("--batch_size", type=positive, default=8, help="samples of a rank in a step")
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=[*JOBS])
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=output, help="write the numbers as JSON")
     args = parser.parse_args()
     results = {}
     for name in args.jobs:
         for every_s, minutes in ((None, min(1, args.minutes)), (args.every_s, args.minutes)):
             title = f"{name}, {f'a kill each {every_s} s' if every_s else 'no kills'}"
-            with running(JOBS[name], args.ranks, args.batch_size) as job:
-                results[title] = measure(job, minutes, every_s, random.Random(args.seed))
+            with running(JOBS[name]) as job:
+                results[title] = measure(job, minutes, every_s, random.Random(0))
             print(f"{title}: {results[title]}", flush=True)
             if args.output:
                 write(args.output, results, **vars(args))
