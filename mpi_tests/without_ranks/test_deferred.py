@@ -17,7 +17,7 @@ from mpi_tests.helpers.models import (
     randomized,
     tensors_alive,
 )
-from parallelism.step.deferred import WeightGradients, deferring
+from parallelism.step.deferred import WeightGradients, cut, deferring
 
 LLAMA = llama(vocab_size=29, block_size=8, n_layer=2, n_head=4, n_kv_head=2, n_embd=32)
 
@@ -150,3 +150,15 @@ def test_parts_have_the_bits_that_each_has_alone(layer):
         results.append((y, x.grad))
     for whole, alone in zip(*results, strict=True):
         assert torch.equal(whole, alone)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(16, 8), nn.Linear(16, 8, bias=False), nn.LayerNorm(16)], ids=str)
+def test_parts_of_a_result_are_contiguous(layer):
+    """The next layer that computes by parts copies none of them."""
+    x = torch.randn(3, 12, 16, requires_grad=True)
+    with deferring(WeightGradients(parts=4)):
+        y = layer(x)
+    assert torch.allclose(y, layer(x), atol=1e-6)
+    for part, piece in zip(cut(y, 4), y.split(3, 1), strict=True):
+        assert part.data_ptr() == piece.data_ptr()
+        assert torch.equal(part.movedim(0, 1), piece)

@@ -60,6 +60,14 @@ def test_gelus_are_those_of_float64(x):
     compare(GELU, x, shapes=[x.shape])
 
 
+@pytest.mark.parametrize("x", [torch.randn(3, 5, 7), torch.randn(6, 8).T, torch.randn(5, 3, 7).movedim(0, 1)])
+def test_gelus_have_their_elements_where_their_inputs_have_them(x):
+    leaf = x.clone().requires_grad_()
+    y = fused(GELU)(leaf)
+    y.backward(torch.ones_like(x))
+    assert y.stride() == leaf.grad.stride() == x.stride()
+
+
 @pytest.mark.parametrize("shape", [(3, 5, 14), (2, 2), (4, 64)])
 def test_gates_are_those_of_float64(shape):
     compare(Gate(torch.nn.SiLU()), 4 * torch.randn(shape), shapes=[(*shape[:-1], shape[-1] // 2)])
