@@ -632,9 +632,9 @@ refuse_after_fork(Communicator)
 
 
 def pickled(value: Any) -> np.ndarray:
-    """Return the bytes of a pickle, with zeros up to a multiple of 64 bytes, or of a part of the length.
+    """Return the bytes of a pickle, and zeros behind them, so that values of about the same size need one plan.
 
-    Calls with objects of about the same size then mostly find a plan that is bound.
+    The length is a multiple of 64 bytes, and of an eighth to a quarter of a longer pickle's.
 
     Raises: ValueError for objects that cannot be pickled.
     """

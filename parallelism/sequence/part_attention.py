@@ -47,13 +47,13 @@ class SequenceParts(NamedTuple):
         return torch.cat([parts[index] for index in self.held.ravel().argsort()], dim)
 
     def pairs(self, sender: int, owner: int) -> list[tuple[int, int]]:
-        """List the parts of one rank's queries with those of another's keys that they attend to."""
+        """List the parts of one rank's queries, each with a part of another's keys that it attends to."""
         return [(number, keys) for number in self.held[sender] for keys in self.held[owner] if keys <= number]
 
     def sum_up(self, contributions: Iterable[tuple[tuple[int, int], Tensor]]) -> list[Tensor]:
         """Add up the contributions to each of this rank's parts of keys, in the order of the parts of queries.
 
-        Each rank passes those of its own parts of queries in order: for each part of keys up to it, one of one shape.
+        Each rank passes those of its own parts of queries, in order, as ((queries, keys), gradient of the keys).
         """
         if self.ring.size > 1:
             contributions = self.exchange(dict(contributions))
