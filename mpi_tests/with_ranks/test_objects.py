@@ -35,6 +35,14 @@ def test_objects_of_any_size_reach_every_rank(comm):
             assert all(each["text"] == "é" * 1000 * each["rank"] for each in values)
 
 
+def test_objects_of_about_the_same_size_need_no_new_plan(comm, monkeypatch):
+    comm.all_gather_object("x" * 5000)
+    monkeypatch.setattr(comm.dispatcher, "run_first", None)
+    assert comm.all_gather_object("y" * 5020) == ["y" * 5020] * comm.size
+    with pytest.raises(TypeError):
+        comm.all_gather_object("z" * 50000)
+
+
 def test_an_object_that_cannot_be_pickled_is_refused_on_every_rank(comm):
     bad = comm.size - 1
     value = (lambda: 0) if comm.rank == bad else 0
