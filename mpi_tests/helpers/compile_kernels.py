@@ -33,7 +33,7 @@ def compile_exact() -> None:
     """Load or compile the kernels of exact sums."""
     for dtype in (np.float32, np.float64):
         x, total = np.zeros(1, dtype), np.zeros(1, np.int64)
-        exact_kernels.add_rounded(x, *bits_of(x), 1.0, total)
+        exact_kernels.add_rounded(x, *bits_of(x), 1.0, total, False)
         exact_kernels.to_floats(total, dtype(1), x)
         exact_kernels.peak(*bits_of(x))
         exact_kernels.squares(x, 1.0, 24)
