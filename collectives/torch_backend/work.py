@@ -178,7 +178,8 @@ class Pending(Finished):
         self.device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
         self.before, self.after = event_on(self.device), None
         self.stream: Any = None
-        self.future: Future = Future(devices=[self.device] if self.device else None)
+        self.ran: Future = Future(devices=[self.device] if self.device else None)
+        self.future: Future = self.ran.then(lambda _: self.value())  # what a callback raises is an error to C++, too
         self.over = over = threading.Event()
         self.future.add_done_callback(lambda _: over.set())  # before other continuations, which may take long
         self.deadline_s = time.monotonic() + limit_s
@@ -233,10 +234,12 @@ class Pending(Finished):
         This runs the future's continuations, too, which may wait for other calls; they follow this one on the device.
         """
         with torch.cuda.stream(self.stream) if self.stream else nullcontext():
-            if self.error is None:
-                self.future.set_result(self.tensors)
-            else:
-                self.future.set_exception(self.error)
+            self.ran.set_result(None)
+
+    def value(self) -> list[torch.Tensor]:
+        if self.error is not None:
+            raise self.error
+        return self.tensors
 
     def run_plan(self, plan: Plan) -> None:
         """Run a plan and leave the core to computing threads, until one waits for it, or none computes.

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from mpi4py import MPI
+from torch._C import _distributed_c10d
 
 from collectives import torch_backend
 from collectives.torch_backend.work import HELD
@@ -159,6 +160,19 @@ def test_asynchronous_calls_that_others_do_not_make(mpi_comm, by_future):
 
 
 @pytest.mark.sizes(2)
+def test_a_backward_pass_raises_what_its_call_does(mpi_comm):
+    """DDP's C++ waits for the future, and would read its value."""
+    with world(mpi_comm):
+        group = dist.new_group(timeout=timedelta(seconds=0.3))
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1), process_group=group)
+        if dist.get_rank() == 0:
+            loss = model(torch.ones(1, 2)).sum()
+            with pytest.raises(RuntimeError, match=r"did not finish within its timeout of 0.3 s"):
+                loss.backward()
+        dist.barrier()
+
+
+@pytest.mark.sizes(2)
 def test_time_limit(mpi_comm):
     with world(mpi_comm):
         group = dist.new_group(timeout=timedelta(seconds=0.3))
@@ -167,6 +181,8 @@ def test_time_limit(mpi_comm):
                 dist.all_reduce(torch.ones(3), group=group)
             with pytest.raises(dist.DistBackendError, match=r"did not finish within its timeout of 0.3 s"):
                 dist.barrier(group=group)
+            if hasattr(_distributed_c10d, "ErrorType"):  # of 2.8 and later
+                assert group.get_error() == _distributed_c10d.ErrorType.TIMEOUT
         dist.barrier()
 
 
