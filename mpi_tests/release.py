@@ -87,7 +87,9 @@ def elsewhere(name: str, packages: str, command: str, python: str = "python3", f
     return Check(name, f"{make} && {activate} && {command}", f"{python} --version")
 
 
-TORCH_FILES = " ".join(f"mpi_tests/with_ranks/test_torch_{name}.py" for name in ("backend", "groups", "arrays"))
+TORCH_FILES = " ".join(
+    f"mpi_tests/with_ranks/test_torch_{name}.py" for name in ("backend", "groups", "reconfigure", "arrays")
+)
 TORCH_TESTS = f"{ON_RANKS} {TORCH_FILES}"
 DOCUMENTED = "mpi_tests/with_ranks/test_coming_from.py mpi_tests/with_ranks/test_features.py"
 PROGRAMS = "mpi_tests/systems/test_documents.py mpi_tests/systems/test_torch_backend.py"

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from mpi4py import MPI
+from torch._C import _distributed_c10d
 from torch._C._distributed_c10d import AllreduceOptions, ProcessGroup, ReduceOp, Work
 
 from collectives.communicator import Communicator
@@ -21,7 +23,7 @@ from collectives.job.launch import refuse_after_fork
 from collectives.runtime.plan import Plan
 from collectives.schedule.spec import OPS, options_of
 from collectives.torch_backend.calls import Execute, Tensors, TorchCall, caller, sum_products, sum_sparse
-from collectives.torch_backend.rendezvous import part
+from collectives.torch_backend.rendezvous import handle_of, meet, part, ranks_of
 from collectives.torch_backend.work import (
     FAILURES,
     HELD,
@@ -50,13 +52,26 @@ class Runner(Base):
 
     def __init__(self, comm: Communicator, store: dist.Store, timeout: timedelta, name: str):
         super().__init__(comm.rank, comm.size)
-        self.comm, self.store, self.limit_s, self.group_name = comm, store, seconds(timeout), name
+        self.first_store, self.limit_s, self.group_name = store, seconds(timeout), name
         self.queue = CallQueue()
-        comm.barrier()  # all ranks are here for it
-        self.coalesced: list[Work] | None = None
-        self.failure = ""
-        self.num_monitored = 0
         self.finished = Finished()
+        self.uuids: set[int] = set()
+        self._run_on(comm, store)
+
+    def _run_on(self, comm: Communicator, store: dist.Store) -> None:
+        self.comm, self.store = comm, store
+        self.numbers = comm.rank, comm.size  # also once it has been freed
+        self.coalesced: list[Work] | None = None
+        self.failure, self.kind_of_failure = "", "SUCCESS"
+        self.num_monitored = 0
+
+    def rank(self) -> int:
+        return self.numbers[0]
+
+    def size(self) -> int:
+        return self.numbers[1]
+
+    getRank, getSize = rank, size  # noqa: N815  as C++ calls them
 
     def name(self) -> str:
         return "collectives"
@@ -100,6 +115,41 @@ class Runner(Base):
     def abort(self) -> None:
         """End the group without waiting for other ranks."""
         self.fail("the group has been aborted")
+
+    supports_reconfigure = True
+
+    def get_reconfigure_handle(self) -> str:
+        """Return this rank's name for `reconfigure`, the same in every group."""
+        return handle_of(MPI.COMM_WORLD.rank)
+
+    def reconfigure(self, opts: Any) -> Work:
+        """Continue as the group of the ranks with some handles, numbered in their order; those of a set, in MPI's.
+
+        All of these ranks call it, with the same `uuid`, which none of them has used before.  Others need not, and may
+        have died in a job that goes on without them.  What the ranks have shared so far is freed when they end.
+
+        Raises: DistBackendError for handles that are not of this job's ranks or lack this one; where a rank does not
+        come in time, has died, or comes for other ranks.  The group is then as it was.
+        """
+        ranks = ranks_of(opts.handles)
+        if opts.uuid in self.uuids:
+            raise dist.DistBackendError(f"uuid {opts.uuid} was already used by this rank: pass a new one")
+        self.uuids.add(opts.uuid)
+        self.queue.end()
+        meet(ranks, opts.uuid, self.limit_of(opts))
+        name = f"reconfigured {opts.uuid}"
+        try:
+            comm = part(MPI.COMM_WORLD, ranks, name)
+        except FAILURES as error:
+            raise dist.DistBackendError(str(error)) from error
+        self.fail("ranks have left the group")  # those that do not come learn it from the store
+        self.comm.context.abandon()
+        self._run_on(comm, dist.PrefixStore(name, self.first_store))
+        return self.finished
+
+    def get_error(self) -> Any:
+        """Return torch's kind of what has failed, if anything has: an abort is none."""
+        return getattr(_distributed_c10d.ErrorType, self.kind_of_failure)
 
     def all_are_done(self) -> bool:
         """Return whether every rank ends the group, and none of them after a failed call."""
@@ -203,7 +253,9 @@ class Runner(Base):
         if isinstance(error, InputError):
             return dist.DistBackendError(str(error))
         late = f"{call} did not finish within its timeout of {limit_s:g} s: not all {self.comm.size} ranks have arrived"
-        self.fail(late if isinstance(error, TimeoutError) else str(error))
+        is_late = isinstance(error, TimeoutError)
+        self.kind_of_failure = "TIMEOUT" if is_late else "COMM_ERROR"
+        self.fail(late if is_late else str(error))
         return dist.DistBackendError(self.failure)
 
 

@@ -1,19 +1,23 @@
 """torch's rendezvous of the ranks of a job, which MPI knows from the launcher."""
 
+import math
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence, Set
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+import numpy as np
 import torch.distributed as dist
 from torch.distributed.rendezvous import _rendezvous_handlers, register_rendezvous_handler
 
 from collectives.job import environment
+from collectives.job.backoff import Backoff
 from collectives.job.errors import InputError
-from collectives.job.launch import end_job, start_mpi
+from collectives.job.launch import dead_ranks, end_job, keep_in_flight, start_mpi
 
 if TYPE_CHECKING:  # torch_backend/__init__.py says why these are not imported with it
     from mpi4py import MPI
@@ -120,8 +124,76 @@ def part(of: Any, ranks: Sequence[int], name: str) -> "Communicator":
 
     from collectives.communicator import Communicator
 
-    largest: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
-    mpi_comm = of.Create_group(of.group.Incl(ranks), crc32(name.encode()) % largest)
-    comm = Communicator(mpi_comm, check=True, timeout_s=0)
+    group, timeout_s = of.group.Incl(ranks), 0.0  # calls have torch's time limits
+    if environment.survives_ranks():
+        # Other ranks of the communicator may have died, which Create_group refuses; deaths must be noticed.
+        mpi_comm, timeout_s = MPI.Intracomm.Create_from_group(group, name), math.inf
+    else:
+        mpi_comm = of.Create_group(group, tag_of(name))
+    comm = Communicator(mpi_comm, check=True, timeout_s=timeout_s)
     mpi_comm.Free()
+    comm.barrier()  # all ranks are here for it
     return comm
+
+
+def tag_of(name: str) -> int:
+    from mpi4py import MPI
+
+    largest: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    return crc32(name.encode()) % largest
+
+
+def handle_of(rank: int) -> str:
+    return f"collectives:{rank}"
+
+
+def ranks_of(handles: Collection[str]) -> list[int]:
+    """Return the ranks of MPI's world with some handles, in their order; those of a set, in MPI's.
+
+    Raises: DistBackendError for none of the job's, one that is there twice, and where this rank's is missing.
+    """
+    from mpi4py import MPI
+
+    world = {handle_of(rank): rank for rank in range(MPI.COMM_WORLD.size)}
+    if other := [handle for handle in handles if handle not in world]:
+        raise dist.DistBackendError(f"{other[0]!r} is no handle of this job's {len(world)} ranks")
+    ranks = [world[handle] for handle in handles]
+    if len({*ranks}) < len(ranks) or MPI.COMM_WORLD.rank not in ranks:
+        own = handle_of(MPI.COMM_WORLD.rank)
+        raise dist.DistBackendError(f"the handles {[*handles]} must have {own!r} and others, each once")
+    return sorted(ranks) if isinstance(handles, Set) else ranks
+
+
+def meet(ranks: Sequence[int], uuid: int, limit_s: float) -> None:
+    """Wait until these ranks of MPI's world are here, for the same ranks in the same order.
+
+    By messages, as rank 0, which serves the store, may have died.  Each rank sends its own twice, the second once all
+    have come: one that comes after another's limit is not left to wait for it.
+
+    Raises: DistBackendError with the ranks that do not come in time, have died, or come for others.
+    """
+    own = np.array([crc32(str([*ranks]).encode())])
+    for _ in range(2):
+        for rank, word in exchanged(own, ranks, tag_of(f"reconfigure {uuid}"), limit_s).items():
+            if word != own:
+                raise dist.DistBackendError(f"rank {rank} of MPI's world comes for other ranks than {[*ranks]}")
+
+
+def exchanged(own: np.ndarray, ranks: Sequence[int], tag: int, limit_s: float) -> dict[int, np.ndarray]:
+    """Return the numbers of the other ranks of MPI's world, which get this one's."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    theirs = {rank: np.zeros_like(own) for rank in ranks if rank != world.rank}
+    arrivals = {rank: world.Irecv(word, rank, tag) for rank, word in theirs.items()}
+    keep_in_flight([*arrivals.values(), *(world.Isend(own, rank, tag) for rank in theirs)])
+    backoff, deadline_s = Backoff(), time.monotonic() + limit_s
+    try:
+        while late := [rank for rank, arrival in arrivals.items() if not arrival.Test()]:
+            if time.monotonic() > deadline_s:
+                names = f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))}"
+                raise dist.DistBackendError(f"{names} of MPI's world did not come within {limit_s:g} s")
+            backoff.sleep()
+    except MPI.Exception as error:
+        raise dist.DistBackendError(f"{dead_ranks() or error}: reconfigure without it") from None
+    return theirs

@@ -314,6 +314,17 @@ loop.main()
     assert survival.newest_step(folder) == 6
 
 
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.proof)])
+def test_groups_of_torch_go_on_without_a_rank(tmp_path, victim):
+    """Also without rank 0, which serves torch's store."""
+    script = tmp_path / "script.py"
+    script.write_text(Path("examples/torch_survive.py").read_text().replace("name == 1", f"name == {victim}"))
+    result = surviving(3, script)
+    means = [(2, 3)] * 3 + [(sum({1, 2, 3} - {victim + 1}) / 2, 2)] * 3
+    expected = [f"step {n}: mean gradient {x:g} of {size} ranks" for n, (x, size) in enumerate(means, 1)]
+    assert result.stdout.splitlines() == expected, result.stderr
+
+
 @pytest.mark.proof
 def test_the_benchmark(tmp_path):
     words = ["--kills", "1", "--way", "shrink-forked", "--seed", "3", "--output", tmp_path / "out.json"]
