@@ -97,6 +97,7 @@ class Runner(Base):
         return self
 
     supports_coalescing = supports_time_estimate = supports_shrinking = False
+    supports_reconfigure = True
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.limit_s = seconds(timeout)
@@ -115,8 +116,6 @@ class Runner(Base):
     def abort(self) -> None:
         """End the group without waiting for other ranks."""
         self.fail("the group has been aborted")
-
-    supports_reconfigure = True
 
     def get_reconfigure_handle(self) -> str:
         """Return this rank's name for `reconfigure`, the same in every group."""
@@ -253,9 +252,8 @@ class Runner(Base):
         if isinstance(error, InputError):
             return dist.DistBackendError(str(error))
         late = f"{call} did not finish within its timeout of {limit_s:g} s: not all {self.comm.size} ranks have arrived"
-        is_late = isinstance(error, TimeoutError)
-        self.kind_of_failure = "TIMEOUT" if is_late else "COMM_ERROR"
-        self.fail(late if is_late else str(error))
+        words, self.kind_of_failure = (late, "TIMEOUT") if isinstance(error, TimeoutError) else (str(error), "COMM_ERROR")
+        self.fail(words)
         return dist.DistBackendError(self.failure)
 
 
