@@ -252,8 +252,9 @@ class Runner(Base):
         if isinstance(error, InputError):
             return dist.DistBackendError(str(error))
         late = f"{call} did not finish within its timeout of {limit_s:g} s: not all {self.comm.size} ranks have arrived"
-        words, self.kind_of_failure = (late, "TIMEOUT") if isinstance(error, TimeoutError) else (str(error), "COMM_ERROR")
-        self.fail(words)
+        is_late = isinstance(error, TimeoutError)
+        self.kind_of_failure = "TIMEOUT" if is_late else "COMM_ERROR"
+        self.fail(late if is_late else str(error))
         return dist.DistBackendError(self.failure)
 
 

@@ -156,7 +156,7 @@ def ranks_of(handles: Collection[str]) -> list[int]:
 
     world = {handle_of(rank): rank for rank in range(MPI.COMM_WORLD.size)}
     if other := [handle for handle in handles if handle not in world]:
-        raise dist.DistBackendError(f"{other[0]!r} is no handle of this job's {len(world)} ranks")
+        raise dist.DistBackendError(f"{other[0]!r} is not a handle of this job's {len(world)} ranks")
     ranks = [world[handle] for handle in handles]
     if len({*ranks}) < len(ranks) or MPI.COMM_WORLD.rank not in ranks:
         own = handle_of(MPI.COMM_WORLD.rank)
@@ -176,7 +176,7 @@ def meet(ranks: Sequence[int], uuid: int, limit_s: float) -> None:
     for _ in range(2):
         for rank, word in exchanged(own, ranks, tag_of(f"reconfigure {uuid}"), limit_s).items():
             if word != own:
-                raise dist.DistBackendError(f"rank {rank} of MPI's world comes for other ranks than {[*ranks]}")
+                raise dist.DistBackendError(f"MPI's rank {rank} comes for other ranks than {[*ranks]}")
 
 
 def exchanged(own: np.ndarray, ranks: Sequence[int], tag: int, limit_s: float) -> dict[int, np.ndarray]:
@@ -191,8 +191,7 @@ def exchanged(own: np.ndarray, ranks: Sequence[int], tag: int, limit_s: float) -
     try:
         while late := [rank for rank, arrival in arrivals.items() if not arrival.Test()]:
             if time.monotonic() > deadline_s:
-                names = f"rank{'s' * (len(late) > 1)} {', '.join(map(str, late))}"
-                raise dist.DistBackendError(f"{names} of MPI's world did not come within {limit_s:g} s")
+                raise dist.DistBackendError(f"MPI's ranks {late} are not here within {limit_s:g} s")
             backoff.sleep()
     except MPI.Exception as error:
         raise dist.DistBackendError(f"{dead_ranks() or error}: reconfigure without it") from None

@@ -44,8 +44,8 @@ def reconfigure(uuid, handles, limit_s=30.0):
 
 def check(rank, members):
     """Assert that the default group is that of these ranks, by every kind of call."""
-    place, size = members.index(rank), len(members)
-    assert (dist.get_rank(), dist.get_world_size()) == (place, size)
+    index, size = members.index(rank), len(members)
+    assert (dist.get_rank(), dist.get_world_size()) == (index, size)
     x = torch.full((4,), rank + 1.0)
     dist.all_reduce(x)
     assert x.tolist() == [sum(member + 1.0 for member in members)] * 4
@@ -57,15 +57,15 @@ def check(rank, members):
     work.wait()
     assert [int(each) for each in gathered] == [*members]
     if size > 1:
-        sent = dist.isend(torch.tensor([rank]), (place + 1) % size)
-        dist.recv(x := torch.tensor([-1]), (place - 1) % size)
+        sent = dist.isend(torch.tensor([rank]), (index + 1) % size)
+        dist.recv(x := torch.tensor([-1]), (index - 1) % size)
         sent.wait()
-        assert x == members[place - 1]
+        assert x == members[index - 1]
     dist.group.WORLD.monitored_barrier()
 
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
-def test_ranks_leave_join_and_change_places(mpi_comm, handles, steps):
+def test_ranks_leave_join_and_change_numbers(mpi_comm, handles, steps):
     assert dist.group.WORLD.supports_reconfigure
     rank, first = mpi_comm.rank, next(UUIDS) * 100
     check(rank, ALL)
@@ -115,7 +115,7 @@ def test_calls_in_flight_end_first(mpi_comm, handles):
 
 
 REFUSED = {
-    "no handle": (lambda handles: ["gloo:0", *handles], r"'gloo:0' is no handle of this job's \d+ ranks"),
+    "no handle": (lambda handles: ["gloo:0", *handles], r"'gloo:0' is not a handle of this job's \d+ ranks"),
     "one twice": (lambda handles: handles + handles[:1], r"must have 'collectives:\d+' and others, each once"),
     "not its own": (lambda handles: [], r"must have 'collectives:\d+' and others, each once"),
 }
@@ -139,11 +139,11 @@ def test_ranks_that_do_not_come_are_named(mpi_comm, handles):
     """The group is then as it was; one that comes later does not wait for those that gave up."""
     late = MPI.Group.Translate_ranks(mpi_comm.group, [2], MPI.COMM_WORLD.group)[0]
     if mpi_comm.rank < 2:
-        with pytest.raises(dist.DistBackendError, match=rf"rank {late} of MPI's world did not come within 0\.3 s"):
+        with pytest.raises(dist.DistBackendError, match=rf"MPI's ranks \[{late}\] are not here within 0\.3 s"):
             reconfigure(13, handles, 0.3)
     mpi_comm.Barrier()
     if mpi_comm.rank == 2:
-        with pytest.raises(dist.DistBackendError, match=r"ranks \d+, \d+ of MPI's world did not come within 0\.3 s"):
+        with pytest.raises(dist.DistBackendError, match=r"MPI's ranks \[\d+, \d+\] are not here within 0\.3 s"):
             reconfigure(13, handles, 0.3)
     check(mpi_comm.rank, ALL)
     reconfigure(14, handles)
@@ -152,7 +152,7 @@ def test_ranks_that_do_not_come_are_named(mpi_comm, handles):
 
 def test_ranks_that_come_for_others_are_named(mpi_comm, handles):
     own = handles if mpi_comm.rank else handles[::-1]
-    with pytest.raises(dist.DistBackendError, match=r"rank \d+ of MPI's world comes for other ranks than \["):
+    with pytest.raises(dist.DistBackendError, match=r"MPI's rank \d+ comes for other ranks than \["):
         reconfigure(15, own)
     reconfigure(16, handles)
     check(mpi_comm.rank, ALL)
