@@ -23,7 +23,7 @@ from collectives.job.launch import refuse_after_fork
 from collectives.runtime.plan import Plan
 from collectives.schedule.spec import OPS, options_of
 from collectives.torch_backend.calls import Execute, Tensors, TorchCall, caller, sum_products, sum_sparse
-from collectives.torch_backend.rendezvous import handle_of, meet, part, ranks_of
+from collectives.torch_backend.rendezvous import handle_of, part, ranks_of, wait_for_all
 from collectives.torch_backend.work import (
     FAILURES,
     HELD,
@@ -135,7 +135,7 @@ class Runner(Base):
             raise dist.DistBackendError(f"uuid {opts.uuid} was already used by this rank: pass a new one")
         self.uuids.add(opts.uuid)
         self.queue.end()
-        meet(ranks, opts.uuid, self.limit_of(opts))
+        wait_for_all(ranks, opts.uuid, self.limit_of(opts))
         name = f"reconfigured {opts.uuid}"
         try:
             comm = part(MPI.COMM_WORLD, ranks, name)

@@ -164,7 +164,7 @@ def ranks_of(handles: Collection[str]) -> list[int]:
     return sorted(ranks) if isinstance(handles, Set) else ranks
 
 
-def meet(ranks: Sequence[int], uuid: int, limit_s: float) -> None:
+def wait_for_all(ranks: Sequence[int], uuid: int, limit_s: float) -> None:
     """Wait until these ranks of MPI's world are here, for the same ranks in the same order.
 
     By messages, as rank 0, which serves the store, may have died.  Each rank sends its own twice, the second once all
