@@ -1,5 +1,6 @@
 """Extents: the elements of a whole tensor that a rank holds, and the intersection of two ranks' extents."""
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -61,6 +62,11 @@ class Extent(NamedTuple):
         ends = np.minimum(runs[:, 0] + runs[:, 2], self.end)
         runs = np.stack([begins - self.begin, runs[:, 1] + begins - runs[:, 0], ends - begins], axis=1)
         return joined(runs[runs[:, 2] > 0])
+
+    @cache
+    def count(self) -> int:
+        """Return the number of elements but padding; raises ValueError as `runs` does."""
+        return int(self.runs()[:, 2].sum())
 
     @property
     def end(self) -> int:

@@ -36,7 +36,7 @@ class TensorShard(NamedTuple):
     def check(self) -> None:
         """Raise ValueError if the extent is not in the whole, or the tensor is of another length or not contiguous."""
         try:
-            self.extent.runs()
+            self.extent.count()
         except ValueError as error:
             raise ValueError(f"{self}: {error}") from None
         if self.tensor.numel() != self.extent.length:
@@ -51,10 +51,10 @@ class TensorShard(NamedTuple):
 
     def compact(self) -> Tensor:
         """Return a flat host copy, without the padding."""
-        runs = self.extent.runs()
-        if runs[:, 2].sum() == self.extent.length:
+        if self.extent.count() == self.extent.length:
             return self.flat.to("cpu", copy=True)
-        return torch.cat([self.flat[:0], *(self.flat[here : here + count] for here, _, count in runs.tolist())]).cpu()
+        runs = self.extent.runs().tolist()
+        return torch.cat([self.flat[:0], *(self.flat[here : here + count] for here, _, count in runs)]).cpu()
 
 
 def model_parts(
