@@ -34,18 +34,18 @@ from mpi_tests.helpers.launch import ROOT, environment, find_mpirun
 from mpi_tests.helpers.survival import ranks_of
 
 MINUTES = Range(0, 10**4, open="above", unit="min")
-STEP = re.compile(r"(?:iter|step) (\d+)")
+STEP = re.compile(r"(?:iter|step) (\d+)(?: of (\d+) replicas)?")
 PORT = 29510
 SIZE, BATCH_SIZE = 2, 8  # ranks, and samples of each in a step
 REPLICA = Path(__file__).parent / "helpers" / "torchft_replica.py"
 
 
 class Job:
-    """Processes whose lines are read; `newest` is the latest step that any of them has reported."""
+    """Processes whose lines are read: `newest` is the latest step that any of them has reported, `samples` are all."""
 
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[str]] = []
-        self.newest, self._steps = 0, SimpleQueue[int]()
+        self.newest, self.samples, self._steps = 0, 0, SimpleQueue[tuple[int, int]]()
 
     def start(self, words: list[Any], **env: str) -> subprocess.Popen[str]:
         files: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -58,15 +58,17 @@ class Job:
         assert process.stdout
         for line in process.stdout:
             if step := STEP.match(line):
-                self._steps.put(int(step[1]))
+                self._steps.put((int(step[1]), int(step[2] or SIZE)))
 
     def wait(self, until_s: float, first: bool = False) -> None:
         """Take steps until a time, or until the first one."""
         while (left_s := until_s - time.monotonic()) > 0:
             try:
-                self.newest = max(self.newest, self._steps.get(timeout=left_s))
+                step, replicas = self._steps.get(timeout=left_s)
             except Empty:
                 return
+            self.samples += max(0, step - self.newest) * replicas * BATCH_SIZE
+            self.newest = max(self.newest, step)
             if first:
                 return
 
@@ -147,11 +149,11 @@ def running(kind: type[Supervised] | type[Torchft]) -> Iterator[Job]:
 
 
 def measure(job: Job, minutes: float, every_s: float | None, draw: random.Random) -> dict[str, float]:
-    """Return the steps a minute from the first step on, the number of kills, and the steps after the last one."""
+    """Return the steps and samples a minute from the first step on, and the kills and the steps after the last one."""
     job.wait(time.monotonic() + 120, first=True)
     if not job.newest:
         raise RuntimeError("no step in 120 s: run the job alone, to see why")
-    first, begin_s, kills, last = job.newest, time.monotonic(), 0, job.newest
+    first, samples, begin_s, kills, last = job.newest, job.samples, time.monotonic(), 0, job.newest
     end_s = begin_s + 60 * minutes
     next_s = begin_s + every_s if every_s else end_s
     while (now_s := time.monotonic()) < end_s:
@@ -159,7 +161,9 @@ def measure(job: Job, minutes: float, every_s: float | None, draw: random.Random
             kills, next_s, last = kills + job.kill(draw), next_s + (every_s or 0), job.newest
         job.wait(min(end_s, next_s, now_s + 0.1))
         job.tend()
-    return {"steps_a_minute": (job.newest - first) / minutes, "kills": kills, "steps_after": job.newest - last}
+    rates = {"steps_a_minute": job.newest - first, "samples_a_minute": job.samples - samples}
+    counts = {"kills": kills, "steps_after": job.newest - last}
+    return {name: number / minutes for name, number in rates.items()} | counts
 
 
 def main() -> None:
@@ -178,7 +182,8 @@ def main() -> None:
             print(f"{title}: {results[title]}", flush=True)
             if args.output:
                 write(args.output, results, **vars(args))
-    print(table(["", "steps a minute", "kills"], [[name, *[*row.values()][:2]] for name, row in results.items()]))
+    rows = [[name, *(round(number) for number in [*row.values()][:3])] for name, row in results.items()]
+    print(table(["", "steps a minute", "samples a minute", "kills"], rows))
 
 
 if __name__ == "__main__":

@@ -140,6 +140,7 @@ def test_kills(tmp_path):
     assert finished.returncode == 0, finished.stderr
     results = json.loads((tmp_path / "kills.json").read_text())["results"]
     assert [figures["kills"] for figures in results.values()] == [0, 2]
+    assert all(figures["samples_a_minute"] == 16 * figures["steps_a_minute"] for figures in results.values())
     assert all(figures["steps_after"] > 0 for figures in results.values())
 
 
