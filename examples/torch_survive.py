@@ -31,6 +31,9 @@ while step < 6:
         left = [handle for number, handle in enumerate(handles) if number not in numbers]
         group.reconfigure(SimpleNamespace(uuid=len(left), handles=left)).wait()  # from torch 2.14 on, dist._reconfigure
         model = torch.nn.parallel.DistributedDataParallel(net)
+        reached = torch.tensor(step)
+        dist.all_reduce(reached, dist.ReduceOp.MIN)
+        step = int(reached)  # the last step that all have done
     else:
         step += 1
         if dist.get_rank() == 0:

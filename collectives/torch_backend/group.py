@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import AllreduceOptions, ProcessGroup, ReduceOp,
 from collectives.communicator import Communicator
 from collectives.job.backoff import Backoff
 from collectives.job.errors import InputError
-from collectives.job.launch import refuse_after_fork
+from collectives.job.launch import dead_ranks, refuse_after_fork
 from collectives.runtime.plan import Plan
 from collectives.schedule.spec import OPS, options_of
 from collectives.torch_backend.calls import Execute, Tensors, TorchCall, caller, sum_products, sum_sparse
@@ -39,6 +39,7 @@ from collectives.torch_backend.work import (
 LONGEST_SLEEP_S = 0.05  # while the other ranks end the group, too
 LONGEST_WAIT_S = 1e6  # that a store accepts
 SHORT_BYTES = 1 << 16
+UUIDS: set[int] = set()  # of groups that this rank has reconfigured
 CPP_HOLDS_WORKS = torch.__version__ >= "2.7"  # before, a work that Python drops loses its methods, which C++ calls
 RedOp: Any = ReduceOp.RedOpType
 PREMUL_SUM = int(RedOp.PREMUL_SUM)
@@ -55,7 +56,6 @@ class Runner(Base):
         self.first_store, self.limit_s, self.group_name = store, seconds(timeout), name
         self.queue = CallQueue()
         self.finished = Finished()
-        self.uuids: set[int] = set()
         self._run_on(comm, store)
 
     def _run_on(self, comm: Communicator, store: dist.Store) -> None:
@@ -104,14 +104,18 @@ class Runner(Base):
 
     def shutdown(self) -> None:
         """End the group, and free its resources, unless a call has failed on any rank: it may not come here."""
-        self.queue.end()
-        try:
-            self.comm.dispatcher.order.drain(partial(self.run_plan, None, time.monotonic()))
-        except TimeoutError:
-            self.fail("a call had not finished when the group was destroyed")
+        self._end_calls()
         if not self.failure and self.all_are_done():
             self.comm.free()
         self.failure = self.failure or "the group has been destroyed"
+
+    def _end_calls(self) -> None:
+        """Wait for all calls that this rank has made, by their time limits."""
+        self.queue.end()
+        try:
+            self.comm.dispatcher.order.drain(partial(self.run_plan, None, time.monotonic()))
+        except FAILURES:
+            self.fail("a call had not finished when the group ended")
 
     def abort(self) -> None:
         """End the group without waiting for other ranks."""
@@ -125,18 +129,19 @@ class Runner(Base):
         """Continue as the group of the ranks with some handles, numbered in their order; those of a set, in MPI's.
 
         All of these ranks call it, with the same `uuid`, which none of them has used before.  Others need not, and may
-        have died in a job that goes on without them.  What the ranks have shared so far is freed when they end.
+        have died in a job that goes on without them.  Calls in flight end first.  What the ranks have shared so far is
+        freed when they end.
 
         Raises: DistBackendError for handles that are not of this job's ranks or lack this one; where a rank does not
         come in time, has died, or comes for other ranks.  The group is then as it was.
         """
         ranks = ranks_of(opts.handles)
-        if opts.uuid in self.uuids:
+        if opts.uuid in UUIDS:
             raise dist.DistBackendError(f"uuid {opts.uuid} was already used by this rank: pass a new one")
-        self.uuids.add(opts.uuid)
-        self.queue.end()
+        UUIDS.add(opts.uuid)
+        self._end_calls()
         wait_for_all(ranks, opts.uuid, self.limit_of(opts))
-        name = f"reconfigured {opts.uuid}"
+        name = f"reconfigured {opts.uuid} of {ranks}"
         try:
             comm = part(MPI.COMM_WORLD, ranks, name)
         except FAILURES as error:
@@ -152,20 +157,22 @@ class Runner(Base):
 
     def all_are_done(self) -> bool:
         """Return whether every rank ends the group, and none of them after a failed call."""
-        came, backoff = self.comm.mpi.Ibarrier(), Backoff(LONGEST_SLEEP_S)
-        deadline_s = time.monotonic() + self.limit_s
-        while not came.Test():
-            if time.monotonic() > deadline_s or (backoff.is_longest and self.has_failed()):
-                return False
-            backoff.sleep()
-        return True
+        backoff, deadline_s = Backoff(LONGEST_SLEEP_S), time.monotonic() + self.limit_s
+        with suppress(MPI.Exception):  # of a rank that dies
+            came = self.comm.mpi.Ibarrier()
+            while not came.Test():
+                if time.monotonic() > deadline_s or (backoff.is_longest and self.has_failed()):
+                    return False
+                backoff.sleep()
+            return True
+        return False
 
     def has_failed(self) -> bool:
         """Return whether a call has failed on any rank."""
         try:
             return self.store.check(["failed"])
-        except dist.DistError:  # rank 0, which serves the store, has ended
-            return True
+        except dist.DistError:  # rank 0, which serves the store, has ended; if it died, the others may go on
+            return not dead_ranks()
 
     def fail(self, words: str) -> None:
         """Refuse all further calls in this group."""
@@ -194,7 +201,7 @@ class Runner(Base):
             plan = call.begin(self.comm)
         if plan is None:
             return None
-        results, error_of = call.outputs or call.inputs, partial(self.error_of, call)
+        results, error_of = call.outputs or call.inputs, partial(self.error_of, self.comm, call)
         return self.keep(PlanWork(plan, results, self.limit_of(opts), error_of, self.queue))
 
     def keep(self, work: Work) -> Work:
@@ -245,20 +252,20 @@ class Runner(Base):
         try:
             call.run(self.comm, run or partial(self.run_plan, opts, time.monotonic()), at_once=run is None)
         except FAILURES as error:
-            raise self.error_of(call, error, self.limit_of(opts)) from error
+            raise self.error_of(self.comm, call, error, self.limit_of(opts)) from error
 
-    def error_of(self, call: TorchCall, error: Exception, limit_s: float) -> dist.DistBackendError:
-        """Make torch's kind of error.  After any but a refusal, further calls are refused."""
-        if isinstance(error, InputError):
-            return dist.DistBackendError(str(error))
-        late = f"{call} did not finish within its timeout of {limit_s:g} s: not all {self.comm.size} ranks have arrived"
-        is_late = isinstance(error, TimeoutError)
-        self.kind_of_failure = "TIMEOUT" if is_late else "COMM_ERROR"
-        self.fail(late if is_late else str(error))
-        return dist.DistBackendError(self.failure)
+    def error_of(self, comm: Communicator, call: TorchCall, error: Exception, limit_s: float) -> dist.DistBackendError:
+        """Make torch's kind of error.  After any but a refusal, further calls on the communicator are refused."""
+        is_late, words = isinstance(error, TimeoutError), str(error)
+        if is_late:
+            words = f"{call} did not finish within its timeout of {limit_s:g} s: not all {comm.size} ranks have arrived"
+        if comm is self.comm and not isinstance(error, InputError):
+            self.kind_of_failure = "TIMEOUT" if is_late else "COMM_ERROR"
+            self.fail(words)
+        return dist.DistBackendError(words)
 
 
-refuse_after_fork(Runner, "run", "begin", "submit", "shutdown", "fail")
+refuse_after_fork(Runner, "run", "begin", "submit", "shutdown", "fail", "reconfigure")
 
 
 def untraced(group: type) -> type:
@@ -431,7 +438,8 @@ class Group(Runner):
             return None
         comm = part(self.comm.mpi, ranks, group_name)
         store = dist.PrefixStore(f"{group_name}/{ranks[0]}/", self.store)  # others may have the same name
-        group = Group(comm, store, timedelta(seconds=self.limit_s) if timeout is None else timeout, group_name)
+        limit = timedelta(seconds=min(self.limit_s, LONGEST_WAIT_S)) if timeout is None else timeout
+        group = Group(comm, store, limit, group_name)
         group._set_group_desc(group_desc or "")
         return group
 

@@ -150,7 +150,7 @@ def handle_of(rank: int) -> str:
 def ranks_of(handles: Collection[str]) -> list[int]:
     """Return the ranks of MPI's world with some handles, in their order; those of a set, in MPI's.
 
-    Raises: DistBackendError for none of the job's, one that is there twice, and where this rank's is missing.
+    Raises: DistBackendError for a handle of no rank of the job, one that is there twice, and without this rank's own.
     """
     from mpi4py import MPI
 
@@ -185,14 +185,17 @@ def exchanged(own: np.ndarray, ranks: Sequence[int], tag: int, limit_s: float) -
 
     world = MPI.COMM_WORLD
     theirs = {rank: np.zeros_like(own) for rank in ranks if rank != world.rank}
-    arrivals = {rank: world.Irecv(word, rank, tag) for rank, word in theirs.items()}
-    keep_in_flight([*arrivals.values(), *(world.Isend(own, rank, tag) for rank in theirs)])
+    arrivals, sent = {}, []
     backoff, deadline_s = Backoff(), time.monotonic() + limit_s
     try:
+        arrivals = {rank: world.Irecv(word, rank, tag) for rank, word in theirs.items()}
+        sent = [world.Isend(own, rank, tag) for rank in theirs]
         while late := [rank for rank, arrival in arrivals.items() if not arrival.Test()]:
             if time.monotonic() > deadline_s:
                 raise dist.DistBackendError(f"MPI's ranks {late} are not here within {limit_s:g} s")
             backoff.sleep()
     except MPI.Exception as error:
-        raise dist.DistBackendError(f"{dead_ranks() or error}: reconfigure without it") from None
+        raise dist.DistBackendError(f"{dead_ranks() or error}: pass the handles of the ranks that are left") from None
+    finally:
+        keep_in_flight(request for request in (*arrivals.values(), *sent) if request != MPI.REQUEST_NULL)
     return theirs

@@ -234,7 +234,7 @@ class Pending(Finished):
         This runs the future's continuations, too, which may wait for other calls; they follow this one on the device.
         """
         with torch.cuda.stream(self.stream) if self.stream else nullcontext():
-            self.ran.set_result(None)
+            self.ran.set_result(self.tensors)  # whose events on devices the next future takes over
 
     def value(self) -> list[torch.Tensor]:
         if self.error is not None:

@@ -325,6 +325,29 @@ def test_groups_of_torch_go_on_without_a_rank(tmp_path, victim):
     assert result.stdout.splitlines() == expected, result.stderr
 
 
+@pytest.mark.parametrize("end", ["dist.destroy_process_group()", pytest.param("", marks=pytest.mark.proof)])
+def test_a_rank_that_leaves_a_group_of_torch_ends(tmp_path, end):
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+from types import SimpleNamespace
+import torch
+import torch.distributed as dist
+import collectives.torch_backend
+dist.init_process_group("collectives")
+group, name, x = dist.group.WORLD, dist.get_rank(), torch.ones(1)
+handles = [""] * 3
+dist.all_gather_object(handles, group.get_reconfigure_handle())
+if name < 2:
+    group.reconfigure(SimpleNamespace(uuid=1, handles=handles[:2])).wait()
+    dist.all_reduce(x)
+print(name, x.item(), flush=True)
+{end}
+""")
+    result = surviving(3, script)
+    assert sorted(result.stdout.splitlines()) == ["0 2.0", "1 2.0", "2 1.0"], result.stderr
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.proof
 def test_the_benchmark(tmp_path):
     words = ["--kills", "1", "--way", "shrink-forked", "--seed", "3", "--output", tmp_path / "out.json"]

@@ -104,27 +104,45 @@ def test_a_group_that_was_aborted_goes_on(mpi_comm, handles):
     check(mpi_comm.rank, ALL)
 
 
-def test_calls_in_flight_end_first(mpi_comm, handles):
-    xs = [torch.full((1 << 16,), float(mpi_comm.rank)) for _ in range(4)]
+@pytest.mark.parametrize("length", [3, 1 << 16])
+def test_calls_in_flight_end_first(mpi_comm, handles, length):
+    """Short ones are in the caller's own thread, once they have been bound."""
+    for _ in range(3):
+        dist.all_reduce(torch.ones(length), async_op=True).wait()
+    xs = [torch.full((length,), float(mpi_comm.rank)) for _ in range(4)]
     works = [dist.all_reduce(x, async_op=True) for x in xs]
-    reconfigure(10, handles)
+    reconfigure(100 + length, handles)
     for x, work in zip(xs, works, strict=True):
         work.wait()
         assert x.eq(3).all()
     check(mpi_comm.rank, ALL)
 
 
+def test_calls_that_others_did_not_make_fail_alone(mpi_comm, handles):
+    for _ in range(3):
+        dist.all_reduce(torch.ones(3), async_op=True).wait()
+    dist.group.WORLD.set_timeout(timedelta(seconds=0.3))
+    work = dist.all_reduce(torch.ones(3), async_op=True) if mpi_comm.rank == 0 else None
+    reconfigure(17, handles)
+    dist.group.WORLD.set_timeout(timedelta(seconds=60))
+    if work:
+        with pytest.raises(dist.DistBackendError, match="did not finish within its timeout"):
+            work.wait()
+    check(mpi_comm.rank, ALL)
+
+
+LACKING = r"must have 'collectives:\d+' and others, each once"
 REFUSED = {
-    "no handle": (lambda handles: ["gloo:0", *handles], r"'gloo:0' is not a handle of this job's \d+ ranks"),
-    "one twice": (lambda handles: handles + handles[:1], r"must have 'collectives:\d+' and others, each once"),
-    "not its own": (lambda handles: [], r"must have 'collectives:\d+' and others, each once"),
+    "no handle": (lambda handles, rank: ["gloo:0", *handles], r"'gloo:0' is not a handle of this job's \d+ ranks"),
+    "one twice": (lambda handles, rank: handles + handles[:1], LACKING),
+    "not its own": (lambda handles, rank: handles[:rank] + handles[rank + 1 :], LACKING),
 }
 
 
 @pytest.mark.parametrize(("change", "words"), REFUSED.values(), ids=REFUSED)
 def test_handles_that_are_refused_change_nothing(mpi_comm, handles, change, words):
     with pytest.raises(dist.DistBackendError, match=words):
-        reconfigure(11, change(handles))
+        reconfigure(11, change(handles, mpi_comm.rank))
     check(mpi_comm.rank, ALL)
 
 

@@ -154,7 +154,7 @@ class Watchdog:
                     if self.survives_ranks and (deaths := dead_ranks(self.comm)):
                         self.give_up(deaths)
                         return
-            if not self.alone:
+            if not self.alone and self.timeout_s < math.inf:  # else it looks for deaths only
                 self.leave()
         except MPI.Exception as error:
             # Ranks that poll shared memory would wait for ever.
