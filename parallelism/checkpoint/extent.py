@@ -63,11 +63,6 @@ class Extent(NamedTuple):
         runs = np.stack([begins - self.begin, runs[:, 1] + begins - runs[:, 0], ends - begins], axis=1)
         return joined(runs[runs[:, 2] > 0])
 
-    @cache
-    def count(self) -> int:
-        """Return the number of elements but padding; raises ValueError as `runs` does."""
-        return int(self.runs()[:, 2].sum())
-
     @property
     def end(self) -> int:
         return self.begin + self.length
@@ -93,6 +88,12 @@ class Extent(NamedTuple):
             if local.shard.dim == dim:
                 runs, length = intersection(local.runs(length), runs[:, [1, 0, 2]]), local.length
         return runs, length
+
+
+@cache
+def num_elements(extent: Extent) -> int:
+    """Return the number of an extent's elements but padding.  Raises: ValueError as `runs` does."""
+    return int(extent.runs()[:, 2].sum())
 
 
 def joined(runs: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from parallelism.checkpoint.extent import Extent, LocalShard
+from parallelism.checkpoint.extent import Extent, LocalShard, num_elements
 from parallelism.mesh import Mesh
 from parallelism.placement import shards_of
 from parallelism.step.optimizer import Optimizer
@@ -36,7 +36,7 @@ class TensorShard(NamedTuple):
     def check(self) -> None:
         """Raise ValueError if the extent is not in the whole, or the tensor is of another length or not contiguous."""
         try:
-            self.extent.count()
+            num_elements(self.extent)
         except ValueError as error:
             raise ValueError(f"{self}: {error}") from None
         if self.tensor.numel() != self.extent.length:
@@ -51,7 +51,7 @@ class TensorShard(NamedTuple):
 
     def compact(self) -> Tensor:
         """Return a flat host copy, without the padding."""
-        if self.extent.count() == self.extent.length:
+        if num_elements(self.extent) == self.extent.length:
             return self.flat.to("cpu", copy=True)
         runs = self.extent.runs().tolist()
         return torch.cat([self.flat[:0], *(self.flat[here : here + count] for here, _, count in runs)]).cpu()
