@@ -39,7 +39,7 @@ def missing():
     return [program for program in PROGRAMS if shutil.which(program) is None]
 
 
-ACTIVE = ("PENDING", "RUNNING", "COMPLETING")
+ACTIVE = ("PENDING", "CONFIGURING", "RUNNING", "SIGNALING", "REQUEUED", "COMPLETING")
 
 
 class Slurm:
