@@ -585,6 +585,30 @@ TOOLS = [
         ("test_doctor.py", "trial_that_fails"),
     ),
     mutant(
+        "collectives/torch_backend/rendezvous.py",
+        "for _ in range(2):",
+        "for _ in range(1):",
+        ("test_torch_reconfigure.py", "not_come", 3),
+    ),
+    mutant(
+        "collectives/torch_backend/rendezvous.py",
+        "sorted(ranks) if isinstance(handles, Set) else ranks",
+        "sorted(ranks)",
+        ("test_torch_reconfigure.py", "change_numbers", 3),
+    ),
+    mutant(
+        "collectives/torch_backend/group.py",
+        "if comm is self.comm and not isinstance",
+        "if not isinstance",
+        ("test_torch_reconfigure.py", "fail_alone", 3),
+    ),
+    mutant(
+        "collectives/torch_backend/group.py",
+        "self.numbers = comm.rank, comm.size",
+        "self.numbers = comm.rank, super().size()",
+        ("test_torch_reconfigure.py", "ddp_divides", 3),
+    ),
+    mutant(
         "collectives/torch_backend/calls.py",
         "(tensor.detach() * factor).to(tensor.dtype)",
         "tensor.detach().clone()",
