@@ -45,10 +45,14 @@ def measure(comm: Communicator, hosts: Sequence[str]) -> tuple[LinkGraph, list[s
     """
     nodes = comm.topology.nodes
     inside = [(node, node) for node, ranks in enumerate(nodes) if len(ranks) > 1]
-    us, rates = exchanges(comm, [inside] * bool(inside) + list(round_robin(len(nodes))))
+    rounds = [inside] * bool(inside) + list(round_robin(len(nodes)))
+    us, rates = exchanges(comm, rounds)
     others = ~np.eye(len(nodes), dtype=bool)
-    ports, half_us = (rates * others).max(0), np.where(others, us, np.inf).min(0) / 2
-    expected = np.minimum.outer(ports, ports)
+    # A host may have paused: rounds of what seems slow are measured again, and the faster time counts.
+    is_slow = others & (rates < AS_FAST * port_rates(rates * others)[1])
+    again_us, again = exchanges(comm, [pairs for pairs in rounds if any(is_slow[pair] for pair in pairs)])
+    us, rates = np.where(again > rates, again_us, us), np.maximum(rates, again)
+    (ports, expected), half_us = port_rates(rates * others), np.where(others, us, np.inf).min(0) / 2
     groups = islands(others & (rates >= AS_FAST * expected))
     names = [f"switch{number}" for number in range(1, len(groups) + 1)]
     ranks = {f"{host}.{nth}": node for node, host in enumerate(hosts) for nth in range(len(nodes[node]))}
@@ -71,6 +75,12 @@ def measure(comm: Communicator, hosts: Sequence[str]) -> tuple[LinkGraph, list[s
         if rates[a, b] < AS_FAST * expected[a, b]
     ]
     return connected([*ranks], [*hosts, *names], links), slow
+
+
+def port_rates(rates: Matrix) -> tuple[np.ndarray, Matrix]:
+    """Return the rates of hosts' ports, their fastest exchange, and those that two hosts have by their ports."""
+    ports = rates.max(0)
+    return ports, np.minimum.outer(ports, ports)
 
 
 def exchanges(comm: Communicator, rounds: Sequence[Pairs]) -> tuple[Matrix, Matrix]:
