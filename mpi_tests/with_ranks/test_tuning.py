@@ -158,6 +158,31 @@ def test_links_between_hosts_are_measured(mpi_comm, monkeypatch, tmp_path, capfd
     alone.free()
 
 
+@pytest.mark.sizes(4)
+def test_a_pause_of_a_host_makes_no_link_slow(mpi_comm, monkeypatch):
+    """The first time that two hosts are measured takes ten times as long; what is slow twice is."""
+    from collectives import Communicator
+    from collectives.bench import host_links
+
+    monkeypatch.setenv("COLLECTIVES_FAKE_NODES", "4x1")
+    comm, measured = Communicator(mpi_comm), []
+
+    def exchanges(comm, rounds):
+        measured.append([pair for pairs in rounds for pair in pairs])
+        rates = np.zeros((4, 4))
+        for a, b in measured[-1]:
+            is_slow = (a, b) == (1, 2) or ((a, b) == (0, 3) and len(measured) == 1)
+            rates[[a, b], [b, a]] = 0.1 if is_slow else 1.0
+        return np.where(rates, 10 / np.maximum(rates, 0.1), 0), rates
+
+    monkeypatch.setattr(host_links, "exchanges", exchanges)
+    graph, slow = host_links.measure(comm, list("abcd"))
+    comm.free()
+    assert sorted(measured[1]) == [(0, 3), (1, 2)]
+    assert slow == ["b and c: 0.1 GB/s, 10% of their ports', which no switch explains"]
+    assert all(link.gb_per_s == 1 for link in graph.links)
+
+
 @pytest.mark.sizes(2)
 def test_explain_refuses_what_is_no_collective(comm):
     with pytest.raises(ValueError, match="collective 'allreduce' is unknown: use one of all_reduce, "):
