@@ -41,7 +41,7 @@ REPLICA = Path(__file__).parent / "helpers" / "torchft_replica.py"
 
 
 class Job:
-    """Processes whose lines are read: `newest` is the latest step that any of them has reported, `samples` are all."""
+    """Processes whose lines are read: `newest` is the latest step reported by any of them, `samples` are all steps'."""
 
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[str]] = []

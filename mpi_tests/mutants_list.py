@@ -604,8 +604,8 @@ TOOLS = [
     ),
     mutant(
         "collectives/torch_backend/group.py",
-        "self.numbers = comm.rank, comm.size",
-        "self.numbers = comm.rank, super().size()",
+        "self.rank_and_size = comm.rank, comm.size",
+        "self.rank_and_size = comm.rank, super().size()",
         ("test_torch_reconfigure.py", "ddp_divides", 3),
     ),
     mutant(

@@ -60,16 +60,16 @@ class Runner(Base):
 
     def _run_on(self, comm: Communicator, store: dist.Store) -> None:
         self.comm, self.store = comm, store
-        self.numbers = comm.rank, comm.size  # also once it has been freed
+        self.rank_and_size = comm.rank, comm.size  # also once it has been freed
         self.coalesced: list[Work] | None = None
         self.failure, self.kind_of_failure = "", "SUCCESS"
         self.num_monitored = 0
 
     def rank(self) -> int:
-        return self.numbers[0]
+        return self.rank_and_size[0]
 
     def size(self) -> int:
-        return self.numbers[1]
+        return self.rank_and_size[1]
 
     getRank, getSize = rank, size  # noqa: N815  as C++ calls them
 

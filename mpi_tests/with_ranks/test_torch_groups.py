@@ -181,7 +181,7 @@ def test_time_limit(mpi_comm):
                 dist.all_reduce(torch.ones(3), group=group)
             with pytest.raises(dist.DistBackendError, match=r"did not finish within its timeout of 0.3 s"):
                 dist.barrier(group=group)
-            if hasattr(_distributed_c10d, "ErrorType"):  # of 2.8 and later
+            if hasattr(_distributed_c10d, "ErrorType"):  # which older versions lack
                 assert group.get_error() == _distributed_c10d.ErrorType.TIMEOUT
         dist.barrier()
 

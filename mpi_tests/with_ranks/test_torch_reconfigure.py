@@ -98,7 +98,7 @@ def test_a_group_that_was_aborted_goes_on(mpi_comm, handles):
     dist.group.WORLD.abort()
     with pytest.raises(dist.DistBackendError, match="the group has been aborted"):
         dist.all_reduce(torch.ones(1))
-    if hasattr(_distributed_c10d, "ErrorType"):  # of 2.8 and later
+    if hasattr(_distributed_c10d, "ErrorType"):  # which older versions lack
         assert dist.group.WORLD.get_error() == _distributed_c10d.ErrorType.SUCCESS
     reconfigure(9, handles)
     check(mpi_comm.rank, ALL)
