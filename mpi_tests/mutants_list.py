@@ -585,6 +585,18 @@ TOOLS = [
         ("test_doctor.py", "trial_that_fails"),
     ),
     mutant(
+        "collectives/job/launch.py",
+        "    end_mpi_at_exit()\n",
+        "    if not mpi4py_ends_mpi():\n        end_mpi_at_exit()\n",
+        ("test_survival.py", "mpi4py_does_not"),
+    ),
+    mutant(
+        "collectives/job/launch.py",
+        "rc.initialize if rc.finalize is None else rc.finalize",
+        "rc.finalize is not False",
+        ("test_watchdog.py", "told_not_to and initialize"),
+    ),
+    mutant(
         "collectives/torch_backend/rendezvous.py",
         "for _ in range(2):",
         "for _ in range(1):",

@@ -66,8 +66,7 @@ def start_mpi() -> Any:
             warnings.filterwarnings("ignore", "suspicious MPI execution environment")
             with end_after(environment.start_limit_s()):
                 MPI.Init_thread()
-            if not mpi4py_ends_mpi():
-                at_exit(end_mpi)
+    end_mpi_at_exit()
     if environment.launched_size() > 1 and MPI.COMM_WORLD.size == 1:
         raise other_mpi(MPI)
     return MPI
@@ -122,17 +121,25 @@ def at_exit_with(owner: T, function: Callable[[T], Any]) -> None:
 
 def mpi4py_ends_mpi() -> bool:
     """Return whether mpi4py finalizes MPI at exit, even of forked processes: it was imported before `world()`."""
-    import mpi4py
+    from mpi4py import rc
 
-    return mpi4py.rc.finalize is not False
+    return bool(rc.initialize if rc.finalize is None else rc.finalize)
+
+
+@cache
+def end_mpi_at_exit() -> None:
+    at_exit(end_mpi)
 
 
 def end_mpi() -> None:
+    """End MPI, unless mpi4py does so later; where ranks have died, nobody can."""
     from mpi4py import MPI
 
+    if MPI.Is_finalized():
+        return
     if environment.survives_ranks() and dead_ranks():
         leave_without_mpi()
-    if not MPI.Is_finalized():
+    if not mpi4py_ends_mpi():
         MPI.Finalize()
 
 

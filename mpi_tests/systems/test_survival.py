@@ -326,6 +326,27 @@ def test_groups_of_torch_go_on_without_a_rank(tmp_path, victim):
     assert victim != 1 or result.stdout in Path("docs/torch.md").read_text()
 
 
+def test_where_a_rank_has_died_mpi4py_does_not_end_mpi_either(tmp_path):
+    """MPI would wait for the dead rank in some jobs, for ever."""
+    script = tmp_path / "script.py"
+    script.write_text("""
+import ctypes, os, signal
+from mpi4py import MPI  # starts MPI, and would end it
+import collectives
+ctypes.pythonapi.Py_AtExit(ctypes.CDLL(None).abort)  # just before that
+comm = collectives.world()
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    comm.barrier()
+except collectives.RankFailure:
+    print(f"rank {comm.rank} ends", flush=True)
+""")
+    result = surviving(3, script)
+    assert sorted(result.stdout.splitlines()) == ["rank 0 ends", "rank 2 ends"]
+    assert "Aborted" not in result.stderr
+
+
 @pytest.mark.parametrize("end", ["dist.destroy_process_group()", pytest.param("", marks=pytest.mark.proof)])
 def test_a_rank_that_leaves_a_group_of_torch_ends(tmp_path, end):
     script = tmp_path / "script.py"

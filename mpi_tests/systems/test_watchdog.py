@@ -295,6 +295,21 @@ second = world.empty(1 << 20)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize("option", ["initialize", "finalize"])
+def test_mpi_is_ended_where_mpi4py_is_told_not_to(tmp_path, option):
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+import mpi4py
+mpi4py.rc.{option} = False
+from mpi4py import MPI
+import collectives
+if collectives.world().rank == 0:
+    print("started")
+""")
+    result = launch(2, "python", script)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "started\n", "")
+
+
 @pytest.mark.parametrize("first", ["collectives", "mpi4py"])
 def test_a_process_that_is_forked_from_a_rank_ends_by_itself(tmp_path, first):
     """If mpi4py initialized MPI, it would also finalize it in the child: that is refused."""
