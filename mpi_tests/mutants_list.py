@@ -1719,7 +1719,7 @@ SUPERVISION = [
         "(CommunicationError if environment",
         ("test_survival.py", "symmetric"),
     ),
-    mutant("training/recovery.py", "resume=AUTO, layout", "layout", ("test_survival.py", "training_goes")),
+    mutant("training/recovery.py", ", resume=AUTO)", ")", ("test_survival.py", "training_goes")),
     mutant(
         "training/recovery.py",
         "if are_whole(names, (weights for _, _, weights in of_ranks)):",
@@ -1774,6 +1774,13 @@ SUPERVISION = [
         "kill_process(each.process, each.started)",
         "pass",
         ("test_survival.py", "is_stopped"),
+    ),
+    mutant("training/recovery.py", 'config.layout == "auto"', "False", ("test_survival.py", "planned_again")),
+    mutant(
+        "training/settings/layout.py",
+        "refusal := comm.broadcast_object(refusal)",
+        "refusal",
+        ("test_planner.py", "ranks_left", 3),
     ),
     mutant("training/recovery.py", "global_batch_size=batch, ", "", ("test_survival.py", "training_goes")),
     mutant(

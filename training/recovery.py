@@ -22,7 +22,7 @@ from training.parallel.saving import snapshots_beside
 from training.settings.config import Config
 from training.settings.derived import tokens_of
 from training.settings.fields import AUTO, RunSettings
-from training.settings.layout import global_batch, on_fewer_ranks
+from training.settings.layout import global_batch, on_fewer_ranks, planned_for_most
 
 T = TypeVar("T")
 Train = Callable[[Config, "collectives.Communicator", Callable[[Remains], None]], T]
@@ -106,12 +106,18 @@ def save(
 def on_the_rest(config: Config, comm: collectives.Communicator, size: int) -> tuple[Config, int]:
     """Return the settings of a run that began on `size` ranks, for those left, and how many of them train.  Collective.
 
+    The layout is the planner's if the run's is, else the nearest to the settings' own.
+
     Raises: InputError on every rank if no layout can go on.
     """
     with comm.agreed("layout"):
         batch = global_batch(config, tokens_of(config), size)
-        same = replace(config, global_batch_size=batch, num_micro_batches=None, resume=AUTO, layout="given")
-        fewer, trains = on_fewer_ranks(same, comm.topology)
+        same = replace(config, global_batch_size=batch, num_micro_batches=None, resume=AUTO)
+    if config.layout == "auto":
+        fewer, trains = planned_for_most(same, comm)
+    else:
+        with comm.agreed("layout"):
+            fewer, trains = on_fewer_ranks(same, comm.topology)
     axes = ", ".join(f"{axis} {getattr(fewer, axis)}" for axis in ("pp", "sp", "tp", "ep") if getattr(fewer, axis) > 1)
     waiting = ", ".join(map(str, range(trains, comm.size)))
     idle = f"; without ranks {waiting}, which wait" if waiting else ""

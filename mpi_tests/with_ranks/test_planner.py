@@ -17,7 +17,7 @@ from parallelism.planner.presets import shape_of
 from parallelism.planner.ranks import best_layout, measured_cluster
 from training.loop import step
 from training.parallel.run import TrainingRun
-from training.settings.layout import job_of
+from training.settings.layout import job_of, planned_for_most
 
 SMALL = ModelConfig(vocab_size=101, block_size=32, n_layer=5, n_head=4, n_embd=64, n_kv_head=2, bias=True)
 
@@ -37,6 +37,16 @@ def test_ranks_get_the_same_layout(comm):
 def test_ranks_that_no_layout_fits(comm):
     with pytest.raises(InputError, match="no layout of 2 ranks: global_batch_size=3 is not divisible by dp=2"):
         best_layout(comm, TrainingJob(SMALL, 3), {"dp": 2})
+
+
+@pytest.mark.sizes(3)
+def test_as_many_of_the_ranks_left_train_as_have_a_layout(comm):
+    settings, trains = planned_for_most(config(1, tp=2, layout="auto", global_batch_size=6), comm)
+    assert (trains, settings.layout) == (2, "given" if comm.rank < 2 else "auto")
+    assert (settings.tp, settings.global_batch_size) == (2, 6)
+    words = "no layout of 3 ranks or fewer can go on: no layout of 1 ranks: none has tp=5"
+    with pytest.raises(InputError, match=words):
+        planned_for_most(config(1, tp=5, layout="auto", global_batch_size=6), comm)
 
 
 @pytest.mark.sizes(1, 2, 4)

@@ -13,6 +13,7 @@ from itertools import product
 from typing import Any
 
 import collectives
+from collectives import InputError
 from collectives.algorithms.groups import Topology
 from parallelism.numerics.precision import Precision
 from parallelism.pipeline.schedule import registry
@@ -54,6 +55,27 @@ def planned(config: Config, comm: collectives.Communicator) -> Config:
         print(f"layout {plan.layout} is the best for {comm.size} ranks", flush=True)
     balance = "measured" if plan.layers else config.balance  # with the speeds of the ranks
     return replace(config, layout="given", balance=balance, **plan.layout._asdict())
+
+
+def planned_for_most(config: Config, comm: collectives.Communicator) -> tuple[Config, int]:
+    """Return the settings with the layout planned for as many of the first ranks as have one, and their number.
+
+    Collective.
+
+    Raises: InputError if no layout fits.
+    """
+    refusal, plan = "", config
+    for size in range(comm.size, 0, -1):
+        members = comm if size == comm.size else comm.split(0 if comm.rank < size else None)
+        try:
+            plan = planned(config, members) if members else config
+        except InputError as error:
+            refusal = str(error)
+        else:
+            refusal = ""
+        if not (refusal := comm.broadcast_object(refusal)):  # rank 0 is one of them
+            return plan, size
+    raise InputError(f"no layout of {comm.size} ranks or fewer can go on: {refusal}")
 
 
 def fixed_by(config: Config) -> dict[str, Any]:
