@@ -58,6 +58,7 @@ ELSEWHERE = {
     r"python -m teaching\.page ": "systems/test_page.py::test_the_file_is_small_and_whole",
     r".*tuning\.json": "systems/test_tuning.py::test_bench_tunes_and_a_script_follows",
     r".*network\.toml": "systems/test_tuning.py::test_links_of_hosts_are_measured_and_followed",
+    r".*examples/torchft_ddp\.py": "systems/test_survival.py::test_a_replica_of_torchft_dies",
     r".*examples/hang\.py": "systems/test_documents.py::test_a_hanging_job_ends_as_shown",
     r"mpirun -n 4 python -m collectives\.doctor$": "systems/test_documents.py::test_the_doctor_says_what_is_shown",
     r"(COMMAND=.* )?sbatch ": "systems/test_slurm.py::test_the_guide_submits_it",

@@ -340,6 +340,14 @@ def test_groups_of_torch_go_on_without_a_rank(tmp_path, victim):
     assert victim != 1 or result.stdout in Path("docs/torch.md").read_text()
 
 
+def test_a_replica_of_torchft_dies():
+    pytest.importorskip("torchft")
+    result = surviving(3, "examples/torchft_ddp.py")
+    lines = re.findall(r"^step \d: mean .*$", result.stdout, re.MULTILINE)
+    assert len(lines) == 6, result.stdout + result.stderr
+    assert "\n".join(lines) in Path("docs/torch.md").read_text()
+
+
 def test_where_a_rank_has_died_mpi4py_does_not_end_mpi_either(tmp_path):
     """MPI would wait for the dead rank in some jobs, for ever."""
     script = tmp_path / "script.py"
