@@ -586,15 +586,15 @@ TOOLS = [
     ),
     mutant(
         "collectives/job/launch.py",
-        "    end_mpi_at_exit()\n",
-        "    if not mpi4py_ends_mpi():\n        end_mpi_at_exit()\n",
-        ("test_survival.py", "mpi4py_does_not"),
+        "        signal.alarm(ENDING_S)",
+        "        pass",
+        ("test_survival.py", "within_a_limit"),
     ),
     mutant(
         "collectives/job/launch.py",
         "rc.initialize if rc.finalize is None else rc.finalize",
         "rc.finalize is not False",
-        ("test_watchdog.py", "told_not_to and initialize"),
+        ("test_watchdog.py", "told_not_to"),
     ),
     mutant(
         "collectives/torch_backend/rendezvous.py",

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any, NoReturn, TypeVar
@@ -24,6 +25,7 @@ MPICHS = "/dev/shm/mpich_shm_"
 PATIENCE_S = 20.0  # for rank 0 to write its files
 WATCH_S = 0.2  # between looks at a rank that starts MPI
 LEAVING_S = 1.0  # from a rank's end to that of its process, in a job that has lost ranks
+ENDING_S = 30  # for mpi4py to end MPI in such a job
 IN_FLIGHT: list[Any] = []  # requests for which nobody waits, with their memory
 
 
@@ -66,7 +68,9 @@ def start_mpi() -> Any:
             warnings.filterwarnings("ignore", "suspicious MPI execution environment")
             with end_after(environment.start_limit_s()):
                 MPI.Init_thread()
-    end_mpi_at_exit()
+            if not mpi4py_ends_mpi():
+                at_exit(end_mpi)
+    end_at_exit()
     if environment.launched_size() > 1 and MPI.COMM_WORLD.size == 1:
         raise other_mpi(MPI)
     return MPI
@@ -120,39 +124,46 @@ def at_exit_with(owner: T, function: Callable[[T], Any]) -> None:
 
 
 def mpi4py_ends_mpi() -> bool:
-    """Return whether mpi4py finalizes MPI at exit, even of forked processes: it was imported before `world()`."""
+    """Return whether mpi4py finalizes MPI at exit, even of forked processes, as if imported before `world()`."""
     from mpi4py import rc
 
     return bool(rc.initialize if rc.finalize is None else rc.finalize)
 
 
-@cache
-def end_mpi_at_exit() -> None:
-    at_exit(end_mpi)
-
-
 def end_mpi() -> None:
-    """End MPI, unless mpi4py does so later; where ranks have died, nobody can."""
+    """End MPI, unless ranks have died, for which it may wait for ever.
+
+    The others then get the time to end, too, before this process does: they would take it for another dead rank.
+    Source: https://github.com/open-mpi/ompi/issues/11404.
+    """
     from mpi4py import MPI
 
     if MPI.Is_finalized():
         return
-    if environment.survives_ranks() and dead_ranks():
-        leave_without_mpi()
-    if not mpi4py_ends_mpi():
+    if has_lost_ranks():
+        time.sleep(LEAVING_S)
+    else:
         MPI.Finalize()
 
 
-def leave_without_mpi() -> None:
-    """End this process at once: MPI may wait for the dead when it ends.
+@cache
+def end_at_exit() -> None:
+    """Register the limit of the end, once."""
+    at_exit(limit_end)
 
-    The others first get the time to end, too, as they would take this rank for a dead one.
-    Source: https://github.com/open-mpi/ompi/issues/11404.
+
+def limit_end() -> None:
+    """Have the system end this process if it is still there later, in a job that has lost ranks.
+
+    Where mpi4py ends MPI, after all that Python does at exit, MPI may wait for the dead.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    time.sleep(LEAVING_S)
-    os._exit(getattr(sys, "last_value", None) is not None)
+    if mpi_runs() and has_lost_ranks():
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(ENDING_S)
+
+
+def has_lost_ranks() -> bool:
+    return environment.survives_ranks() and bool(dead_ranks())
 
 
 def keep_in_flight(requests: Iterable[Any]) -> None:
@@ -281,7 +292,7 @@ def end_job(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     alone = not started or MPI.COMM_WORLD.size == 1
     rank = environment.launched_rank() if alone else MPI.COMM_WORLD.rank
     if issubclass(kind, InputError) and not issubclass(kind, LoneInputError):
-        if rank == 0:
+        if rank == (0 if alone else first_left()):
             print(f"error: {error}", file=sys.__stderr__, flush=True)  # torch's hook withholds sys.stderr
         sys.exit(2)
     if issubclass(kind, KeyboardInterrupt):
@@ -323,15 +334,25 @@ def is_rank_failure(error: BaseException | None) -> bool:
 
 def dead_ranks(comm: Any = None) -> str:
     """Name the ranks of a communicator, by default all, that MPI knows to have died, by their ranks in the job."""
+    numbers = dead_numbers(comm)
+    names = ", ".join(map(str, numbers))
+    return names and (f"ranks {names} have died" if len(numbers) > 1 else f"rank {names} has died")
+
+
+def dead_numbers(comm: Any = None) -> list[int]:
     from mpi4py import MPI
 
     try:
         dead = (comm or MPI.COMM_WORLD).Get_failed()
     except (AttributeError, NotImplementedError, MPI.Exception):  # older MPI libraries
-        return ""
-    ranks = MPI.Group.Translate_ranks(dead, range(dead.size), MPI.COMM_WORLD.Get_group())
-    names = ", ".join(map(str, ranks))
-    return names and (f"ranks {names} have died" if len(ranks) > 1 else f"rank {names} has died")
+        return []
+    return [*MPI.Group.Translate_ranks(dead, range(dead.size), MPI.COMM_WORLD.Get_group())]
+
+
+def first_left() -> int:
+    """Return the first rank of the job that has not died, as far as MPI knows here."""
+    dead = dead_numbers()
+    return next(rank for rank in count() if rank not in dead)
 
 
 def start_time(process: int) -> int:

@@ -348,25 +348,57 @@ def test_a_replica_of_torchft_dies():
     assert "\n".join(lines) in Path("docs/torch.md").read_text()
 
 
-def test_where_a_rank_has_died_mpi4py_does_not_end_mpi_either(tmp_path):
-    """MPI would wait for the dead rank in some jobs, for ever."""
-    script = tmp_path / "script.py"
-    script.write_text("""
-import ctypes, os, signal
-from mpi4py import MPI  # starts MPI, and would end it
-import collectives
-ctypes.pythonapi.Py_AtExit(ctypes.CDLL(None).abort)  # just before that
+LAST = """
+import atexit, ctypes, os, signal, sys
+{imports}
+from collectives.job import launch
 comm = collectives.world()
 if comm.rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 try:
     comm.barrier()
 except collectives.RankFailure:
-    print(f"rank {comm.rank} ends", flush=True)
+    print(f"rank {{comm.rank}} ends", flush=True)
+{end}
+"""
+
+
+def test_where_a_rank_has_died_the_others_end_as_programs_do(tmp_path):
+    script = tmp_path / "script.py"
+    imports = "atexit.register(print, 'at exit')\nimport collectives"
+    end = "file = open(f'{sys.argv[1]}{comm.rank}', 'w')\nfile.write('x')\nsys.exit(3)"
+    script.write_text(LAST.format(imports=imports, end=end))
+    result = surviving(3, script, tmp_path / "file")
+    assert result.returncode == 3
+    assert sorted(result.stdout.splitlines()) == ["at exit", "at exit", "rank 0 ends", "rank 2 ends"]
+    assert [(tmp_path / name).read_text() for name in ("file0", "file2")] == ["x", "x"]
+
+
+def test_where_rank_0_has_died_another_reports_what_all_refuse(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import os, signal
+import collectives
+comm = collectives.world()
+if comm.rank == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    comm.barrier()
+except collectives.RankFailure:
+    comm.shrink()
+raise collectives.InputError("all refuse")
 """)
     result = surviving(3, script)
+    assert result.stderr.count("error: all refuse\n") == 1
+
+
+def test_where_a_rank_has_died_mpi4py_ends_mpi_within_a_limit(tmp_path):
+    """MPI waits for the dead rank in some jobs, for ever; here `pause` does, just before."""
+    script = tmp_path / "script.py"
+    imports = "from mpi4py import MPI\nimport collectives\nctypes.pythonapi.Py_AtExit(ctypes.CDLL(None).pause)"
+    script.write_text(LAST.format(imports=imports, end="launch.ENDING_S = 2"))
+    result = surviving(3, script)
     assert sorted(result.stdout.splitlines()) == ["rank 0 ends", "rank 2 ends"]
-    assert "Aborted" not in result.stderr
 
 
 @pytest.mark.parametrize("end", ["dist.destroy_process_group()", pytest.param("", marks=pytest.mark.proof)])

@@ -295,13 +295,28 @@ second = world.empty(1 << 20)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("option", ["initialize", "finalize"])
-def test_mpi_is_ended_where_mpi4py_is_told_not_to(tmp_path, option):
+def test_mpi_is_ended_where_mpi4py_is_told_not_to_start_it(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(f"""
+    script.write_text("""
 import mpi4py
-mpi4py.rc.{option} = False
+mpi4py.rc.initialize = False
 from mpi4py import MPI
+import collectives
+if collectives.world().rank == 0:
+    print("started")
+""")
+    result = launch(2, "python", script)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "started\n", "")
+
+
+def test_a_program_ends_the_mpi_that_it_has_started(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import atexit, mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+MPI.Init()
+atexit.register(MPI.Finalize)
 import collectives
 if collectives.world().rank == 0:
     print("started")
