@@ -1778,8 +1778,8 @@ SUPERVISION = [
     mutant("training/recovery.py", 'config.layout == "auto"', "False", ("test_survival.py", "planned_again")),
     mutant(
         "training/settings/layout.py",
-        "refusal := comm.broadcast_object(refusal)",
-        "refusal",
+        "if comm.broadcast_object(fits)",
+        "if True",
         ("test_planner.py", "ranks_left", 3),
     ),
     mutant("training/recovery.py", "global_batch_size=batch, ", "", ("test_survival.py", "training_goes")),

@@ -31,8 +31,9 @@ Train = Callable[[Config, "collectives.Communicator", Callable[[Remains], None]]
 def train_on_survivors(train: Train[T], config: Config, comm: collectives.Communicator) -> T | None:
     """Return the result of `train(config, comm, leave)`; where ranks die, resume on those that are left.
 
-    The global batch and the micro-batch size stay.  Ranks that no layout has a use for wait, and return None.  The job
-    must be one that goes on without ranks that die, and write checkpoints; else their death ends it.  Collective.
+    The global batch stays, and the micro-batch size unless it was planned.  Ranks that no layout has a use for wait,
+    and return None.  The job must be one that goes on without ranks that die, and write checkpoints; else their death
+    ends it.  Collective.
 
     Raises: InputError on every rank if no layout can go on.
     """
@@ -106,18 +107,18 @@ def save(
 def on_the_rest(config: Config, comm: collectives.Communicator, size: int) -> tuple[Config, int]:
     """Return the settings of a run that began on `size` ranks, for those left, and how many of them train.  Collective.
 
-    The layout is the planner's if the run's is, else the nearest to the settings' own.
+    The layout is planned if the run's was and the planner has one, else the nearest to the settings' own.
 
     Raises: InputError on every rank if no layout can go on.
     """
     with comm.agreed("layout"):
         batch = global_batch(config, tokens_of(config), size)
         same = replace(config, global_batch_size=batch, num_micro_batches=None, resume=AUTO)
-    if config.layout == "auto":
-        fewer, trains = planned_for_most(same, comm)
-    else:
+    choice = planned_for_most(same, comm) if config.layout == "auto" else None
+    if choice is None:
         with comm.agreed("layout"):
-            fewer, trains = on_fewer_ranks(same, comm.topology)
+            choice = on_fewer_ranks(replace(same, layout="given"), comm.topology)
+    fewer, trains = choice
     axes = ", ".join(f"{axis} {getattr(fewer, axis)}" for axis in ("pp", "sp", "tp", "ep") if getattr(fewer, axis) > 1)
     waiting = ", ".join(map(str, range(trains, comm.size)))
     idle = f"; without ranks {waiting}, which wait" if waiting else ""

@@ -222,17 +222,22 @@ def test_a_rank_with_wrong_numbers_is_left_out(folder):
     assert float(re.findall(r"val loss (\S+)", result.stdout)[-1]) == undisturbed("--reproducible")
 
 
-@pytest.mark.parametrize("layout", [pytest.param("", marks=pytest.mark.proof), "--tp 2"])
-def test_a_planned_layout_is_planned_again_for_the_ranks_left(folder, layout):
-    """One of these waits where the layout has an axis of 2."""
-    flags = f"{RUN} --layout auto --global_batch_size 24 {layout}"
-    outcome = survival.train(4, flags, folder, [12], random.Random(1), "shrink-forked")
-    words, trains = "\n".join(outcome.lines), 2 if layout else 3
-    axes = "tp 2; without ranks 2, which wait" if layout else ""
-    layouts = re.findall(r"layout (.*) is the best for (\d) ranks", words)
-    assert [size for _, size in layouts] == ["4", str(trains)], words
-    assert all(layout.removeprefix("--") in chosen for chosen, _ in layouts)
-    assert f"training on {trains} ranks, {axes}" in words
+@pytest.mark.parametrize(
+    ("ranks", "layout", "planned", "then"),
+    [
+        (4, "--tp 2", ["2"], "training on 2 ranks, tp 2; without ranks 2, which wait"),
+        (2, "--tp 2", [], "training on 1 ranks, dp"),
+        pytest.param(3, "--dp 3", ["2"], "training on 2 ranks, ", marks=pytest.mark.proof),
+        pytest.param(4, "", ["3"], "training on 3 ranks, ", marks=pytest.mark.proof),
+    ],
+)
+def test_a_planned_layout_is_planned_again_for_the_ranks_left(folder, ranks, layout, planned, then):
+    """With the axes that the settings have, if the ranks that are left can have these."""
+    flags = f"{RUN} --layout auto {BATCH} {layout}"
+    outcome = survival.train(ranks, flags, folder, [12], random.Random(1), "shrink-forked")
+    words = "\n".join(outcome.lines)
+    assert re.findall(r"layout .* is the best for (\d) ranks", words) == [str(ranks), *planned], words
+    assert then in words
     assert outcome.val_loss == pytest.approx(undisturbed(""), abs=2e-3)
 
 

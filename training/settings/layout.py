@@ -57,25 +57,23 @@ def planned(config: Config, comm: collectives.Communicator) -> Config:
     return replace(config, layout="given", balance=balance, **plan.layout._asdict())
 
 
-def planned_for_most(config: Config, comm: collectives.Communicator) -> tuple[Config, int]:
-    """Return the settings with the layout planned for as many of the first ranks as have one, and their number.
+def planned_for_most(config: Config, comm: collectives.Communicator) -> tuple[Config, int] | None:
+    """Return the layout planned for as many of the first ranks as have one, and their number; None if there is none.
 
-    Collective.
-
-    Raises: InputError if no layout fits.
+    Other ranks get the settings as they are.  Collective.
     """
-    refusal, plan = "", config
+    plan = config = replace(config, dp=None)
     for size in range(comm.size, 0, -1):
-        members = comm if size == comm.size else comm.split(0 if comm.rank < size else None)
-        try:
-            plan = planned(config, members) if members else config
-        except InputError as error:
-            refusal = str(error)
-        else:
-            refusal = ""
-        if not (refusal := comm.broadcast_object(refusal)):  # rank 0 is one of them
+        members, fits = comm.split(0 if comm.rank < size else None), True
+        if members:
+            try:
+                plan = planned(config, members)
+            except InputError:
+                fits = False
+            members.free()
+        if comm.broadcast_object(fits):  # by rank 0, which is a member
             return plan, size
-    raise InputError(f"no layout of {comm.size} ranks or fewer can go on: {refusal}")
+    return None
 
 
 def fixed_by(config: Config) -> dict[str, Any]:
