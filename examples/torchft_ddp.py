@@ -40,13 +40,13 @@ manager = Manager(
 dist.barrier()  # all replicas are there
 model = DistributedDataParallel(manager, net)
 optimizer = Optimizer(manager, torch.optim.SGD(net.parameters(), lr=0.1))
-while manager.current_step() < 6:
-    if rank == 1 and manager.current_step() == 3:
+while (step := manager.current_step()) < 6:
+    if rank == 1 and step == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     optimizer.zero_grad()  # agrees on the replicas that are left
     model(torch.tensor([[rank + 1.0]])).sum().backward()
     optimizer.step()  # nothing, if one has died since then
-    if rank == 0:
+    if rank == 0 and manager.current_step() > step:
         mean = f"mean gradient {net.weight.grad.item():g} of {manager.num_participants()} replicas"
         print(f"step {manager.current_step()}: {mean}", flush=True)
 manager.shutdown()
