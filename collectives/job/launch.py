@@ -70,7 +70,8 @@ def start_mpi() -> Any:
                 MPI.Init_thread()
             if not mpi4py_ends_mpi():
                 at_exit(end_mpi)
-    end_at_exit()
+    if mpi4py_ends_mpi():
+        limit_mpi4py()
     if environment.launched_size() > 1 and MPI.COMM_WORLD.size == 1:
         raise other_mpi(MPI)
     return MPI
@@ -147,15 +148,15 @@ def end_mpi() -> None:
 
 
 @cache
-def end_at_exit() -> None:
-    """Register the limit of the end, once."""
+def limit_mpi4py() -> None:
+    """Register `limit_end`, once."""
     at_exit(limit_end)
 
 
 def limit_end() -> None:
-    """Have the system end this process if it is still there later, in a job that has lost ranks.
+    """Have the system end this process if it is still there after ENDING_S, in a job that has lost ranks.
 
-    Where mpi4py ends MPI, after all that Python does at exit, MPI may wait for the dead.
+    mpi4py ends MPI after all that Python does at exit, and MPI may wait for the dead.
     """
     if mpi_runs() and has_lost_ranks():
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
