@@ -592,6 +592,18 @@ TOOLS = [
     ),
     mutant(
         "collectives/job/launch.py",
+        "    if mpi4py_ends_mpi():\n        limit_mpi4py()",
+        "    limit_mpi4py()",
+        ("test_survival.py", "end_as_programs"),
+    ),
+    mutant(
+        "collectives/job/launch.py",
+        "0 if alone else first_left()",
+        "0",
+        ("test_survival.py", "reports_what"),
+    ),
+    mutant(
+        "collectives/job/launch.py",
         "rc.initialize if rc.finalize is None else rc.finalize",
         "rc.finalize is not False",
         ("test_watchdog.py", "told_not_to"),

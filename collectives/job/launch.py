@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
-from itertools import count
 from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any, NoReturn, TypeVar
@@ -341,6 +340,7 @@ def dead_ranks(comm: Any = None) -> str:
 
 
 def dead_numbers(comm: Any = None) -> list[int]:
+    """Return the ranks in the job of the dead ranks of a communicator, by default of all."""
     from mpi4py import MPI
 
     try:
@@ -352,8 +352,7 @@ def dead_numbers(comm: Any = None) -> list[int]:
 
 def first_left() -> int:
     """Return the first rank of the job that has not died, as far as MPI knows here."""
-    dead = dead_numbers()
-    return next(rank for rank in count() if rank not in dead)
+    return min({*range(sys.modules["mpi4py.MPI"].COMM_WORLD.size)} - {*dead_numbers()})
 
 
 def start_time(process: int) -> int:

@@ -370,8 +370,8 @@ except collectives.RankFailure:
 
 def test_where_a_rank_has_died_the_others_end_as_programs_do(tmp_path):
     script = tmp_path / "script.py"
-    imports = "atexit.register(print, 'at exit')\nimport collectives"
-    end = "file = open(f'{sys.argv[1]}{comm.rank}', 'w')\nfile.write('x')\nsys.exit(3)"
+    imports = "import time, collectives\natexit.register(print, 'at exit')\natexit.register(time.sleep, 2)"
+    end = "launch.ENDING_S = 1\nfile = open(f'{sys.argv[1]}{comm.rank}', 'w')\nfile.write('x')\nsys.exit(3)"
     script.write_text(LAST.format(imports=imports, end=end))
     result = surviving(3, script, tmp_path / "file")
     assert result.returncode == 3
