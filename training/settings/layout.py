@@ -58,9 +58,9 @@ def planned(config: Config, comm: collectives.Communicator) -> Config:
 
 
 def planned_for_most(config: Config, comm: collectives.Communicator) -> tuple[Config, int] | None:
-    """Return the layout planned for as many of the first ranks as have one, and their number; None if there is none.
+    """Return the settings with a layout planned for as many of the first ranks as have one, and the number of these.
 
-    Other ranks get the settings as they are.  Collective.
+    Other ranks get the settings as they are; all get None if no layout fits.  Collective.
     """
     plan = config = replace(config, dp=None)
     for size in range(comm.size, 0, -1):
